@@ -1,0 +1,36 @@
+"""The errors users meet. Each message says what happened, with which values, where, and what to do.
+
+All are picklable with their arguments, so that they cross process boundaries unchanged.
+"""
+
+
+class MrlError(Exception):
+    """Base of every error the project raises on purpose."""
+
+
+class ConfigError(MrlError, ValueError):
+    """A configuration value or combination that cannot work; found before engines start."""
+
+
+class DataError(MrlError, ValueError):
+    """A data row or file that cannot be used; names file and line."""
+
+
+class RewardError(MrlError, RuntimeError):
+    """A judge broke its contract (wrong count, NaN, failed start)."""
+
+
+class RolloutError(MrlError, RuntimeError):
+    """The generation engine failed or was used in a state that does not allow the call."""
+
+
+class ReshardError(MrlError, RuntimeError):
+    """A weight hand-over failed; the receiving engine serves nothing until a full resend commits."""
+
+
+class CheckpointError(MrlError, RuntimeError):
+    """A checkpoint could not be written or is not acceptable for loading; names file and reason."""
+
+
+class WorkerLost(MrlError, RuntimeError):
+    """A worker process died or stopped answering; names its rank and the phase."""

@@ -1,0 +1,171 @@
+"""The nouns that cross rooms and processes: prompts, samples, verdicts, groups and training batches.
+
+Frozen, arrays instead of lists. Owns no behaviour beyond reading itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+class Status(enum.Enum):
+    """How a sample's generation ended."""
+
+    FINISHED = "finished"
+    """The policy produced the end-of-text token."""
+    TRUNCATED = "truncated"
+    """The response limit was reached first."""
+    ABORTED = "aborted"
+    """We stopped it on purpose (surplus, deadline of a round)."""
+    FAILED = "failed"
+    """The engine gave no usable response; counted and excluded."""
+
+
+class VerdictKind(enum.Enum):
+    """What a judge could say about a sample."""
+
+    SCORED = "scored"
+    """The judge looked and gave a value; a wrong answer is scored, with a low value."""
+    UNJUDGED = "unjudged"
+    """The judge itself failed; the sample enters no statistic and no loss."""
+    REFUSED = "refused"
+    """The sample is outside what the judge accepts (limits); it carries the judge's lowest value."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judge's answer for one sample. `value` is None exactly when `kind` is UNJUDGED."""
+
+    kind: VerdictKind
+    value: float | None
+    reason: str = ""
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Named components of the value (for instance correctness, format)."""
+    judge: str = ""
+    version: str = ""
+    seconds: float = 0.0
+    token_values: np.ndarray | None = None
+    """[T_response] float32 process rewards, where the judge gives them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question, tokenised once."""
+
+    index: int
+    """Position in the data stream; unique over a run, a pure function of (seed, epoch, row)."""
+    tokens: np.ndarray
+    """[T] int32."""
+    text: str
+    gold: Any
+    """What the domain's judge compares with (parsed and checked at load)."""
+    domain: str = "default"
+    tag: str = ""
+    row: str = ""
+    """Where the row came from: file:line."""
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """One response of the policy to one prompt. Nothing in it is ever re-tokenised."""
+
+    prompt_index: int
+    sample_index: int
+    """Position in its group, 0..G-1."""
+    prompt_tokens: np.ndarray
+    """[T_prompt] int32."""
+    response_tokens: np.ndarray
+    """[T] int32, the end-of-text token included when the policy produced it."""
+    loss_mask: np.ndarray
+    """[T] bool: True where the policy produced the token."""
+    sampler_logprobs: np.ndarray
+    """[T] float32: log-prob under the distribution really sampled from."""
+    policy_versions: np.ndarray
+    """[T] int32: the weights' version that produced each token."""
+    status: Status
+    response_text: str = ""
+    domain: str = "default"
+    tag: str = ""
+    attempt: int = 0
+    """How often this sample was started over (engine loss)."""
+    routed_experts: np.ndarray | None = None
+    """[T_prompt + T, L, k] int16 where recorded."""
+    verdict: Verdict | None = None
+
+    @property
+    def sample_id(self) -> str:
+        """Unique over a run: prompt index and position in the group."""
+        return f"{self.prompt_index}.{self.sample_index}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one prompt."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Samples packed for training: flat tokens and segment bounds, never a padded matrix.
+
+    Per-token arrays are [N] and aligned with `tokens`: entry t concerns tokens[t] given its prefix inside the
+    segment. The entry of a segment's first token is 0 and its mask False. A worked example, two samples
+    "ab->cd" and "e->f": tokens = [a b c d e f], cu_seqlens = [0 4 6], loss_mask = [0 0 1 1 0 1].
+    """
+
+    tokens: np.ndarray
+    """[N] int64."""
+    cu_seqlens: np.ndarray
+    """[B + 1] int32: segment b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    loss_mask: np.ndarray
+    """[N] bool."""
+    group_ids: np.ndarray
+    """[B] int64: samples of one prompt share the id."""
+    sample_ids: tuple[str, ...]
+    """B ids, for messages and dumps."""
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Further [N] float32 arrays by their field's name: sampler_logprobs, old_logprobs, ref_logprobs,
+    advantages, returns, old_values, correction_weights."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def lengths(self) -> np.ndarray:
+        """[B] tokens per segment."""
+        return np.diff(self.cu_seqlens)
+
+    def with_arrays(self, **arrays: np.ndarray) -> TrainBatch:
+        """A batch with further [N] arrays; an array of another length is an error."""
+        for name, array in arrays.items():
+            assert array.shape == (self.num_tokens,), f"{name}: {array.shape}, batch has {self.num_tokens} tokens"
+        return dataclasses.replace(self, arrays={**self.arrays, **arrays})
+
+    def select(self, samples: np.ndarray) -> TrainBatch:
+        """The sub-batch of the given sample positions, in the given order."""
+        spans = [slice(self.cu_seqlens[b], self.cu_seqlens[b + 1]) for b in samples]
+        lengths = self.lengths()[samples] if len(samples) else np.zeros(0, np.int32)
+
+        def take(array: np.ndarray) -> np.ndarray:
+            return np.concatenate([array[s] for s in spans]) if spans else array[:0]
+
+        return TrainBatch(
+            tokens=take(self.tokens),
+            cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            loss_mask=take(self.loss_mask),
+            group_ids=self.group_ids[samples],
+            sample_ids=tuple(self.sample_ids[b] for b in samples),
+            arrays={name: take(array) for name, array in self.arrays.items()},
+        )
