@@ -1,0 +1,1 @@
+"""Typed configuration. Importing this package imports neither torch, ray, vllm nor megatron."""

@@ -1,0 +1,89 @@
+"""Resolving: merged tree -> checked Config, with errors that name path, origin and the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from mrl.config.merge import Origins, merge
+from mrl.config.root import Config
+from mrl.config.section import Section
+from mrl.errors import ConfigError
+
+
+def load(files: Iterable[str | Path], words: Iterable[str] = ()) -> Config:
+    """The resolved configuration of a run.
+
+    Raises ConfigError with one line per problem: dotted path, where the value came from, what is wrong.
+    """
+    tree, origins = merge(files, words)
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        lines = [_explain(problem, origins) for problem in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def dump(config: Config) -> str:
+    """YAML that `load` reads back to an equal configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Command-line words into files and a.b.c=value words; a file named x=y.yaml must be given as ./x=y.yaml."""
+    words = [a for a in arguments if "=" in a and not a.startswith((".", "/"))]
+    return [a for a in arguments if a not in words], words
+
+
+def _explain(problem: Any, origins: Origins) -> str:
+    parts = [str(p) for p in problem["loc"]]
+    path = ".".join(parts)
+    origin = _origin(path, origins)
+    if problem["type"] == "extra_forbidden":
+        return f"{path}: unknown key{origin}{_nearest(parts)}"
+    if problem["type"] == "missing":
+        return f"{path}: required and not given"
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(problem["input"], dict | Section) else f"; got {problem['input']!r}"
+    return f"{path or 'configuration'}: {message}{shown}{origin}"
+
+
+def _origin(path: str, origins: Origins) -> str:
+    inside = [o for p, o in origins.items() if p == path or p.startswith(path + ".")]
+    return f" ({inside[0]})" if inside and path else ""
+
+
+def _nearest(parts: Sequence[str]) -> str:
+    section = _section_at(parts[:-1])
+    if section is None:
+        return ""
+    names = list(section.model_fields)
+    close = difflib.get_close_matches(parts[-1], names, n=1, cutoff=0.4)
+    return f"; did you mean '{close[0]}'?" if close else f"; known keys here: {', '.join(names)}"
+
+
+def _section_at(parts: Sequence[str]) -> type[pydantic.BaseModel] | None:
+    section: type[pydantic.BaseModel] = Config
+    for part in parts:
+        if part not in section.model_fields:
+            continue  # the tag of a discriminated union, or a list index
+        inner = section_types(section.model_fields[part].annotation)
+        if not inner:
+            return None
+        wanted = [s for s in inner if s.__name__ in parts]
+        section = wanted[0] if wanted else inner[0]
+    return section
+
+
+def section_types(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    """All sections named in a field's annotation (unions, lists, optionals looked through)."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return [annotation] if issubclass(annotation, pydantic.BaseModel) else []
+    return [s for a in typing.get_args(annotation) for s in section_types(a)]

@@ -1,0 +1,113 @@
+"""YAML files and `a.b.c=value` words to one tree that remembers where each value came from.
+
+Grammar of words as in verl and Hydra: `a.b.c=value`, value read as YAML (`null`, `[1, 2]`, quotes, numbers).
+Owns no schema: that is mrl/config/load.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrl.errors import ConfigError
+
+Origins = dict[str, str]
+"""Dotted path -> "file:line" or "command line"."""
+
+
+def merge(files: Iterable[str | Path], words: Iterable[str] = ()) -> tuple[dict[str, Any], Origins]:
+    """Files left to right, then words; later values win, mappings are merged, lists are replaced."""
+    tree: dict[str, Any] = {}
+    origins: Origins = {}
+    for file in files:
+        _overlay(tree, origins, _read(Path(file)), "")
+    for word in words:
+        _overlay(tree, origins, _word(word), "")
+    return tree, origins
+
+
+class _Located:
+    """A leaf with its origin."""
+
+    def __init__(self, value: Any, origin: str) -> None:
+        self.value, self.origin = value, origin
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"configuration file {path} does not exist")
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {error}") from error
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: expected a mapping of sections at the top")
+    return _mapping(node, path)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that also reads 1e-6 as a number (YAML 1.1 wants 1.0e-6)."""
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _mapping(node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key, origin = str(_construct(key_node)), f"{path}:{key_node.start_mark.line + 1}"
+        if key in result:
+            raise ConfigError(f"{origin}: the key '{key}' stands twice in this section")
+        if isinstance(value_node, yaml.MappingNode):
+            result[key] = _mapping(value_node, path)
+        else:
+            result[key] = _Located(_construct(value_node), origin)
+    return result
+
+
+def _construct(node: yaml.Node) -> Any:
+    loader = _Loader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    finally:
+        loader.dispose()
+
+
+def _word(word: str) -> dict[str, Any]:
+    name, equals, text = word.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*", name):
+        raise ConfigError(f"'{word}' is neither a configuration file nor of the form a.b.c=value")
+    try:
+        value = yaml.load(text, Loader=_Loader) if text else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value in '{word}' is not readable: {error}") from error
+    tree: Any = _locate(value, f"command line ({word})")
+    for key in reversed(name.split(".")):
+        tree = {key: tree}
+    return tree
+
+
+def _locate(value: Any, origin: str) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _locate(v, origin) for k, v in value.items()}
+    return _Located(value, origin)
+
+
+def _overlay(tree: dict[str, Any], origins: Origins, new: dict[str, Any], prefix: str) -> None:
+    for key, value in new.items():
+        path = prefix + key
+        if isinstance(value, _Located):
+            tree[key], origins[path] = value.value, value.origin
+            continue
+        if not isinstance(tree.get(key), dict):
+            tree[key] = {}
+        _overlay(tree[key], origins, value, path + ".")

@@ -1,0 +1,72 @@
+"""The whole configuration of a run: one section per room, and the rules that cross them."""
+
+from pydantic import Field, model_validator
+
+from mrl.config.algorithm import AlgorithmSection
+from mrl.config.data import DataSection
+from mrl.config.judge import JudgeSection
+from mrl.config.loop import LaunchSection, LoopSection, RunSection
+from mrl.config.model import ModelSection
+from mrl.config.observe import ObserveSection
+from mrl.config.rollout import RolloutSection
+from mrl.config.section import Section
+from mrl.config.sync import SyncSection
+from mrl.config.training import TrainingSection
+from mrl.config.warm_start import WarmStartSection
+
+
+class Config(Section):
+    """Everything a run is made of; a resolved file of it runs again as it is."""
+
+    run: RunSection
+    """Name, folder and seed."""
+    model: ModelSection
+    """The policy's starting point."""
+    data: DataSection
+    """Training and validation rows."""
+    judge: JudgeSection
+    """How responses are verified."""
+    algorithm: AlgorithmSection = AlgorithmSection()
+    """Estimator, losses and their constants."""
+    training: TrainingSection = TrainingSection()
+    """The Megatron side."""
+    rollout: RolloutSection = RolloutSection()
+    """The vLLM side."""
+    sync: SyncSection = SyncSection()
+    """The weight hand-over."""
+    loop: LoopSection = LoopSection()
+    """Order and amount of work."""
+    launch: LaunchSection = LaunchSection()
+    """Processes and machines."""
+    observe: ObserveSection = ObserveSection()
+    """Trackers and dumps."""
+    warm_start: WarmStartSection | None = Field(default=None)
+    """Supervised start, run by `mrl warm-start`."""
+
+    @model_validator(mode="after")
+    def _layouts_fit(self) -> "Config":
+        world = self.training.layout.world_size
+        if world % self.rollout.tp:
+            raise ValueError(
+                f"rollout.tp = {self.rollout.tp} does not divide the training world of {world} slots "
+                "(tp x cp x dp x pp); engines = world / rollout.tp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> "Config":
+        if self.rollout.max_response_tokens >= self.model.max_length:
+            raise ValueError(
+                f"rollout.max_response_tokens = {self.rollout.max_response_tokens} leaves no room for a prompt in "
+                f"model.max_length = {self.model.max_length}"
+            )
+        return self
+
+    @property
+    def num_engines(self) -> int:
+        """Rollout engines; engine e's rank i shares slot e * tp + i with the trainer rank of that number."""
+        return self.training.layout.world_size // self.rollout.tp
+
+    @property
+    def run_folder(self) -> str:
+        return f"{self.run.folder}/{self.run.name}"

@@ -1,0 +1,62 @@
+"""The quickstart's task: sums of two numbers, as jsonl rows.
+
+Row of train and validation:  {"prompt": "37+58=", "answer": "95", "tag": "carry"}
+Row of warm start:            {"prompt": "37+58=", "response": "95"}
+The tag says whether a digit is carried. Every pair of summands lies in exactly one of the three files; all are a pure function
+of the seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sum:
+    """One problem."""
+
+    left: int
+    right: int
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.left}+{self.right}="
+
+    @property
+    def answer(self) -> str:
+        return str(self.left + self.right)
+
+    @property
+    def tag(self) -> str:
+        return "carry" if self.left % 10 + self.right % 10 > 9 else "plain"
+
+
+def write(folder: str | Path, *, largest: int = 99, num_validation: int = 512, num_warm_start: int = 3000, seed: int = 0) -> Path:
+    """Writes train.jsonl, validation.jsonl and warm_start.jsonl; returns the folder.
+
+    All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then warm start, the rest to train.
+    """
+    pairs = [Sum(a, b) for a in range(largest + 1) for b in range(largest + 1)]
+    if num_validation + num_warm_start >= len(pairs):
+        raise ValueError(f"{num_validation} + {num_warm_start} rows leave nothing of {len(pairs)} sums to train on")
+    random.Random(seed).shuffle(pairs)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    validation, rest = pairs[:num_validation], pairs[num_validation:]
+    warm, train = rest[:num_warm_start], rest[num_warm_start:]
+    _write_rows(folder / "validation.jsonl", (_question(s) for s in validation))
+    _write_rows(folder / "train.jsonl", (_question(s) for s in train))
+    _write_rows(folder / "warm_start.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in warm))
+    return folder
+
+
+def _question(problem: Sum) -> dict[str, str]:
+    return {"prompt": problem.prompt, "answer": problem.answer, "tag": problem.tag}
+
+
+def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,78 @@
+"""Small tokenizers made from files: one token per character, or byte-level BPE.
+
+Both come out as a folder that `transformers.AutoTokenizer` loads. Id 0 is padding, id 1 the end of text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from mrl.errors import DataError
+
+PAD, END = "<pad>", "<end>"
+
+
+def write_characters(files: Sequence[str | Path], folder: str | Path) -> int:
+    """One token per character that stands in the files' strings; returns the vocabulary's size."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    characters = sorted({c for text in texts(files) for c in text})
+    vocabulary = {token: i for i, token in enumerate([PAD, END, "<unknown>", *characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return _save(tokenizer, folder)
+
+
+def write_bpe(files: Sequence[str | Path], folder: str | Path, *, vocab_size: int) -> int:
+    """Byte-level BPE trained on all strings of the files; returns the vocabulary's size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(alphabet) + 2:
+        raise DataError(f"vocab_size = {vocab_size} is too small for byte-level pairs: at least {len(alphabet) + 2}")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts(files), trainer)
+    return _save(tokenizer, folder)
+
+
+def texts(files: Iterable[str | Path]) -> Iterator[str]:
+    """Every string in the rows of jsonl or parquet files, nested ones included."""
+    for file in files:
+        path = Path(file)
+        if not path.is_file():
+            raise DataError(f"{path} does not exist; a tokenizer cannot be made from it")
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            rows: Iterable = pyarrow.parquet.read_table(path).to_pylist()
+        else:
+            rows = (json.loads(line) for line in path.open(encoding="utf-8") if line.strip())
+        for row in rows:
+            yield from _strings(row)
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _save(tokenizer: object, folder: str | Path) -> int:
+    from transformers import PreTrainedTokenizerFast
+
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+    fast.save_pretrained(str(folder))
+    return len(fast)
