@@ -1,0 +1,63 @@
+"""What one rank's memory holds in checkpoint terms, with a digest: the planner's only input about ranks. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+
+from models.manifest import LocalTensor
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankManifest:
+    """One rank's tensors. `rank` numbers sources and destinations each from 0; `digest` hashes the tensors alone, so
+    that replicas have the same one."""
+
+    rank: int
+    tensors: tuple[LocalTensor, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, rank: int, tensors: Iterable[LocalTensor]) -> RankManifest:
+        tensors = tuple(tensors)
+        return cls(rank, tensors, digest_of(tensors))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, padding included."""
+        return sum(tensor_bytes(tensor) for tensor in self.tensors)
+
+
+def tensor_bytes(tensor: LocalTensor) -> int:
+    """Bytes of one local tensor, padding included."""
+    return elements(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+
+
+def elements(shape: Iterable[int]) -> int:
+    """Product of a shape."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def digest_of(tensors: Iterable[LocalTensor]) -> str:
+    """sha256 over names, shapes, dtypes and pieces, in order."""
+    state = hashlib.sha256()
+    for tensor in tensors:
+        state.update(f"{tensor.chunk} {tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
+        for piece in tensor.pieces:
+            state.update(f"{piece.tensor} {piece.start} {piece.shape} {piece.local_start}\n".encode())
+    return state.hexdigest()
