@@ -21,7 +21,7 @@ def write_characters(files: Sequence[str | Path], folder: str | Path) -> int:
     characters = sorted({c for text in texts(files) for c in text})
     vocabulary = {token: i for i, token in enumerate([PAD, END, "<unknown>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return _save(tokenizer, folder)
 

@@ -1,0 +1,118 @@
+"""The Ray cluster of a run: an existing one is joined, else one is started on this machine and stopped at the end.
+
+Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of their own that
+a small watcher process removes also when the driver is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mrl.config.loop import LaunchSection
+from mrl.errors import ConfigError
+
+SLOT = "slot"
+"""Ray resource of one slot: one GPU, or on CPU one pair of a train rank and its share of an engine."""
+
+WATCHER = """
+import os, shutil, sys
+os.setsid()
+sys.stdin.read()
+session, folder = sys.argv[1:]
+import signal, time
+def ours(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f: return f"MRL_SESSION={session}".encode() in f.read().split(b"\\0")
+    except OSError: return False
+deadline = time.monotonic() + 30
+grace = time.monotonic() + 10
+while time.monotonic() < deadline:
+    left = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid() and ours(p)]
+    if not left: break
+    if time.monotonic() > grace:
+        for pid in left:
+            try: os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError: pass
+    time.sleep(0.2)
+shutil.rmtree(folder, ignore_errors=True)
+"""
+"""Waits until the driver is gone (its pipe closes), gives the session's processes 10 s to follow it, kills what is left of
+exactly this session (known by MRL_SESSION in its environment), then removes the folder."""
+
+
+@contextlib.contextmanager
+def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
+    """A connected Ray with at least `num_slots` slots; what was started here is gone afterwards."""
+    import ray
+
+    address = launch.ray_address or os.environ.get("RAY_ADDRESS")
+    if address:
+        ray.init(address=address, log_to_driver=False)
+        try:
+            _check_slots(num_slots, address)
+            yield
+        finally:
+            ray.shutdown()
+        return
+    with _session_folder() as folder:
+        ray.init(
+            address="local",
+            num_cpus=max(num_slots, os.cpu_count() or 1),
+            resources={SLOT: float(launch.slots_per_node or num_slots)},
+            object_store_memory=launch.object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=str(folder),
+        )
+        try:
+            _check_slots(num_slots, "started here")
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _check_slots(num_slots: int, where: str) -> None:
+    import ray
+
+    present = int(ray.cluster_resources().get(SLOT, 0))
+    if present < num_slots:
+        raise ConfigError(
+            f"the Ray cluster ({where}) has {present} slots, the layout needs {num_slots}; "
+            f"start its nodes with --resources '{{\"{SLOT}\": N}}' or choose a smaller layout"
+        )
+
+
+@contextlib.contextmanager
+def _session_folder() -> Iterator[Path]:
+    """A short-named folder (Ray's socket paths are limited) with its watcher."""
+    folder = Path(tempfile.mkdtemp(prefix="mrl-"))
+    session = folder.name
+    os.environ["MRL_SESSION"] = session
+    watcher = subprocess.Popen(
+        [sys.executable, "-S", "-c", WATCHER, session, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", "")},
+    )
+    try:
+        yield folder
+    finally:
+        os.environ.pop("MRL_SESSION", None)
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            watcher.wait(45)
+        if watcher.poll() is None:
+            watcher.send_signal(signal.SIGKILL)
+            watcher.wait()
+        shutil.rmtree(folder, ignore_errors=True)

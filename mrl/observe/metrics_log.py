@@ -1,0 +1,62 @@
+"""metrics.jsonl: one object a step, always written, never a step twice; and which of its fields may differ between equal runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "reshard/seconds", "reshard/process_seconds", "judge/seconds", "start_up/")
+"""Fields that depend on the machine's speed; all others are equal for equal seed, configuration and machine."""
+
+
+def without_volatile(row: Mapping[str, object]) -> dict[str, object]:
+    """The part of a metrics row that a deterministic run repeats to the last bit."""
+    return {name: value for name, value in row.items() if not name.startswith(VOLATILE_PREFIXES)}
+
+
+class MetricsLog:
+    """Appends rows to a file; rows are complete lines on disk when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def resume_at(self, step: int) -> None:
+        """Drops rows of `step` and later, and a torn last line, so that a resumed run logs no step twice."""
+        kept = [row for row in read(self._path) if int(row["step"]) < step]
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
+        os.replace(temporary, self._path)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line({"step": step, **values}))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    """All complete rows; an absent file has none."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break  # the writer died inside its last line
+    return rows
+
+
+def _line(row: Mapping[str, object]) -> str:
+    return json.dumps({name: _plain(value) for name, value in row.items()}) + "\n"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    number = float(value)  # type: ignore[arg-type]
+    return number if math.isfinite(number) else str(number)

@@ -1,0 +1,33 @@
+"""The eight phases of a step by name: what runs now, and how long each took. Monotonic seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+PHASES = ("generate", "judge", "filter", "recompute", "estimate", "update", "reshard", "save")
+"""The order of a step; start_up, validate and shutdown lie outside it."""
+
+
+class PhaseClock:
+    """Names the phase that runs and adds up its seconds until `take` empties the account."""
+
+    def __init__(self) -> None:
+        self.current = "start_up"
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """`current` keeps the name of the phase an exception came from."""
+        outer, start = self.current, time.monotonic()
+        self.current = name
+        yield
+        self.current = outer
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
+
+    def take(self) -> dict[str, float]:
+        """`time/<phase>_seconds` of all phases since the last call."""
+        taken = {f"time/{name}_seconds": seconds for name, seconds in self._seconds.items()}
+        self._seconds = {}
+        return taken

@@ -1,0 +1,54 @@
+"""runs/<name>/: one owner at a time, and where everything of a run lies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from mrl.errors import ConfigError
+
+
+class RunFolder:
+    """Paths of a run; holds an exclusive lock until closed or the process ends."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._lock, 200).decode(errors="replace").strip() or "another process"
+            os.close(self._lock)
+            raise ConfigError(
+                f"run folder {self.path} is in use by {owner}; wait for it, or choose another run.name"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"host {socket.gethostname()} pid {os.getpid()}\n".encode())
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, text: str, versions: Mapping[str, str]) -> None:
+        """config.yaml as resolved (reloadable as it is) and versions.json of the packages it ran with."""
+        (self.path / "config.yaml").write_text(text, encoding="utf-8")
+        (self.path / "versions.json").write_text(json.dumps(dict(versions), indent=1) + "\n", encoding="utf-8")
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        (self.path / "summary.json").write_text(json.dumps(dict(summary), indent=1) + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        os.close(self._lock)
