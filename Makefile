@@ -1,0 +1,56 @@
+# make quickstart | make test | make setup | make lint
+SHELL := /bin/bash
+PYTHON ?= python3.11
+BIN := .venv/bin
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+PACKAGES := bubblewrap shellcheck slurm-wlm munge
+
+.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow lint types lengths lock setup system-packages gpu-smoke clean
+
+help:
+	@echo "make quickstart   install, make data and model, warm start, GRPO, report"
+	@echo "make test         install, then the whole test suite"
+	@echo "make lint         ruff and pyright"
+	@echo "make gpu-smoke    one training step and the CUDA IPC sender on one GPU"
+
+setup: .venv/installed
+
+.venv/installed: requirements/cpu.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.lock
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+# Debian packages for the tests of the sandbox and of Slurm; a plain user is told what is missing.
+system-packages:
+	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
+	elif [ -n "$$missing" ]; then echo "missing Debian packages:$$missing (apt-get install$$missing)"; fi
+
+work/quickstart/train.jsonl: | setup
+	$(BIN)/mrl make arithmetic --out work/quickstart
+
+work/quickstart/warm/config.json: work/quickstart/train.jsonl
+	$(BIN)/mrl warm-start configs/quickstart.yaml
+
+quickstart: setup work/quickstart/warm/config.json
+	$(BIN)/mrl train configs/quickstart.yaml
+	$(BIN)/mrl report runs/quickstart
+
+test: setup system-packages
+	$(BIN)/python -m pytest -q -m "not engine and not slow and not gpu"
+	$(BIN)/python -m pytest -q -m "engine and not slow and not gpu"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+lock:
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile -q --no-annotate --no-header --overrides requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
+
+clean:
+	rm -rf runs work/quickstart
