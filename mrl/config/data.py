@@ -63,7 +63,7 @@ class DataSection(Section):
     overlap: Literal["report", "drop", "refuse"] = "report"
     """Training prompts that are validation prompts too: count them, leave them out of training, or end the run."""
     chat_template: bool = True
-    """Render messages (and plain questions) with the tokenizer's chat template where it has one."""
+    """Render messages with the tokenizer's chat template where it has one; prompts given as text stay as they are."""
     shuffle: bool = True
     """Visit each epoch's rows in an order drawn from (seed, epoch); false keeps the file's order."""
 

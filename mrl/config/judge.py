@@ -13,9 +13,12 @@ Style = Literal["native", "verl", "trl", "openrlhf"]
 class MathsRules(Section):
     """What counts as the final answer and which forms are equal."""
 
-    extraction: tuple[Literal["boxed", "answer", "hashes", "last_number", "whole"], ...] = (
-        "boxed", "hashes", "answer",
-    )  # fmt: skip
+    extraction: tuple[Literal["boxed", "hashes", "answer", "whole", "last_number"], ...] = (
+        "boxed",
+        "hashes",
+        "answer",
+        "whole",
+    )
     """Places a final answer may stand in, tried in this order."""
     several: Literal["wrong", "last"] = "wrong"
     """A response with different final answers in the same place: wrong, or the last one counts."""

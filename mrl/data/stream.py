@@ -1,0 +1,137 @@
+"""The endless order of training prompts: a pure function of (seed, epoch, row), independent of any parallel layout.
+
+Position k of the stream belongs to the source whose share is furthest behind (largest remainder), so after k
+prompts every source's count is within one of its share. A source's own draws walk its rows epoch by epoch, each
+epoch in the permutation drawn from (seed, source, epoch). Training prompts have index k >= 0; validation prompts
+have negative indices, -1 for the first (see `validation_prompts`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mrl.errors import DataError
+from mrl.samples import Prompt
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Rows drawn with one share of the stream."""
+
+    name: str
+    rows: Sequence[Prompt]
+    share: float
+    """Relative to the other sources' shares."""
+
+
+class PromptStream:
+    """Training prompts in order. `rows` is one source's prompts, or several sources."""
+
+    def __init__(self, rows: Sequence[Prompt] | Sequence[Source], seed: int, *, shuffle: bool = True) -> None:
+        first = rows[0] if rows else None
+        self._sources: tuple[Source, ...] = (
+            tuple(rows) if isinstance(first, Source) else (Source("train", rows, 1.0),)  # type: ignore[arg-type]
+        )
+        empty = [source.name for source in self._sources if not source.rows]
+        if empty:
+            raise DataError(
+                f"no training prompts are left in {', '.join(empty)}; see the counts of filtered rows"
+            )
+        total = sum(Fraction(source.share) for source in self._sources)
+        self._shares = [Fraction(source.share) / total for source in self._sources]
+        self._seed = seed
+        self._shuffle = shuffle
+        self._position = 0
+        self._choice = array("H")
+        self._ordinal = array("L")
+        self._drawn = [0] * len(self._sources)
+        self._orders: dict[tuple[int, int], np.ndarray] = {}
+
+    @property
+    def position(self) -> int:
+        """Prompts taken so far; the index of the next one."""
+        return self._position
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts."""
+        prompts = [self.prompt_at(index) for index in range(self._position, self._position + count)]
+        self._position += count
+        return prompts
+
+    def prompt_at(self, index: int) -> Prompt:
+        """The prompt of a stream position, whatever was taken before."""
+        assert index >= 0, f"training prompts have indices from 0, not {index}"
+        self._extend(index)
+        source_number, ordinal = self._choice[index], self._ordinal[index]
+        source = self._sources[source_number]
+        epoch, offset = divmod(ordinal, len(source.rows))
+        row = self._order(source_number, epoch)[offset]
+        return dataclasses.replace(source.rows[row], index=index)
+
+    def epoch(self, index: int) -> float:
+        """Passes over its source's rows at a stream position, in epochs."""
+        self._extend(index)
+        return self._ordinal[index] / len(self._sources[self._choice[index]].rows)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs: a position, the seed and a fingerprint of the rows."""
+        return {"position": self._position, "seed": self._seed, "rows": self.fingerprint()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken. Raises DataError for a state of other rows or another seed."""
+        for name, mine in (("seed", self._seed), ("rows", self.fingerprint())):
+            if state.get(name) != mine:
+                raise DataError(
+                    f"the saved data state has {name} = {state.get(name)!r}, this run has {mine!r}: the order would "
+                    "not continue; resume with the same data, mix and seed"
+                )
+        self._position = int(state["position"])
+
+    def fingerprint(self) -> str:
+        """Changes whenever rows, their order or the mix change."""
+        digest = hashlib.sha256(b"shuffled" if self._shuffle else b"in order")
+        for source, share in zip(self._sources, self._shares, strict=True):
+            digest.update(f"{source.name}|{share}|{len(source.rows)}".encode())
+            for row in source.rows:
+                digest.update(row.tokens.tobytes())
+        return digest.hexdigest()[:16]
+
+    def _extend(self, index: int) -> None:
+        """Fix the sources of all positions up to `index`."""
+        while len(self._choice) <= index:
+            done = len(self._choice) + 1
+            behind = [share * done - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
+            chosen = behind.index(max(behind))
+            self._choice.append(chosen)
+            self._ordinal.append(self._drawn[chosen])
+            self._drawn[chosen] += 1
+
+    def _order(self, source_number: int, epoch: int) -> np.ndarray:
+        key = (source_number, epoch)
+        if key not in self._orders:
+            num_rows = len(self._sources[source_number].rows)
+            if len(self._orders) > 4 * len(self._sources):
+                self._orders.clear()
+            self._orders[key] = self._permutation(num_rows, key) if self._shuffle else np.arange(num_rows)
+        return self._orders[key]
+
+    def _permutation(self, num_rows: int, key: tuple[int, int]) -> np.ndarray:
+        return np.random.Generator(np.random.PCG64([self._seed, *key])).permutation(num_rows)
+
+
+def validation_order(sources: Sequence[Source], count: int) -> list[Prompt]:
+    """The first `count` validation prompts, taken from the sources in turn; indices are -1, -2, ..."""
+    chosen: list[Prompt] = []
+    longest = max((len(source.rows) for source in sources), default=0)
+    for offset in range(longest):
+        for source in sources:
+            if len(chosen) < count and offset < len(source.rows):
+                chosen.append(dataclasses.replace(source.rows[offset], index=-1 - len(chosen)))
+    return chosen

@@ -1,0 +1,61 @@
+"""Prompts to token ids: the tokenizer's own chat template for messages, its plain encoding for text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.data.shapes import Messages, Row
+from mrl.errors import DataError
+
+
+def render(row: Row, tokenizer: Any, *, chat_template: bool) -> tuple[str, bool]:
+    """The text the model reads, and whether a chat template made it (its special tokens are in the text then)."""
+    if isinstance(row.prompt, str):
+        return row.prompt, False
+    if chat_template and getattr(tokenizer, "chat_template", None):
+        return _apply(row.prompt, tokenizer, row.place), True
+    if len(row.prompt) == 1:
+        return row.prompt[0]["content"], False
+    raise DataError(
+        f"{row.place}: the prompt has {len(row.prompt)} messages and there is no chat template to join them with; "
+        "use a tokenizer with one (and data.chat_template=true) or give the prompt as text"
+    )
+
+
+def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
+    """[T] int32 per text. A template writes its special tokens itself; plain text gets the tokenizer's own
+    opening tokens, never a closing one."""
+    found: list[np.ndarray | None] = [None] * len(texts)
+    for with_template in (False, True):
+        where = [i for i, flag in enumerate(templated) if flag is with_template]
+        if not where:
+            continue
+        ids = tokenizer([texts[i] for i in where], add_special_tokens=not with_template)["input_ids"]
+        for i, tokens in zip(where, ids, strict=True):
+            if not with_template:
+                tokens = _without_closing(tokens, texts[i], tokenizer)
+            found[i] = np.asarray(tokens, dtype=np.int32)
+    return [tokens for tokens in found if tokens is not None]
+
+
+def _apply(messages: Messages, tokenizer: Any, place: str) -> str:
+    import jinja2
+
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        roles = [message["role"] for message in messages]
+        raise DataError(
+            f"{place}: the chat template refuses messages with the roles {roles}: {error}"
+        ) from error
+    return str(text)
+
+
+def _without_closing(tokens: list[int], text: str, tokenizer: Any) -> list[int]:
+    end = tokenizer.eos_token_id
+    if tokens and end is not None and tokens[-1] == end and not text.endswith(tokenizer.eos_token):
+        return tokens[:-1]
+    return tokens

@@ -1,0 +1,117 @@
+"""What a judge is given and what it answers. Pools, processes and retries are elsewhere.
+
+A judge is an object with `name`, `version` and `async score(request) -> Verdict`. A group judge has
+`async score_group(requests) -> list[Verdict]` instead. A wrong answer is scored; a judge that could not look
+raises, and the pool makes "unjudged" of it after its retries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from mrl.errors import RewardError
+from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """One response to look at."""
+
+    sample_id: str
+    group_id: int
+    """Index of the prompt."""
+    response: str
+    gold: Any
+    """What the domain's gold parser made of the row's answer at load."""
+    prompt: str = ""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """The prompt as messages, where the row had them."""
+    domain: str = "default"
+    tag: str = ""
+    status: Status = Status.FINISHED
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    response_tokens: np.ndarray | None = None
+    """[T] int32."""
+    policy_version: int = 0
+    """Version that produced the last token."""
+    deadline_seconds: float = 10.0
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Looks at single samples."""
+
+    name: str
+    version: str
+
+    async def score(self, request: Request) -> Verdict | None:
+        """A verdict; None means that this judge does not apply to the sample."""
+        ...
+
+
+@runtime_checkable
+class GroupJudge(Protocol):
+    """Looks at all samples of a prompt at once."""
+
+    name: str
+    version: str
+
+    async def score_group(self, requests: Sequence[Request]) -> Sequence[Verdict | None]:
+        """One verdict per request, in the same order."""
+        ...
+
+
+def request_for(sample: Sample, prompt: Prompt, *, gold: Any, deadline_seconds: float) -> Request:
+    """What a judge sees of a sample."""
+    versions = sample.policy_versions
+    return Request(
+        sample_id=sample.sample_id,
+        group_id=sample.prompt_index,
+        response=sample.response_text,
+        gold=gold,
+        prompt=prompt.text,
+        messages=tuple(prompt.metadata.get("messages", ())),
+        domain=prompt.domain,
+        tag=prompt.tag,
+        status=sample.status,
+        metadata=prompt.metadata,
+        response_tokens=sample.response_tokens,
+        policy_version=int(versions[-1]) if len(versions) else 0,
+        deadline_seconds=deadline_seconds,
+    )
+
+
+def scored(value: float, reason: str = "", **parts: float) -> Verdict:
+    """The judge looked and gave a value."""
+    return Verdict(VerdictKind.SCORED, float(value), reason, parts)
+
+
+def refused(reason: str, *, lowest: float = 0.0) -> Verdict:
+    """The sample is outside what the judge accepts."""
+    return Verdict(VerdictKind.REFUSED, lowest, reason)
+
+
+def unjudged(reason: str) -> Verdict:
+    """The judge failed; no value."""
+    return Verdict(VerdictKind.UNJUDGED, None, reason)
+
+
+def checked_value(value: Any, *, judge: str, value_range: tuple[float, float] | None = None) -> float:
+    """A reward as a finite float. Raises RewardError for NaN, infinities, other types and values out of range."""
+    number = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(number, bool | int | float):
+        raise RewardError(
+            f"judge {judge}: a reward is a number, not {type(value).__name__} {str(value)[:60]!r}"
+        )
+    if not math.isfinite(number):
+        raise RewardError(f"judge {judge}: the reward is {number}; only finite numbers are rewards")
+    if value_range is not None and not value_range[0] <= number <= value_range[1]:
+        raise RewardError(
+            f"judge {judge}: the reward {number} is outside its value_range {list(value_range)}"
+        )
+    return float(number)
