@@ -33,7 +33,7 @@ work/quickstart/train.jsonl: | setup
 	$(BIN)/mrl make arithmetic --out work/quickstart
 
 work/quickstart/warm/config.json: work/quickstart/train.jsonl
-	$(BIN)/mrl warm-start configs/quickstart.yaml
+	$(BIN)/mrl warm-start configs/quickstart.yaml configs/quickstart_model.yaml
 
 quickstart: setup work/quickstart/warm/config.json
 	$(BIN)/mrl train configs/quickstart.yaml

@@ -1,0 +1,114 @@
+"""All engines as one door: submit, poll, abort. A prompt's samples go to one engine, chosen by prompt index."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launch.placement import Placement
+from launch.rollout_actor import RolloutActor
+from launch.waiting import wait_all
+from mrl.config.root import Config
+from mrl.observe.phases import PhaseClock
+from mrl.rollout.request import Request, Response
+
+POLL_SECONDS = 0.5
+"""How long an engine steps inside one call before it answers with what is finished."""
+
+
+class RolloutGroup:
+    """The vLLM engines of a run; engine e shares slots e * tp .. e * tp + tp - 1 with the train ranks."""
+
+    def __init__(self, config: Config, placement: Placement, clock: PhaseClock, *, environment: Mapping[str, str], log_folder: str) -> None:
+        import ray
+
+        self._config, self._clock = config, clock
+        actor = ray.remote(max_restarts=0, max_task_retries=0)(RolloutActor)
+        self.actors = [
+            actor.options(
+                num_cpus=0,
+                resources={"slot": 0.5},
+                scheduling_strategy=placement.strategy(engine * config.rollout.tp),
+                runtime_env={"env_vars": dict(environment)},
+            ).remote(config, engine, log_folder)
+            for engine in range(config.num_engines)
+        ]
+        self._polls: dict[int, Any] = {}
+        self._open = [0] * len(self.actors)
+
+    def start_calls(self) -> dict[str, Any]:
+        return self._calls("start")
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Hands requests to their engines; returns when all engines have them."""
+        shares: list[list[Request]] = [[] for _ in self.actors]
+        for request in requests:
+            shares[self._engine_of(request)].append(request)
+        calls = {}
+        for engine, share in enumerate(shares):
+            self._open[engine] += len(share)
+            if share:
+                calls[self._name(engine)] = self.actors[engine].call.remote("submit", share)
+        self._wait(calls)
+
+    def poll(self, timeout_seconds: float) -> list[Response]:
+        """Finished responses; waits for the first ones at most `timeout_seconds`."""
+        import ray
+
+        for engine, count in enumerate(self._open):
+            if count and engine not in self._polls:
+                self._polls[engine] = self.actors[engine].call.remote("poll", POLL_SECONDS)
+        if not self._polls:
+            return []
+        done, _ = ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_seconds)
+        responses: list[Response] = []
+        for engine in [e for e, ref in self._polls.items() if ref in done]:
+            ref = self._polls.pop(engine)
+            finished = wait_all({self._name(engine): ref}, phase=self._clock.current, deadline_seconds=60.0)
+            self._open[engine] -= len(finished[self._name(engine)])
+            responses += finished[self._name(engine)]
+        return responses
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Stops requests wherever they run; they come back from poll as aborted."""
+        self.broadcast("abort", list(request_ids))
+
+    def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        """The same call on every engine; results by engine."""
+        return list(self._wait(self._calls("call", method, *arguments, **options)).values())
+
+    def receive_calls(self, session: Any) -> dict[str, Any]:
+        """Starts every engine's side of a hand-over."""
+        return self._calls("call", "receive", session)
+
+    def close_calls(self) -> dict[str, Any]:
+        return self._calls("close")
+
+    def is_idle(self) -> bool:
+        return not any(self._open)
+
+    def wait_idle(self, deadline_seconds: float) -> list[Response]:
+        """Polls until nothing runs; for the end of a run or before a hand-over."""
+        responses: list[Response] = []
+        deadline = time.monotonic() + deadline_seconds
+        while not self.is_idle() and time.monotonic() < deadline:
+            responses += self.poll(1.0)
+        return responses
+
+    def _engine_of(self, request: Request) -> int:
+        return int(request.request_id.split(".")[0]) % len(self.actors)
+
+    def _calls(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return {
+            self._name(e): getattr(actor, method).remote(*arguments, **options) for e, actor in enumerate(self.actors)
+        }
+
+    def _wait(self, calls: Mapping[str, Any]) -> dict[str, Any]:
+        return wait_all(
+            calls, phase=self._clock.current, deadline_seconds=self._config.loop.phase_deadline_seconds
+        )
+
+    @staticmethod
+    def _name(engine: int) -> str:
+        return f"engine {engine}"

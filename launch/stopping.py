@@ -1,0 +1,46 @@
+"""Leaving on request: once means finish the step, save and go; twice means go now.
+
+SIGINT (Ctrl-C) and SIGTERM end the run; SIGUSR1 (a batch system's warning before its time limit) asks to be put in the queue
+again, said by the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+REQUEUE_EXIT_CODE = 99
+"""The batch script puts the job back in the queue for this code."""
+
+
+class StopSignals:
+    """Installs the handlers while entered; the loop asks `reason` after every step."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self.exit_code = 0
+        self._old: dict[int, object] = {}
+
+    def reason(self) -> str | None:
+        """Why to stop, or None."""
+        return self._reason
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            self._old[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._reason is not None and number != signal.SIGUSR1:
+            sys.stderr.write(f"{name} again: leaving now, this step is lost\n")
+            raise KeyboardInterrupt(f"{name} twice")
+        self._reason = name
+        self.exit_code = REQUEUE_EXIT_CODE if number == signal.SIGUSR1 else 128 + number
+        os.write(2, f"{name}: finishing this step, saving, then leaving; once more leaves now\n".encode())

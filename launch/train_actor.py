@@ -1,0 +1,75 @@
+"""The thin Ray actor around one Megatron rank: environment, log file, and calls by name."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from mrl.config.root import Config
+
+
+class TrainActor:
+    """One rank. `start` builds the worker once the rendezvous is known; `call` runs one of its methods."""
+
+    def __init__(self, config: Config, rank: int, log_folder: str) -> None:
+        from launch.actor_log import redirect
+
+        redirect(log_folder, f"train-{rank}")
+        self._config, self._rank = config, rank
+        self._worker: Any = None
+
+    def rendezvous(self) -> tuple[str, int, int]:
+        """This process's node address, a free port on it, and its pid; asked of rank 0 before `start`."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1], os.getpid()
+
+    def start(self, address: str, port: int) -> None:
+        """Builds the Megatron model and optimizer; a collective over all ranks."""
+        from mrl.training.worker import MegatronWorker
+
+        self._worker = MegatronWorker(
+            model=self._config.model,
+            training=self._config.training,
+            rank=self._rank,
+            world_size=self._config.training.layout.world_size,
+            master_address=address,
+            master_port=port,
+            seed=self._config.run.seed,
+        )
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._worker, method)(*arguments, **options)
+
+    def update(self, batch: Any, denominators: dict[str, float]) -> Any:
+        """One optimizer step with the configured objective."""
+        return self._worker.update(
+            batch, self._objective(), denominators, temperature=self._config.rollout.temperature
+        )
+
+    def send(self, session: Any, endpoints: Any) -> Any:
+        """This rank's side of a weight hand-over."""
+        if self._sender is None:
+            from resharding.sender import WeightSender
+
+            self._sender = WeightSender(self._worker, self._config.sync, endpoints[self._rank])
+        return self._sender.send(session)
+
+    _sender: Any = None
+    _built_objective: Any = None
+
+    def _objective(self) -> Any:
+        if self._built_objective is None:
+            from mrl.algorithms.objective import Objective
+
+            self._built_objective = Objective(self._config.algorithm)
+        return self._built_objective
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+        if self._worker is not None:
+            self._worker.close()

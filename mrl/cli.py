@@ -1,0 +1,123 @@
+"""The `mrl` command.
+
+Owns words and exit codes; each command's work is in the room it belongs to and imported only when called.
+Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 99 stopped to be queued again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from mrl.errors import ConfigError, DataError, MrlError
+
+CONFIG_WORDS = "CONFIG.yaml ... a.b.c=value ... (files are merged left to right, then the values)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; errors of ours become one message and an exit code."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ConfigError, DataError) as error:
+        print(f"mrl: {error}", file=sys.stderr)
+        return 2
+    except MrlError as error:
+        print(f"mrl: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("mrl: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mrl",
+        description="Reinforcement learning for mixture-of-experts language models: Megatron trains, vLLM generates.",
+        epilog="`mrl settings` prints every setting with one sentence; README.md has a first run.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train = _config_command(commands, "train", _train, "train, or resume, a run")
+    train.add_argument("--dry-run", action="store_true", help="resolve and check the configuration, print it, stop")
+    _config_command(commands, "warm-start", _warm_start, "supervised start of a new model, exported as a model folder")
+    make = commands.add_parser("make", help="make task files or a tokenizer")
+    make.add_argument("what", choices=["arithmetic", "tokenizer"])
+    make.add_argument("--out", required=True, help="folder to write to")
+    make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
+    make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
+    make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
+    make.set_defaults(run=_make)
+    report = commands.add_parser("report", help="a run's curves as text")
+    report.add_argument("folder", help="run folder")
+    report.set_defaults(run=_report)
+    settings = commands.add_parser("settings", help="all settings, one sentence each")
+    settings.set_defaults(run=_settings)
+    return parser
+
+
+def _config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.add_argument("config", nargs="+", help=CONFIG_WORDS)
+    command.set_defaults(run=run)
+    return command
+
+
+def _load(options: argparse.Namespace):
+    from mrl.config.load import load, split_arguments
+
+    return load(*split_arguments(options.config))
+
+
+def _train(options: argparse.Namespace) -> int:
+    config = _load(options)
+    if options.dry_run:
+        from mrl.config.load import dump
+
+        print(dump(config), end="")
+        return 0
+    from launch.run import train
+
+    return train(config)
+
+
+def _warm_start(options: argparse.Namespace) -> int:
+    from launch.warm_start import run_ranks
+
+    return run_ranks(options.config)
+
+
+def _make(options: argparse.Namespace) -> int:
+    if options.what == "arithmetic":
+        from mrl.prepare import arithmetic
+
+        print(f"wrote {arithmetic.write(options.out, largest=options.largest)}")
+        return 0
+    from mrl.prepare import tokenizer
+
+    size = tokenizer.write_bpe(options.files, options.out, vocab_size=options.vocab_size)
+    print(f"wrote {options.out}: {size} tokens")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from mrl.observe.report import report
+
+    print(report(options.folder))
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> int:
+    from mrl.config.describe import describe
+
+    print(describe())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

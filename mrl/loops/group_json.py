@@ -1,0 +1,56 @@
+"""Groups as plain JSON values and back, for checkpoints that keep surplus groups."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
+
+ARRAYS = {
+    "tokens": np.int32,
+    "prompt_tokens": np.int32,
+    "response_tokens": np.int32,
+    "loss_mask": np.bool_,
+    "sampler_logprobs": np.float32,
+    "policy_versions": np.int32,
+    "routed_experts": np.int16,
+    "token_values": np.float32,
+}
+
+
+def to_json(group: Group) -> dict[str, Any]:
+    return _plain(group)
+
+
+def from_json(value: dict[str, Any]) -> Group:
+    return Group(Prompt(**_arrays(value["prompt"])), tuple(_sample(s) for s in value["samples"]))
+
+
+def _sample(value: dict[str, Any]) -> Sample:
+    verdict = value.pop("verdict")
+    return Sample(**_arrays(value) | {"status": Status(value["status"]), "verdict": _verdict(verdict)})
+
+
+def _verdict(value: dict[str, Any] | None) -> Verdict | None:
+    return None if value is None else Verdict(**_arrays(value) | {"kind": VerdictKind(value["kind"])})
+
+
+def _arrays(value: dict[str, Any]) -> dict[str, Any]:
+    return {k: np.array(v, ARRAYS[k]) if k in ARRAYS and v is not None else v for k, v in value.items()}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Status | VerdictKind):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value

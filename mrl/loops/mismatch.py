@@ -1,0 +1,36 @@
+"""How far the sampler's log-probs lie from the trainer's for the same weights. Pure.
+
+A router near-tie is no error: where the k-th and (k+1)-th expert are closer than rounding, the two engines may visit different
+experts and the jump is real, for the token and for all that follow it in its sample. Those tokens are counted apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mrl.errors import ReshardError
+from mrl.samples import TrainBatch
+
+
+def measure(batch: TrainBatch, trainer_logprobs: np.ndarray, router_margins: np.ndarray | None, *, margin: float) -> dict[str, float]:
+    """Mean and maximum of |sampler - trainer| over policy tokens [N] outside near-ties, and the near-ties' count and maximum."""
+    mask = batch.loss_mask
+    diff = np.abs(batch.arrays["sampler_logprobs"] - trainer_logprobs)
+    ties = mask & (router_margins <= margin) if router_margins is not None else np.zeros_like(mask)
+    clear = mask & ~ties
+    return {
+        "policy/sampler_logprob_diff_max": float(diff[clear].max(initial=0.0)),
+        "policy/sampler_logprob_diff_mean": float(diff[clear].mean()) if clear.any() else 0.0,
+        "policy/sampler_logprob_near_ties": float(ties.sum()),
+        "policy/sampler_logprob_near_tie_diff_max": float(diff[ties].max(initial=0.0)),
+    }
+
+
+def check(metrics: dict[str, float], limit: float | None, *, version: int) -> None:
+    """Raises ReshardError when the engines do not serve the trainer's weights."""
+    found = metrics["policy/sampler_logprob_diff_max"]
+    if limit is not None and not found <= limit:
+        raise ReshardError(
+            f"sampler and trainer log-probs differ by {found:.3g} at version {version}, more than loop.max_sampler_mismatch = "
+            f"{limit:g}: the engines do not serve the trainer's weights, or the dtypes are too coarse for this limit"
+        )

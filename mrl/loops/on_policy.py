@@ -1,0 +1,174 @@
+"""The on-policy loop: the eight phases of a step in order, and nothing else.
+
+| phase | consumes | produces | done by |
+|---|---|---|---|
+| generate, judge | prompts of the stream | judged groups | Collector (engines, judge pool) |
+| filter | judged groups | groups to train on, surplus for the next step | GroupSupply |
+| recompute | packed batch | old and reference log-probs, mismatch | train ranks |
+| estimate | rewards, log-probs | advantages | algorithms, on the driver |
+| update | minibatches | new weights, metrics | train ranks |
+| reshard | weights v + 1 | engines at version v + 1 | Hybrid |
+| save | state | checkpoint, validation, log rows | train ranks, observers |
+
+Every wait inside has a deadline and names its phase.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mrl.algorithms.recipe import shape_and_estimate
+from mrl.config.root import Config
+from mrl.errors import RewardError
+from mrl.loops import mismatch
+from mrl.loops.batch import minibatches, pack
+from mrl.loops.collect import Collector
+from mrl.loops.recorder import Recorder
+from mrl.loops.supply import GroupSupply
+from mrl.loops.validate import validate
+from mrl.samples import Group, Prompt, TrainBatch
+
+
+class TrainRanks(Protocol):
+    """The trainer as the loop sees it; one object for all ranks."""
+
+    def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]: ...
+
+    def update(self, batch: TrainBatch, denominators: dict[str, float]) -> dict[str, float]: ...
+
+    def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]: ...
+
+
+class Engines(Protocol):
+    """Trainer and engines together."""
+
+    train: Any
+
+    def sync(self, version: int) -> dict[str, float]: ...
+
+
+class OnPolicyLoop:
+    """Runs steps until the configured number, or until `should_stop` names a reason."""
+
+    def __init__(
+        self,
+        config: Config,
+        engines: Engines,
+        collector: Collector,
+        supply: GroupSupply,
+        validation_prompts: Sequence[Prompt],
+        recorder: Recorder,
+        *,
+        should_stop: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._config, self._engines, self._train = config, engines, engines.train
+        self._collector, self._supply, self._validation_prompts = collector, supply, validation_prompts
+        self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
+        self.next_step = 1
+        """Number of the next step; steps count from 1, step 0 is the starting point."""
+
+    @property
+    def version(self) -> int:
+        """The policy's version: optimizer rounds done."""
+        return self.next_step - 1
+
+    def run(self) -> str:
+        """All remaining steps; returns why it ended ("done" or the reason to stop)."""
+        self._engines.sync(self.version)
+        if self.version == 0 and self._config.loop.validation.before_training:
+            self._recorder.row(0, self._validate(0))
+        while self.next_step <= self._config.loop.steps:
+            self._step(self.next_step)
+            if reason := self._should_stop():
+                self._save()
+                return reason
+        return "done"
+
+    def _step(self, step: int) -> None:
+        start = time.monotonic()
+        groups, metrics = self._supply.groups(self._collector, version=self.version)
+        metrics |= self._check_judged(groups)
+        if groups:
+            batch, measured = self._recompute(pack(groups))
+            batch, shaped = self._estimate(batch, groups)
+            metrics |= measured | shaped | self._update(batch)
+        self.next_step = step + 1
+        with self._clock.phase("reshard"):
+            metrics |= self._engines.sync(self.version)
+        metrics["time/step_seconds"] = time.monotonic() - start
+        with self._clock.phase("save"):
+            self._recorder.samples(step, groups)
+            if _due(step, self._config.loop.checkpoint.every_steps, last=self._config.loop.steps, at_end=True):
+                self._save()
+        metrics |= self._validate(step) if self._validation_due(step) else {}
+        self._recorder.row(step, metrics)
+
+    def _recompute(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+        """Old and reference log-probs by the trainer, and the sampler's distance from them."""
+        loop, temperature = self._config.loop, self._config.rollout.temperature
+        with self._clock.phase("recompute"):
+            policy = self._train.forward(batch, role="policy", temperature=temperature, with_router_margins=True)
+            measured = mismatch.measure(batch, policy["logprobs"], policy.get("router_margin"), margin=loop.router_margin)
+            mismatch.check(measured, loop.max_sampler_mismatch, version=self.version)
+            arrays = {"old_logprobs": policy["logprobs"]}
+            if self._config.algorithm.needs_reference:
+                arrays["ref_logprobs"] = self._train.forward(batch, role="reference", temperature=temperature)["logprobs"]
+        return batch.with_arrays(**arrays), measured
+
+    def _estimate(self, batch: TrainBatch, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
+        with self._clock.phase("estimate"):
+            return shape_and_estimate(self._config.algorithm, batch, groups)
+
+    def _update(self, batch: TrainBatch) -> dict[str, float]:
+        """One optimizer step per minibatch and epoch; metrics are means over them."""
+        rows = []
+        with self._clock.phase("update"):
+            for _ in range(self._config.algorithm.epochs):
+                for positions in minibatches(batch, self._config.algorithm.minibatches):
+                    part = batch.select(positions)
+                    rows.append(self._train.update(part, denominators(part)))
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+    def _check_judged(self, groups: Sequence[Group]) -> dict[str, float]:
+        fraction = self._supply.unjudged_fraction
+        if fraction > self._config.loop.max_unjudged_fraction:
+            raise RewardError(
+                f"{fraction:.1%} of this step's samples could not be judged, more than loop.max_unjudged_fraction = "
+                f"{self._config.loop.max_unjudged_fraction:.1%}; see the judge's reasons in samples.jsonl and the log"
+            )
+        return {"judge/unjudged_frac": fraction, "rollout/groups": float(len(groups))}
+
+    def _validation_due(self, step: int) -> bool:
+        section = self._config.loop.validation
+        return _due(step, section.every_steps, last=self._config.loop.steps, at_end=section.after_training)
+
+    def _validate(self, step: int) -> dict[str, float]:
+        if not self._validation_prompts:
+            return {}
+        start = time.monotonic()
+        metrics, groups = validate(self._collector, self._validation_prompts, self._config)
+        self._recorder.samples(step, groups, kind="validation")
+        self._clock.take()
+        return metrics | {"time/validate_seconds": time.monotonic() - start}
+
+    def _save(self) -> None:
+        state = {"next_step": self.next_step, "supply": self._supply.state()}
+        self._recorder.checkpoint(self._train, step=self.version, state=state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from a checkpoint's state."""
+        self.next_step = int(state["next_step"])
+        self._supply.restore(state["supply"])
+
+
+def denominators(batch: TrainBatch) -> dict[str, float]:
+    """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
+    return {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float(batch.num_samples)}
+
+
+def _due(step: int, every: int, *, last: int, at_end: bool) -> bool:
+    return (every > 0 and step % every == 0) or (at_end and step == last)

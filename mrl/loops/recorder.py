@@ -1,0 +1,78 @@
+"""Phase save, the writing half: metrics rows, samples, trackers, progress and checkpoints of one run."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from mrl.config.root import Config
+from mrl.errors import CheckpointError
+from mrl.observe import trackers
+from mrl.observe.metrics_log import MetricsLog
+from mrl.observe.phases import PhaseClock
+from mrl.observe.progress import Progress
+from mrl.observe.run_folder import RunFolder
+from mrl.observe.samples_log import SamplesLog
+from mrl.samples import Group
+
+log = logging.getLogger(__name__)
+
+MAX_FAILED_SAVES = 3
+"""Saves that may fail in a row (full disk) before the run stops."""
+
+
+class Recorder:
+    """Everything a run writes. A failing tracker or a full disk never loses a step of training."""
+
+    def __init__(self, config: Config, folder: RunFolder, clock: PhaseClock, *, first_step: int) -> None:
+        self._config, self._folder, self.clock = config, folder, clock
+        self._metrics = MetricsLog(folder.metrics)
+        self._metrics.resume_at(first_step)
+        self._samples = SamplesLog(folder.samples, limit=config.observe.samples_per_step)
+        self._trackers = trackers.start(
+            config.observe.trackers,
+            folder.path,
+            first_step=first_step,
+            run_name=config.run.name,
+            deadline_seconds=config.observe.tracker_deadline_seconds,
+        )
+        self.progress = Progress(config.loop.steps)
+        self.last_row: dict[str, float] = {}
+        self._failed_saves = 0
+
+    def row(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One object of metrics.jsonl, with the seconds of all phases since the last one."""
+        row = {**metrics, **self.clock.take(), "mem/driver_bytes": float(psutil.Process().memory_info().rss)}
+        self._metrics.write(step, row)
+        for tracker in self._trackers:
+            tracker.log(step, row)
+        self.progress.step(step, row)
+        self.last_row = row
+
+    def samples(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
+        self._samples.write(step, groups, kind=kind)
+
+    def checkpoint(self, train: Any, *, step: int, state: Mapping[str, Any]) -> None:
+        """A committed checkpoint; a save that fails is loud and leaves the previous one untouched."""
+        path = self._folder.checkpoints / f"step-{step:06d}"
+        try:
+            train.broadcast("save_checkpoint", str(path), dict(state))
+        except CheckpointError as error:
+            self._failed_saves += 1
+            free = shutil.disk_usage(self._folder.path).free
+            log.error("checkpoint of step %d failed (%d in a row, %d bytes free): %s", step, self._failed_saves, free, error)
+            self.progress.message(f"checkpoint of step {step} FAILED, training goes on: {error}")
+            if self._failed_saves >= MAX_FAILED_SAVES:
+                raise
+            return
+        self._failed_saves = 0
+        train.broadcast("prune_checkpoints", str(self._folder.checkpoints), keep=self._config.loop.checkpoint.keep)
+
+    def close(self) -> None:
+        self.progress.close()
+        for tracker in self._trackers:
+            tracker.close()
