@@ -1,0 +1,99 @@
+"""The pool's handle of one judge process: start, send, kill by pid. Owns no policy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from mrl.config.judge import JudgePart
+from mrl.judges.wire import FrameBuffer, frame
+
+_KEPT_ERROR_BYTES = 2000
+
+
+class JudgeProcess:
+    """A process of `mrl.judges.worker`, in its own session so that its children go with it.
+
+    It must be started from a thread that lives as long as it should: it dies with that thread.
+    """
+
+    def __init__(self, part: JudgePart, stage: str) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mrl.judges.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self.pid = self._process.pid
+        self.replies = self._process.stdout.fileno()
+        self.errors = self._process.stderr.fileno()
+        self.requests = self._process.stdin.fileno()
+        for descriptor in (self.replies, self.errors, self.requests):
+            os.set_blocking(descriptor, False)
+        self.buffer = FrameBuffer()
+        self._out = bytearray()
+        self._error_text = b""
+        self.send((part, stage))
+
+    def send(self, message: Any) -> None:
+        """Queue a message and write what the pipe takes now."""
+        self._out += frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+        self.flush()
+
+    def flush(self) -> None:
+        """Write queued bytes; a closed pipe shows as the end of the replies."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._out:
+                del self._out[: os.write(self.requests, self._out[: 1 << 16])]
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._out)
+
+    def read_replies(self) -> bytes | None:
+        """Bytes that arrived; None at the end of the stream."""
+        return _read(self.replies)
+
+    def read_errors(self) -> bool:
+        """Keep the last bytes of what the process wrote to its standard error; False at its end."""
+        data = _read(self.errors)
+        if data:
+            self._error_text = (self._error_text + data)[-_KEPT_ERROR_BYTES:]
+        return data is not None
+
+    def last_words(self) -> str:
+        """The end of the standard error, printable."""
+        self.read_errors()
+        text = self._error_text.decode("utf-8", "replace").strip()
+        return ascii(text[-400:]) if text else "(nothing on its standard error)"
+
+    def end(self) -> int:
+        """Kill the process and its session, reap it, close the pipes. Returns the exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        status = self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        return status
+
+
+def _read(descriptor: int) -> bytes | None:
+    try:
+        return os.read(descriptor, 1 << 16) or None
+    except BlockingIOError:
+        return b""
