@@ -1,0 +1,109 @@
+"""Merging, resolving, and errors that say what, where from, and what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from mrl.config.describe import describe
+from mrl.config.load import dump, load, split_arguments
+from mrl.config.root import Config
+from mrl.errors import ConfigError
+
+MINIMAL = """
+run: {name: r}
+model: {path: m}
+data: {train: t.jsonl}
+judge: {kind: maths}
+"""
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    path = tmp_path / "minimal.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_files_merge_left_to_right_then_words(minimal: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second.yaml"
+    second.write_text("loop: {steps: 7, prompts_per_step: 3}\ntraining: {optimizer: {lr: 1e-6}}\n")
+    config = load([minimal, second], ["loop.steps=9", "training.layout.ep=2", "training.layout.dp=2", "model.reference_path=null"])
+    assert (config.loop.steps, config.loop.prompts_per_step) == (9, 3)
+    assert config.training.optimizer.lr == 1e-6
+    assert config.training.layout.world_size == 2 and config.num_engines == 2
+    assert config.model.reference_path is None
+
+
+def test_the_resolved_configuration_loads_back_equal(minimal: Path, tmp_path: Path) -> None:
+    config = load([minimal], ["loop.steps=3"])
+    again = tmp_path / "resolved.yaml"
+    again.write_text(dump(config))
+    assert load([again]) == config
+
+
+def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("training:\n  optimizer:\n    learning_rate: 1\n  microbatch_token: 5\n")
+    with pytest.raises(ConfigError) as error:
+        load([minimal, wrong])
+    text = str(error.value)
+    assert "training.microbatch_token: unknown key" in text and "did you mean 'microbatch_tokens'" in text
+    assert "wrong.yaml:4" in text and "training.optimizer.learning_rate" in text and "wrong.yaml:3" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["training.layout.ep=2"], "does not divide"),
+        (["training.layout.vpp=2"], "vpp = 2 needs pp"),
+        (["training.layout.dp=3", "rollout.tp=2"], "rollout.tp = 2 does not divide the training world of 3"),
+        (["rollout.max_response_tokens=512", "model.max_length=512"], "leaves no room for a prompt"),
+        (["loop.steps=many"], "loop.steps"),
+        (["loop.steps"], "neither a configuration file nor"),
+        (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(minimal: Path, words: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load([minimal], words)
+
+
+def test_a_missing_required_key_and_an_absent_file_are_named(tmp_path: Path, minimal: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("run: {name: r}\n")
+    with pytest.raises(ConfigError, match=r"model: required"):
+        load([empty])
+    with pytest.raises(ConfigError, match=r"absent\.yaml does not exist"):
+        load([minimal, tmp_path / "absent.yaml"])
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    twice = tmp_path / "twice.yaml"
+    twice.write_text("run:\n  name: a\n  name: b\n")
+    with pytest.raises(ConfigError, match=r"twice\.yaml:3.*stands twice"):
+        load([twice])
+
+
+def test_arguments_split_into_files_and_words() -> None:
+    assert split_arguments(["a.yaml", "x.y=1", "./odd=name.yaml"]) == (["a.yaml", "./odd=name.yaml"], ["x.y=1"])
+
+
+def test_every_setting_has_a_sentence() -> None:
+    lines = [line for line in describe().splitlines() if line.strip()]
+    assert len(lines) > 100
+    assert [line for line in lines if line.rstrip().endswith("#")] == []
+
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+PARTIAL = {"quickstart_model"}
+
+
+@pytest.mark.parametrize("path", sorted(p for p in CONFIGS.glob("*.yaml") if p.stem not in PARTIAL), ids=lambda p: p.stem)
+def test_every_shipped_file_resolves(path: Path) -> None:
+    assert isinstance(load([path]), Config)
+
+
+def test_the_quickstart_model_goes_over_the_quickstart() -> None:
+    config = load([CONFIGS / "quickstart.yaml", CONFIGS / "quickstart_model.yaml"])
+    assert config.model.new is not None and config.warm_start is not None
+    assert config.warm_start.output == load([CONFIGS / "quickstart.yaml"]).model.path
