@@ -1,0 +1,193 @@
+"""Hugging Face config -> this rank's Megatron model chunks.
+
+Owns the layer spec, the layout's part of megatron's config and the chunks. Does not load weights, wrap for data
+parallelism or own an optimizer (mrl/training).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from models import qwen3_moe
+from models.layer_modules import RecordingRouter, RMSNorm
+from models.layer_rows import HfConfig, field
+from models.names import chunk_layers, padded_vocab
+from models.packed_attention import PackedAttention, RotaryTable
+from mrl.config.training import TrainingSection
+from mrl.errors import ConfigError
+from resharding.layout import Layout
+
+ENGINE_FAMILIES = {"qwen3": qwen3_moe, "qwen3_moe": qwen3_moe}
+"""Families that can be trained; the name tables (models/families.py) may know more."""
+
+
+class PackedModel(GPTModel):
+    """A GPT model that returns final hidden states; log-probs are computed from them in chunks of tokens."""
+
+    def _postprocess(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+    def head_weight(self) -> Tensor:
+        """[V / tp, D] rows of the output layer on this rank; the embedding where it is tied."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        weight = self.output_layer.weight
+        assert weight is not None
+        return weight
+
+
+@dataclasses.dataclass
+class Chunks:
+    """This rank's part of the model."""
+
+    models: list[PackedModel]
+    config: TransformerConfig
+    rotary: RotaryTable
+    vocab_size: int
+    """Without padding."""
+
+
+def build_chunks(
+    hf_config: HfConfig,
+    training: TrainingSection,
+    layout: Layout,
+    *,
+    max_length: int,
+    device: torch.device,
+) -> Chunks:
+    """Build the model chunks of this rank on `device`, with Megatron's own random initialisation."""
+    family = ENGINE_FAMILIES.get(hf_config.get("model_type", ""))
+    if family is None:
+        raise ConfigError(
+            f"model_type {hf_config.get('model_type')!r} cannot be trained yet; trainable are {sorted(ENGINE_FAMILIES)}"
+        )
+    config = _transformer_config(family.transformer_fields(hf_config), hf_config, training, layout, device)
+    dtype = config.params_dtype
+    vocab = field(hf_config, "vocab_size")
+    place_pp = parallel_state.get_pipeline_model_parallel_rank()
+    models = []
+    for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
+        models.append(
+            PackedModel(
+                config,
+                TransformerBlockSubmodules(
+                    [_layer_spec(config, layer) for layer in layers], layer_norm=RMSNorm
+                ),
+                vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
+                max_sequence_length=max_length,
+                pre_process=place_pp == 0 and chunk == 0,
+                post_process=place_pp == layout.pp - 1 and chunk == layout.vpp - 1,
+                position_embedding_type="none",  # the packed attention applies the rotary embedding
+                share_embeddings_and_output_weights=bool(hf_config.get("tie_word_embeddings", False)),
+                vp_stage=chunk if layout.vpp > 1 else None,
+            ).to(device)
+        )
+    rotary = RotaryTable(
+        theta=family.rotary_theta(hf_config),
+        head_dim=field(config.__dict__, "kv_channels"),
+        max_length=max_length,
+        dtype=dtype,
+        device=device,
+    )
+    return Chunks(models=models, config=config, rotary=rotary, vocab_size=vocab)
+
+
+def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
+    """Local spec of one (global) layer with our norm, attention and router."""
+    pattern = config.moe_layer_freq
+    is_moe = bool(config.num_moe_experts) and (not isinstance(pattern, list) or bool(pattern[layer]))
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts if is_moe else None,
+        moe_grouped_gemm=False,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
+    parts: Any = spec.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    attention = parts.self_attention.submodules
+    attention.q_layernorm = attention.k_layernorm = RMSNorm
+    attention.core_attention = PackedAttention
+    if is_moe:
+        parts.mlp.submodules.router = RecordingRouter
+    return spec
+
+
+def _transformer_config(
+    fields: dict[str, Any], hf: HfConfig, training: TrainingSection, layout: Layout, device: torch.device
+) -> TransformerConfig:
+    if layout.cp > 1:
+        raise ConfigError(
+            f"layout.cp = {layout.cp}: context parallelism needs Transformer Engine; use cp = 1"
+        )
+    dtype = getattr(torch, training.dtype)
+    is_moe = "num_moe_experts" in fields
+    if is_moe:
+        fields = fields | _router_fields(training)
+    if layout.pp > 1:
+        fields = fields | _pipeline_fields(fields["num_layers"], layout)
+    return TransformerConfig(
+        **fields,
+        **_recompute_fields(training, is_moe=is_moe),
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
+        sequence_parallel=layout.tp > 1,
+        variable_seq_lengths=layout.pp > 1,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=device.type == "cpu",
+        # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and ranks.
+        calculate_per_token_loss=True,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _router_fields(training: TrainingSection) -> dict[str, Any]:
+    return {
+        "moe_router_dtype": training.router_dtype,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "aux_loss" if training.router_aux_loss else "none",
+        "moe_aux_loss_coeff": training.router_aux_loss,
+        "moe_permute_fusion": False,
+        "moe_grouped_gemm": False,
+    }
+
+
+def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:
+    if training.recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if training.recompute == "selective":
+        modules = ["core_attn", "moe"] if is_moe else ["core_attn", "mlp"]
+        return {"recompute_granularity": "selective", "recompute_modules": modules}
+    return {}
+
+
+def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:
+    """Megatron needs an explicit layout where the layers do not divide into the (virtual) stages."""
+    if num_layers % (layout.pp * layout.vpp) == 0:
+        return {}
+    by_rank = [chunk_layers(num_layers, layout, pp) for pp in range(layout.pp)]
+    stages = [len(by_rank[pp][chunk]) for chunk in range(layout.vpp) for pp in range(layout.pp)]
+    names = [["decoder"] * count for count in stages]
+    names[0].insert(0, "embedding")
+    names[-1].append("loss")
+    return {"pipeline_model_parallel_layout": PipelineParallelLayerLayout(names, layout.pp)}

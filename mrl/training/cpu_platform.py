@@ -1,0 +1,148 @@
+"""Replaces what megatron-core 0.16.1 expects of CUDA, so that the same Megatron code runs on a machine without a GPU.
+
+The one place that does so. `install()` is called explicitly by the worker, never at import, and refuses to run where
+CUDA exists. It changes torch and megatron for the whole process: call it only in processes that train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+_installed = False
+
+_FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn", "zeros_like", "empty_like", "as_tensor")
+_TENSOR_TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "DoubleTensor", "ByteTensor")
+
+
+class NullStream:
+    """Stands in for torch.cuda.Stream and torch.cuda.Event: on a CPU everything is already in order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> NullStream:
+        return self
+
+    def __exit__(self, *args: Any) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or NullStream()
+
+    def record(self, *args: Any) -> None: ...
+
+    def wait(self, *args: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def install() -> None:
+    """Make megatron run on this process's CPU; a second call does nothing. RuntimeError where CUDA is available."""
+    global _installed
+    if _installed:
+        return
+    if torch.cuda.is_available():
+        raise RuntimeError("CUDA is available on this machine; the CPU platform must not be installed beside it")
+    # megatron compiles small fusions; dynamo cannot trace through the replacements below.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # for what is decorated from now on
+    torch.compiler.set_stance("force_eager")  # for what has been already
+    _replace_cuda_calls()
+    _replace_cuda_types()
+    _redirect_factories()
+    _patch_megatron()
+    _installed = True
+
+
+def _replace_cuda_calls() -> None:
+    cuda: Any = torch.cuda
+    cuda.Stream = cuda.Event = NullStream
+    cuda.current_device = lambda: CPU  # used as device=torch.cuda.current_device()
+    cuda.current_stream = cuda.default_stream = lambda device=None: NullStream()
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.synchronize = cuda.set_device = lambda *args: None
+    cuda.empty_cache = lambda: None
+    cuda.memory_allocated = lambda *args: 0
+    for module in (cuda, cuda.random):  # the RNG tracker forks the "cuda" generator
+        module.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+        module.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+        module.manual_seed = lambda seed: torch.manual_seed(seed)
+    tensor: Any = torch.Tensor
+    tensor.cuda = lambda self, *args, **kwargs: self
+    tensor.record_stream = lambda self, *args: None
+    tensor.pin_memory = lambda self, *args: self
+
+
+def _replace_cuda_types() -> None:
+    """The optimizer and the gradient clipping compare Tensor.type() with "torch.cuda.FloatTensor"."""
+    cuda: Any = torch.cuda
+    for name in _TENSOR_TYPES:
+        setattr(cuda, name, getattr(torch, name))
+    plain_type = torch.Tensor.type
+
+    def cuda_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = plain_type(self, *args, **kwargs)
+        if not args and not kwargs and result.startswith("torch.") and not result.startswith("torch.cuda"):
+            return result.replace("torch.", "torch.cuda.")
+        return result
+
+    torch.Tensor.type = cuda_type  # type: ignore[method-assign]
+
+
+def _redirect_factories() -> None:
+    """schedules.py and others say device="cuda" literally."""
+
+    def on_cpu(factory: Callable) -> Callable:
+        @functools.wraps(factory)
+        def redirected(*args: Any, **kwargs: Any) -> Any:
+            device = kwargs.get("device")
+            if device is not None and device is not CPU and torch.device(device).type == "cuda":
+                kwargs["device"] = CPU
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+            return factory(*args, **kwargs)
+
+        return redirected
+
+    for name in _FACTORIES:
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
+def _patch_megatron() -> None:
+    import megatron.core.distributed.param_and_grad_buffer as grad_buffer
+    import megatron.core.tensor_parallel.random as rng
+    import megatron.core.transformer.moe.moe_utils as moe_utils
+    import megatron.core.transformer.moe.token_dispatcher as dispatcher
+
+    modules: Any = (grad_buffer, rng, moe_utils, dispatcher)
+    grad_buffer_, rng_, moe_utils_, dispatcher_ = modules
+    rng_._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    rng_._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    if not hasattr(moe_utils_, "te_general_gemm"):  # NameError without Transformer Engine when the router is fp32
+        moe_utils_.te_general_gemm = None
+
+    def splits_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        """The original converts only CUDA tensors; all_to_all needs numbers."""
+        return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
+
+    moe_utils_.maybe_move_tensor_to_cpu = dispatcher_.maybe_move_tensor_to_cpu = splits_to_host
+
+    class Done:
+        def wait(self) -> None: ...
+
+    @contextlib.contextmanager
+    def no_coalescing(*args: Any, **kwargs: Any) -> Iterator[Done]:
+        yield Done()  # gloo has no startCoalescing
+
+    grad_buffer_._coalescing_manager = no_coalescing

@@ -1,0 +1,135 @@
+"""Log-probs and entropy of given tokens from hidden states, vocabulary-parallel and in chunks of tokens.
+
+Logits are never gathered over tensor-parallel ranks, and at most two chunks of them exist at a time (the logits and
+one derived array of the same size): they are recomputed in the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def _local_logits(hidden: Tensor, weight: Tensor, valid: int, temperature: float) -> Tensor:
+    """[c, D], [V', D] -> float32 (or float64) logits [c, V'] / temperature; padded vocabulary is -inf."""
+    logits = torch.mm(hidden, weight.t())
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if temperature != 1.0:
+        logits = logits.div_(temperature)
+    if valid < weight.shape[0]:
+        logits[:, valid:] = float("-inf")
+    return logits
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """(hidden [m, D], weight [V', D], targets [m]) -> logprobs [m], entropy [m].
+
+    With p the softmax of the logits z over the whole vocabulary: d logp[t] / dz = onehot(t) - p, and
+    d H / dz = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        logprobs, entropy, normaliser = [], [], []
+        for rows in _chunks(hidden.shape[0], settings["chunk"]):
+            logits = _local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
+            chunk = _forward_chunk(logits, targets[rows] - settings["first"], settings["group"])
+            for store, value in zip((logprobs, entropy, normaliser), chunk, strict=True):
+                store.append(value)
+        result = [torch.cat(values) for values in (logprobs, entropy, normaliser)]
+        ctx.save_for_backward(hidden, weight, targets, result[1], result[2])
+        ctx.settings = settings
+        return result[0], result[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, targets, entropy, normaliser = ctx.saved_tensors
+        settings = ctx.settings
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros(weight.shape, dtype=entropy.dtype, device=weight.device)
+        with_entropy = bool(grads[1].any())
+        for rows in _chunks(hidden.shape[0], settings["chunk"]):
+            logits = _local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
+            logits.sub_(normaliser[rows, None])
+            grad = _backward_chunk(
+                logits,
+                targets[rows] - settings["first"],
+                grads[0][rows],
+                entropy[rows],
+                grads[1][rows] if with_entropy else None,
+            )
+            if settings["temperature"] != 1.0:
+                grad.div_(settings["temperature"])
+            grad = grad.to(weight.dtype)
+            torch.mm(grad, weight, out=grad_hidden[rows])
+            grad_weight += torch.mm(grad.t(), hidden[rows])
+        return grad_hidden, grad_weight.to(weight.dtype), None, None
+
+
+def _chunks(num_rows: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, num_rows)) for start in range(0, max(num_rows, 1), size)]
+
+
+def _forward_chunk(logits: Tensor, local_targets: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """logprobs, entropy and log-sum-exp of a chunk. Overwrites the logits. One MAX and one SUM over the group."""
+    split = group is not None and dist.get_world_size(group) > 1
+    largest = logits.max(dim=-1).values
+    if split:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    logits.sub_(largest[:, None])
+    here = (local_targets >= 0) & (local_targets < logits.shape[1])
+    target = logits.gather(1, local_targets.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+    weights = logits.exp()
+    # sum p z over the vocabulary; -inf x 0 of the padded columns is not a number, hence the clamp.
+    weighted = torch.einsum("tv,tv->t", weights, logits.clamp_(min=torch.finfo(logits.dtype).min))
+    sums = torch.stack([weights.sum(dim=-1), weighted, torch.where(here, target, torch.zeros_like(target))])
+    if split:
+        dist.all_reduce(sums, group=group)
+    log_total = sums[0].log()
+    return sums[2] - log_total, log_total - sums[1] / sums[0], log_total + largest
+
+
+def _backward_chunk(
+    log_p: Tensor, local_targets: Tensor, grad: Tensor, entropy: Tensor, grad_entropy: Tensor | None
+) -> Tensor:
+    """Gradient of the loss by the (scaled) logits of a chunk. Overwrites log_p."""
+    here = (local_targets >= 0) & (local_targets < log_p.shape[1])
+    column = local_targets.clamp(0, log_p.shape[1] - 1)[:, None]
+    if grad_entropy is None:
+        result = log_p.exp_().mul_(-grad[:, None])
+    else:
+        p = log_p.exp()
+        shifted = log_p.clamp_(min=torch.finfo(log_p.dtype).min).add_(entropy[:, None])
+        result = p.mul_(shifted.mul_(-grad_entropy[:, None]).sub_(grad[:, None]))
+    result.scatter_add_(1, column, torch.where(here, grad, torch.zeros_like(grad))[:, None])
+    return result
+
+
+def logprobs_and_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    vocab_size: int,
+    temperature: float,
+    chunk_tokens: int,
+    group: Any = None,
+    group_rank: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of targets [m] and entropy of the distribution (nats), each [m] float32.
+
+    `hidden` is [m, D], the same on all ranks of the group; `weight` [V / tp, D] is this rank's rows of the padded output
+    layer. The gradient by `hidden` is this rank's part: the caller sums it over the group.
+    """
+    rows = weight.shape[0]
+    settings = {
+        "chunk": chunk_tokens,
+        "first": group_rank * rows,
+        "valid": max(0, min(rows, vocab_size - group_rank * rows)),
+        "temperature": temperature,
+        "group": group,
+    }
+    return _ChunkedLogprobs.apply(hidden, weight, targets, settings)

@@ -1,0 +1,108 @@
+"""Megatron's distributed optimizer, its learning-rate schedule, and the decision to skip a step.
+
+A step whose loss or gradient is not finite on any rank changes no parameter on any rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+from mrl.config.training import OptimizerSection
+
+
+def learning_rate(section: OptimizerSection, step: int) -> float:
+    """Rate of optimizer step `step`, counted from 0.
+
+    >>> learning_rate(OptimizerSection(lr=1.0, warmup_steps=4), 1)
+    0.5
+    """
+    if step < section.warmup_steps:
+        return section.lr * (step + 1) / section.warmup_steps
+    if section.schedule == "constant" or section.decay_steps is None:
+        return section.lr
+    span = max(1, section.decay_steps - section.warmup_steps)
+    done = min(1.0, (step - section.warmup_steps) / span)
+    left = 1.0 - done if section.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return section.min_lr + (section.lr - section.min_lr) * left
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Before clipping."""
+    skipped: bool
+    lr: float
+
+
+class Optimizer:
+    """Megatron's optimizer of all model chunks of this rank."""
+
+    def __init__(self, models: list[Any], section: OptimizerSection, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.section = section
+        self.steps = 0
+        """Optimizer steps taken (skipped ones not counted)."""
+        self._device = device
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=section.lr,
+            min_lr=section.min_lr,
+            weight_decay=section.weight_decay,
+            adam_beta1=section.beta1,
+            adam_beta2=section.beta2,
+            adam_eps=section.eps,
+            clip_grad=section.clip_grad,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=True,
+        )
+        self.megatron: Any = get_megatron_optimizer(
+            config, models, use_gloo_process_groups=device.type == "cuda"
+        )
+
+    def zero_grad(self) -> None:
+        self.megatron.zero_grad()
+
+    def take_parameters(self) -> None:
+        """Copy model parameters into the float32 master weights (after loading)."""
+        self.megatron.reload_model_params()
+
+    @torch.no_grad()
+    def step(self, *, finite: bool, lr: float | None = None) -> StepResult:
+        """One step of all ranks. `finite` says whether this rank's loss was."""
+        rate = learning_rate(self.section, self.steps) if lr is None else lr
+        for group in self.megatron.param_groups:
+            group["lr"] = rate * group.get("lr_mult", 1.0)
+        found_bad = self.megatron.prepare_grads()
+        norm = float(self.megatron.get_grad_norm() or 0.0)
+        good = torch.tensor(
+            [float(finite and not found_bad and math.isfinite(norm))], device=self._device, dtype=torch.float32
+        )
+        dist.all_reduce(good, op=dist.ReduceOp.MIN)
+        if not good.item():
+            return StepResult(grad_norm=norm, skipped=True, lr=rate)
+        self._clip(norm)
+        self.megatron.step_with_ready_grads()
+        self.steps += 1
+        return StepResult(grad_norm=norm, skipped=False, lr=rate)
+
+    def _clip(self, norm: float) -> None:
+        if self.section.clip_grad <= 0:
+            return
+        for part in self.parts():
+            parameters = part.get_parameters()
+            if parameters:
+                clip_grad_by_total_norm_fp32(parameters, max_norm=self.section.clip_grad, total_norm=norm)
+
+    def parts(self) -> list[Any]:
+        """Megatron keeps dense and expert parameters in optimizers of their own."""
+        parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
+        return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]

@@ -1,0 +1,131 @@
+"""The memory that holds this rank's parameters: shareable with the slot's generation process, and off-loadable.
+
+On CPU each buffer lives in anonymous shared memory: a peer opens it as /proc/<pid>/fd/<fd>; it has no name, so nothing
+can be left behind. On CUDA it is ordinary device memory, exported by the device's own means. A lease says that a peer
+reads the memory: while one is live, nothing may move or swap it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrl.errors import ReshardError
+
+_PUNCH_HOLE = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (linux/falloc.h)."""
+
+
+class ParameterMemory:
+    """All parameter buffers of one rank, in a fixed order: per chunk, dense buffers first, then expert buffers."""
+
+    def __init__(self, models: list[Any], *, device: torch.device) -> None:
+        """Call between wrapping the models for data parallelism and making the optimizer, which keeps views."""
+        self.buffers: list[Any] = [b for m in models for b in (*m.buffers, *m.expert_parallel_buffers)]
+        self._device = device
+        self._fds: list[int] = []
+        self._parked: list[Tensor] | None = None
+        self.leases = 0
+        self.generation = 0
+        """Grows with every reload: what was exported before it is stale."""
+        self._start = [b.param_data.data_ptr() for b in self.buffers]
+        if device.type == "cpu":
+            self._share()
+
+    def _share(self) -> None:
+        for buffer in self.buffers:
+            fd, size = buffer.param_data.untyped_storage()._share_fd_cpu_()
+            assert size >= buffer.param_data.nbytes, f"shared {size} bytes of {buffer.param_data.nbytes}"
+            self._fds.append(fd)
+
+    def export(self) -> list[tuple[int, int]]:
+        """(fd, bytes) of each buffer, for /proc/<pid>/fd/<fd>; ReshardError where memory has no fd or is off-loaded."""
+        self._check_present("export parameter memory")
+        if not self._fds:
+            raise ReshardError("parameter memory has no file descriptor on CUDA; use the device's own export")
+        return [(fd, b.param_data.nbytes) for fd, b in zip(self._fds, self.buffers, strict=True)]
+
+    def locate(self, parameter: Tensor) -> tuple[int, int]:
+        """(buffer index, byte offset) of a parameter."""
+        for index, buffer in enumerate(self.buffers):
+            if parameter in buffer.param_index_map:
+                return index, buffer.param_index_map[parameter][0] * buffer.param_data.element_size()
+        raise ReshardError(f"a parameter of shape {tuple(parameter.shape)} lies in no parameter buffer")
+
+    def lease(self) -> int:
+        """A peer starts to read; returns the generation it reads."""
+        self._check_present("lease parameter memory")
+        self.leases += 1
+        return self.generation
+
+    def release(self) -> None:
+        """A peer has stopped reading and unmapped."""
+        if self.leases == 0:
+            raise ReshardError("parameter memory was released more often than it was leased")
+        self.leases -= 1
+
+    def require_unleased(self, action: str) -> None:
+        """ReshardError while a peer reads."""
+        if self.leases:
+            raise ReshardError(f"cannot {action}: {self.leases} lease(s) on the parameter memory are live")
+
+    @property
+    def offloaded(self) -> bool:
+        return self._parked is not None
+
+    def offload(self) -> None:
+        """Copy parameters to plain memory and free theirs and the gradients'. ReshardError under a live lease."""
+        self.require_unleased("off-load parameters")
+        if self.offloaded:
+            return
+        self._parked = [buffer.param_data.detach().to("cpu", copy=True) for buffer in self.buffers]
+        for index, buffer in enumerate(self.buffers):
+            if self._fds:
+                _free_pages(self._fds[index])
+            else:
+                buffer.param_data.untyped_storage().resize_(0)
+            buffer.grad_data.untyped_storage().resize_(0)
+
+    def reload(self) -> None:
+        """Bring parameters back (the same bytes) and make room for gradients."""
+        if self._parked is None:
+            return
+        for buffer, parked in zip(self.buffers, self._parked, strict=True):
+            if not self._fds:
+                buffer.param_data.untyped_storage().resize_(buffer.param_data.nbytes)
+            buffer.param_data.copy_(parked)
+            buffer.grad_data.untyped_storage().resize_(buffer.grad_data.nbytes)
+            buffer.grad_data.zero_()
+        self._parked = None
+        self.generation += 1
+
+    def copies(self) -> list[Tensor]:
+        """A plain-memory copy of every buffer."""
+        self._check_present("copy parameters")
+        return [buffer.param_data.detach().to("cpu", copy=True) for buffer in self.buffers]
+
+    def fill(self, copies: list[Tensor]) -> None:
+        """Write buffers from such copies."""
+        for buffer, copy in zip(self.buffers, copies, strict=True):
+            buffer.param_data.copy_(copy)
+
+    def shared_bytes(self) -> int:
+        """Bytes of memory that the shared buffers really occupy."""
+        return sum(os.fstat(fd).st_blocks * 512 for fd in self._fds)
+
+    def _check_present(self, action: str) -> None:
+        if self.offloaded:
+            raise ReshardError(f"cannot {action}: parameters are off-loaded; call reload() first")
+
+
+def _free_pages(fd: int) -> None:
+    """Give a shared file's memory back while keeping its size and every mapping of it (it reads as zeros)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = os.fstat(fd).st_size
+    if libc.fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(size)) != 0:
+        code = ctypes.get_errno()
+        raise ReshardError(f"freeing {size} bytes of shared parameter memory failed: {os.strerror(code)}")

@@ -1,0 +1,251 @@
+"""Forward and forward-backward passes of this rank's model chunks over one data-parallel shard of a batch.
+
+Owns microbatch agreement over ranks, Megatron's schedule, and the way from hidden states to log-probs. Does not step the
+optimizer (optimizer.py) and knows no loss: the objective is handed in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch import Tensor
+
+from models.build import Chunks, PackedModel
+from models.layer_modules import RecordingRouter
+from models.packed_attention import PackedSegments, pack_segments
+from mrl.config.training import TrainingSection
+from mrl.samples import TrainBatch
+from mrl.training.logprobs import logprobs_and_entropy
+from mrl.training.packing import Microbatch, pack, split
+from mrl.training.parallel import max_over_world
+from resharding.layout import Layout, Place
+
+Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
+"""objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segment_ids=[n], denominators) -> (loss, metrics).
+
+The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
+The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]` is False hold 0 in logprobs and entropy and no gradient flows through them.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """A microbatch on the device."""
+
+    plan: Microbatch
+    tokens: Tensor
+    """[1, n + padding]."""
+    packed: PackedSegments
+    rows: Tensor
+    """[m] int64 positions of the tokens whose log-probs are computed; each is predicted by the position before it."""
+
+
+class Passes:
+    """The model chunks of one rank and how to run them."""
+
+    def __init__(
+        self,
+        chunks: Chunks,
+        models: list[Any],
+        *,
+        training: TrainingSection,
+        layout: Layout,
+        place: Place,
+        device: torch.device,
+    ) -> None:
+        """`models` are the chunks wrapped for data parallelism, in chunk order."""
+        self._chunks = chunks
+        self._models = models
+        self._training = training
+        self._layout = layout
+        self._device = device
+        self._is_last = place.pp == layout.pp - 1
+        self._returns_arrays = self._is_last and place.tp == 0
+        self._tp_group = parallel_state.get_tensor_model_parallel_group()
+
+    def forward(
+        self, batch: TrainBatch, *, temperature: float, with_router_margins: bool
+    ) -> dict[str, np.ndarray] | None:
+        """Log-probs and entropy [N] of every token but the first of each segment; None on ranks that hold none."""
+        prepared = self._prepare(batch, all_tokens=True)
+        routers = self._routers() if with_router_margins else []
+        for router in routers:
+            router.margins = []
+        try:
+            with torch.no_grad():
+                outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True)
+        finally:
+            margins = [router.margins or [] for router in routers]
+            for router in routers:
+                router.margins = None
+        arrays = self._flat_arrays(batch, prepared, outputs) if self._is_last else {}
+        if with_router_margins:
+            arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
+        return arrays if self._returns_arrays else None
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        objective: Objective,
+        denominators: Mapping[str, Any],
+        *,
+        temperature: float,
+    ) -> list[Mapping[str, Tensor]]:
+        """Accumulate gradients of the objective; returns its metrics per microbatch (empty off the last stage)."""
+        prepared = self._prepare(batch, all_tokens=False)
+        loss = self._objective_loss(batch, objective, denominators, temperature)
+        return self._run(prepared, loss, forward_only=False)
+
+    def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
+        """The same number of microbatches on all ranks: expert parallelism couples them."""
+        limit = self._training.microbatch_tokens
+        needed = max(1, len(split(batch.lengths(), max_tokens=limit)))
+        agreed = max_over_world(needed, device=self._device)
+        if self._layout.vpp > 1:
+            agreed = -(-agreed // self._layout.pp) * self._layout.pp
+        plans = pack(batch, max_tokens=limit, num_microbatches=agreed, multiple_of=self._layout.tp)
+        wanted = batch.loss_mask.copy()
+        if all_tokens:
+            wanted[:] = True
+        wanted[batch.cu_seqlens[:-1]] = False
+        return [self._to_device(plan, wanted) for plan in plans]
+
+    def _to_device(self, plan: Microbatch, wanted: np.ndarray) -> Prepared:
+        rows = np.flatnonzero(wanted[plan.token_index])
+        return Prepared(
+            plan=plan,
+            tokens=torch.from_numpy(plan.tokens).to(self._device)[None],
+            packed=pack_segments(plan.lengths, rotary=self._chunks.rotary, device=self._device),
+            rows=torch.from_numpy(rows).to(self._device),
+        )
+
+    def _run(self, prepared: list[Prepared], loss: Callable[..., Any], *, forward_only: bool) -> list[Any]:
+        def forward_step(data: Iterator[Prepared], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            item = next(data)
+            hidden = model(item.tokens, None, None, packed_seq_params=item.packed)
+            return hidden, functools.partial(loss, item)
+
+        longest = max(item.tokens.shape[1] for item in prepared)
+        iterators = [iter(prepared) for _ in self._models]
+        return get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self._models,
+            num_microbatches=len(prepared),
+            seq_length=longest,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def _forward_loss(self, temperature: float) -> Callable[..., Any]:
+        def outputs(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> tuple[Tensor, Tensor]:
+            return self._logprobs(item, hidden, temperature)
+
+        return outputs
+
+    def _objective_loss(
+        self, batch: TrainBatch, objective: Objective, denominators: Mapping[str, Any], temperature: float
+    ) -> Callable[..., Any]:
+        def loss(item: Prepared, hidden: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+            count = torch.zeros((), dtype=torch.int, device=self._device)
+            if not len(item.rows):
+                return hidden.sum() * 0.0, count, {}
+            found = self._logprobs(item, hidden, temperature)
+            size = item.plan.num_real
+            logprobs, entropy = (x.new_zeros(size).index_copy(0, item.rows, x) for x in found)
+            arrays, segment_ids = self._arrays(batch, item.plan)
+            value, metrics = objective(
+                logprobs=logprobs,
+                entropy=entropy,
+                arrays=arrays,
+                segment_ids=segment_ids,
+                denominators=denominators,
+            )
+            reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
+            return value, count, reported
+
+        return loss
+
+    def _logprobs(self, item: Prepared, hidden: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """[m] log-probs and entropies of item.rows from hidden [n / tp, 1, D]."""
+        if self._layout.tp > 1:  # backward sums the ranks' parts and scatters them
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        last: PackedModel = self._chunks.models[-1]
+        return logprobs_and_entropy(
+            hidden[:, 0].index_select(0, item.rows - 1),
+            last.head_weight(),
+            item.tokens[0].index_select(0, item.rows),
+            vocab_size=self._chunks.vocab_size,
+            temperature=temperature,
+            chunk_tokens=self._training.logprob_chunk_tokens,
+            group=self._tp_group,
+            group_rank=self._tp_group.rank(),
+        )
+
+    def _arrays(self, batch: TrainBatch, plan: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
+        index = plan.token_index
+        arrays = {name: array[index] for name, array in batch.arrays.items()}
+        arrays["loss_mask"] = batch.loss_mask[index]
+        segments = np.repeat(np.arange(len(plan.samples)), plan.lengths[: len(plan.samples)])
+        on_device = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
+        return on_device, torch.from_numpy(segments).to(self._device)
+
+    def _flat_arrays(
+        self, batch: TrainBatch, prepared: list[Prepared], outputs: list[tuple[Tensor, Tensor]]
+    ) -> dict[str, np.ndarray]:
+        logprobs = np.zeros(batch.num_tokens, np.float32)
+        entropy = np.zeros(batch.num_tokens, np.float32)
+        for item, (found, spread) in zip(prepared, outputs, strict=True):
+            index = item.plan.token_index[item.rows.cpu().numpy()]
+            logprobs[index] = found.float().cpu().numpy()
+            entropy[index] = spread.float().cpu().numpy()
+        return {"logprobs": logprobs, "entropy": entropy}
+
+    def _routers(self) -> list[RecordingRouter]:
+        modules: Iterable[Any] = (m for model in self._chunks.models for m in model.modules())
+        return [module for module in modules if isinstance(module, RecordingRouter)]
+
+    def _prefix_margins(
+        self, batch: TrainBatch, prepared: list[Prepared], margins: list[list[Tensor]]
+    ) -> np.ndarray:
+        """[N] smallest router gap over all layers and the token's prefix (the positions that predicted it)."""
+        flat = np.full(batch.num_tokens, np.inf, np.float32)
+        for number, item in enumerate(prepared):
+            length = item.tokens.shape[1] // self._layout.tp
+            smallest = torch.full((length,), float("inf"), device=self._device)
+            for layer in margins:
+                smallest = torch.minimum(smallest, layer[number])
+            if self._layout.tp > 1:
+                smallest = gather_from_sequence_parallel_region(smallest)
+            if self._layout.pp > 1:
+                group = parallel_state.get_pipeline_model_parallel_group()
+                dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
+            flat[item.plan.token_index] = smallest.cpu().numpy()[: item.plan.num_real]
+        return prefix_minimum(flat, batch.cu_seqlens)
+
+
+def prefix_minimum(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
+    """out[t] = min(values[segment start : t]); 0 for a segment's first token.
+
+    >>> prefix_minimum(np.array([3, 1, 2, 9, 5], np.float32), np.array([0, 3, 5])).tolist()
+    [0.0, 3.0, 1.0, 0.0, 9.0]
+    """
+    lengths = np.diff(cu_seqlens)
+    if not len(lengths):
+        return values.copy()
+    inside = np.arange(lengths.max())[None, :] < lengths[:, None]
+    padded = np.full(inside.shape, np.inf, values.dtype)
+    padded[inside] = values
+    shifted = np.zeros_like(padded)
+    shifted[:, 1:] = np.minimum.accumulate(padded, axis=1)[:, :-1]
+    return shifted[inside]

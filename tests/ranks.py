@@ -1,0 +1,82 @@
+"""Runs a function on n real ranks (gloo processes) with a deadline; kills all and reports the first traceback on failure."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 120.0) -> list[Any]:
+    """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
+
+    AssertionError with the traceback of the first rank that failed, or with the ranks still running at the deadline.
+    """
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=_enter, args=(function, rank, world_size, port, args, folder), daemon=True)
+            for rank in range(world_size)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            _wait(ranks, folder, seconds, function)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        return [pickle.loads(Path(folder, f"{rank}.result").read_bytes()) for rank in range(world_size)]
+
+
+def _wait(ranks: list[Any], folder: str, seconds: float, function: Callable[..., Any]) -> None:
+    deadline = time.monotonic() + seconds
+    running = list(ranks)
+    while running:
+        wait([process.sentinel for process in running], timeout=max(0.0, deadline - time.monotonic()))
+        ended = [process for process in running if not process.is_alive()]
+        running = [process for process in running if process.is_alive()]
+        if any(process.exitcode != 0 for process in ended):
+            time.sleep(0.2)  # a peer's later error is only an echo, but the first one may still be being written
+            raise AssertionError(_first_failure(folder, ended))
+        if running and time.monotonic() >= deadline:
+            late = [number for number, process in enumerate(ranks) if process.is_alive()]
+            raise AssertionError(f"{function.__name__}: ranks {late} still running after {seconds:.0f} s")
+
+
+def _first_failure(folder: str, ended: list[Any]) -> str:
+    failures = sorted(Path(folder).glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    if failures:
+        return f"rank {failures[0].stem} failed first:\n{failures[0].read_text()}"
+    return f"a rank ended without a traceback, exit codes {[process.exitcode for process in ended]}"
+
+
+def _enter(
+    function: Callable[..., Any], rank: int, world_size: int, port: int, args: tuple[Any, ...], folder: str
+) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        result = function(rank, world_size, port, *args)
+        Path(folder, f"{rank}.result").write_bytes(pickle.dumps(result))
+    except BaseException:
+        partial = Path(folder, f"{rank}.partial")
+        partial.write_text(traceback.format_exc())
+        partial.rename(Path(folder, f"{rank}.error"))
+        os._exit(1)
+    os._exit(0)

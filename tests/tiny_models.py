@@ -1,0 +1,88 @@
+"""Random tiny checkpoints in Hugging Face format, and packed batches for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrl.samples import TrainBatch
+
+VOCAB = 131
+"""Odd on purpose: any tensor-parallel layout pads the vocabulary."""
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+}
+
+
+def write_model(
+    folder: Path, model_type: str = "qwen3_moe", *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> Path:
+    """Write a random model (4 layers unless changed) with a larger spread than usual, so that errors show."""
+    import transformers
+
+    torch.manual_seed(seed)
+    fields = {"num_hidden_layers": 4, "tie_word_embeddings": False, "initializer_range": 0.1} | COMMON
+    if model_type == "qwen3_moe":
+        config: Any = transformers.Qwen3MoeConfig(**(fields | EXPERTS | changes))
+        model: Any = transformers.Qwen3MoeForCausalLM(config)
+    else:
+        config = transformers.Qwen3Config(**(fields | changes))
+        model = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def random_batch(num_samples: int = 12, *, seed: int = 0, longest: int = 24, vocab: int = VOCAB) -> TrainBatch:
+    """Samples of uneven length whose second halves are to be trained on."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, longest + 1, num_samples)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    total = int(cu_seqlens[-1])
+    inside = np.arange(total) - np.repeat(cu_seqlens[:-1], lengths)
+    return TrainBatch(
+        tokens=rng.integers(0, vocab, total),
+        cu_seqlens=cu_seqlens,
+        loss_mask=inside >= np.repeat(lengths // 2, lengths).clip(min=1),
+        group_ids=np.arange(num_samples) // 4,
+        sample_ids=tuple(f"{i}.0" for i in range(num_samples)),
+        arrays={"advantages": rng.normal(size=total).astype(np.float32)},
+    )
+
+
+def reference_logprobs(folder: Path, batch: TrainBatch, *, temperature: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """(log-probs, entropy) [N] by transformers in float32, one segment at a time."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
+    for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+        tokens = torch.from_numpy(batch.tokens[start:end])[None]
+        with torch.no_grad():
+            log_p = (model(tokens).logits[0, :-1].double() / temperature).log_softmax(-1)
+        logprobs[start + 1 : end] = log_p.gather(1, tokens[0, 1:, None])[:, 0]
+        entropy[start + 1 : end] = -(log_p.exp() * log_p).sum(-1)
+    return logprobs, entropy
