@@ -53,6 +53,13 @@ class CodeRules(Section):
     """Cases of a function-call task that share one process."""
 
 
+class InstructionRules(Section):
+    """How the checks of a row make a value."""
+
+    partial: bool = False
+    """The value is the share of passed checks rather than all or nothing."""
+
+
 class FormatRules(Section):
     """Shape of a response."""
 
@@ -84,6 +91,8 @@ class JudgePart(Section):
     """Rules of the maths judge."""
     code: CodeRules = CodeRules()
     """Rules of the code judge."""
+    instructions: InstructionRules = InstructionRules()
+    """Rules of the instruction judge."""
     format: FormatRules = FormatRules()
     """Rules of the format judge."""
     repetition: RepetitionRules = RepetitionRules()

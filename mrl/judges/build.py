@@ -31,7 +31,7 @@ def build_judge(part: JudgePart, *, stage: str = "whole") -> Judge | GroupJudge:
     if part.kind == "instructions":
         from mrl.judges.instructions import InstructionJudge
 
-        return InstructionJudge()
+        return InstructionJudge(part.instructions)
     if part.kind in ("format", "repetition"):
         from mrl.judges.format import FormatJudge, RepetitionJudge
 

@@ -311,13 +311,13 @@ class Dispatcher:
         else:
             self._control(lane, task, lost, guilty)
 
-    def _control(self, lane: Lane, task: Task, lost: list[Verdict], guilty: list[Verdict]) -> None:
+    def _control(self, lane: Lane, task: Task, lost: Sequence[Verdict], guilty: Sequence[Verdict]) -> None:
         """Judge a sample again that was judged before: it tells a bad judge from a bad sample."""
 
-        def decide(verdicts: list[Verdict | None]) -> None:
+        def decide(verdicts: Sequence[Verdict | None]) -> None:
             failed = any(verdict is not None and verdict.value is None for verdict in verdicts)
             self.counts["poisonous"] += not failed
-            task.done(list(lost if failed else guilty))
+            task.done(lost if failed else guilty)
 
         assert lane.last_good is not None
         lane.queue.push(Task(lane.last_good, decide, alone=True, is_control=True))

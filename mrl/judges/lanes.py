@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mrl.config.judge import JudgePart
 from mrl.judges.contract import Request
@@ -17,7 +17,7 @@ from mrl.samples import Verdict
 
 _BATCHED = {"instructions": 32, "format": 32, "repetition": 32}
 
-Done = Callable[[list[Verdict | None]], None]
+Done = Callable[[Sequence[Verdict | None]], None]
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -73,4 +73,4 @@ def _summed_tokens(applying: list[tuple[JudgePart, Verdict]]) -> np.ndarray | No
     given = [(part.weight, v.token_values) for part, v in applying if v.token_values is not None]
     if not given:
         return None
-    return np.sum([np.float32(weight) * values for weight, values in given], axis=0, dtype=np.float32)
+    return np.asarray(sum(np.float32(weight) * values for weight, values in given), dtype=np.float32)
