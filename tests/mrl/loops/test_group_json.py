@@ -1,0 +1,29 @@
+"""Surplus groups survive a checkpoint unchanged."""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from mrl.loops.group_json import from_json, to_json
+from mrl.samples import Group, Prompt, Verdict, VerdictKind
+from tests.mrl.loops.test_batch import sample
+
+
+def same(left: object, right: object) -> bool:
+    if dataclasses.is_dataclass(left) and not isinstance(left, type):
+        return type(left) is type(right) and all(
+            same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left)
+        )
+    if isinstance(left, np.ndarray):
+        return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, tuple):
+        return isinstance(right, tuple) and len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+def test_a_group_comes_back_equal_to_the_last_bit() -> None:
+    verdict = Verdict(VerdictKind.SCORED, 0.1 + 0.2, "why", {"maths": 1.0}, token_values=np.array([0.1, 0.7], np.float32))
+    judged = dataclasses.replace(sample(3, 0, 2, 2), verdict=verdict)
+    group = Group(Prompt(3, judged.prompt_tokens, "1+1=", "2", metadata={"a": [1, 2]}), (judged, sample(3, 1, 2, 4)))
+    assert same(group, from_json(json.loads(json.dumps(to_json(group)))))

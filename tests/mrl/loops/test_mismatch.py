@@ -1,0 +1,28 @@
+"""The mismatch measure counts near-ties apart and its check stops a run whose engines serve other weights."""
+
+import numpy as np
+import pytest
+
+from mrl.errors import ReshardError
+from mrl.loops.mismatch import check, measure
+from tests.mrl.loops.test_batch import batch_of
+
+
+def test_near_ties_are_counted_apart() -> None:
+    batch = batch_of([(1, 3), (1, 2)])
+    trainer = batch.arrays["sampler_logprobs"].copy()
+    trainer[2] += 0.5
+    trainer[5] -= 1e-3
+    margins = np.full(batch.num_tokens, 1.0, np.float32)
+    margins[2:4] = 1e-7
+    measured = measure(batch, trainer, margins, margin=1e-5)
+    assert measured["policy/sampler_logprob_near_ties"] == 2
+    assert measured["policy/sampler_logprob_diff_max"] == pytest.approx(1e-3, rel=1e-3)
+    assert measured["policy/sampler_logprob_near_tie_diff_max"] == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("found", [2e-4, float("nan")])
+def test_the_check_names_the_version(found: float) -> None:
+    check({"policy/sampler_logprob_diff_max": 1e-5}, 1e-4, version=3)
+    with pytest.raises(ReshardError, match="version 3"):
+        check({"policy/sampler_logprob_diff_max": found}, 1e-4, version=3)
