@@ -1,0 +1,183 @@
+"""Warnings and suggestions: what does not divide, does not fit, or would be better otherwise. Each names what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from launch.plan.facts import Facts
+from launch.plan.handover import Moment
+from launch.plan.hardware import Hardware
+from launch.plan.traffic import Traffic
+from mrl.config.rollout import RolloutSection
+from mrl.config.training import TrainingSection
+from resharding.layout import Layout
+
+FULL_SHARE = 0.08
+"""Free share of the device below which a moment is called tight."""
+SMALL_SLICE = 256
+"""Inner width of an expert's slice below which its matrix products are called too small."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advice:
+    """What people are told. `errors` make the plan not fit."""
+
+    errors: list[str]
+    warnings: list[str]
+    suggestions: list[str]
+
+
+def layout_errors(facts: Facts, layout: Layout, rollout: RolloutSection) -> list[str]:
+    """What cannot be split at all."""
+    wanted = [
+        (facts.num_heads, layout.tp, "attention heads", "training.layout.tp"),
+        (facts.num_heads, rollout.tp, "attention heads", "rollout.tp"),
+        (facts.num_layers // (layout.pp * layout.vpp) > 0, 1, "layers", "training.layout.pp x vpp"),
+    ]
+    if facts.num_experts:
+        inner = facts.expert_inner
+        wanted += [
+            (facts.num_experts, layout.ep, "experts", "training.layout.ep"),
+            (inner, layout.etp, "an expert's inner width", "training.layout.etp"),
+        ]
+        if rollout.expert_parallel:
+            wanted.append((facts.num_experts, rollout.tp, "experts", "rollout.tp (expert_parallel)"))
+        else:
+            wanted.append((inner, rollout.tp, "an expert's inner width", "rollout.tp"))
+    errors = [
+        f"{what} ({count}) do not divide into {name} = {parts}"
+        for count, parts, what, name in wanted
+        if count % parts
+    ]
+    if not facts.latent_attention:
+        errors += [
+            f"key and value heads ({facts.kv_heads}) and {name} = {tp}: neither divides the other"
+            for name, tp in (("training.layout.tp", layout.tp), ("rollout.tp", rollout.tp))
+            if facts.kv_heads % tp and tp % facts.kv_heads
+        ]
+    if facts.num_layers < layout.pp * layout.vpp:
+        errors.append(f"{facts.num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages")
+    return errors
+
+
+def layout_warnings(
+    facts: Facts, layout: Layout, training: TrainingSection, rollout: RolloutSection, hardware: Hardware
+) -> list[str]:
+    """What works and is probably not what one wants."""
+    node = hardware.gpus_per_node
+    found = []
+    if facts.num_layers % (layout.pp * layout.vpp):
+        found.append(
+            f"{facts.num_layers} layers do not divide into pp x vpp = {layout.pp} x {layout.vpp}: the first stages hold "
+            "one layer more, the others wait for them"
+        )
+    if facts.vocab % layout.tp:
+        found.append(
+            f"the vocabulary ({facts.vocab}) does not divide into training.layout.tp = {layout.tp}: it is padded"
+        )
+    for name, size in (("training.layout.tp", layout.tp), ("training.layout.tp x cp", layout.tp * layout.cp)):
+        if size > node:
+            found.append(
+                f"{name} = {size} spans nodes of {node}: its collectives run on the network in every layer"
+            )
+            break
+    if layout.world_size > node and layout.world_size % node:
+        found.append(f"the world of {layout.world_size} does not fill nodes of {node}")
+    if rollout.tp > node and rollout.tp % node:
+        found.append(f"rollout.tp = {rollout.tp} leaves engines that lie differently on nodes of {node}")
+    if not facts.latent_attention and layout.tp > facts.kv_heads:
+        found.append(
+            f"training.layout.tp = {layout.tp} is above the {facts.kv_heads} key and value heads: query groups are cut, and "
+            "every group's weights arrive in pieces"
+        )
+    return found + _expert_warnings(facts, training, rollout)
+
+
+def _expert_warnings(facts: Facts, training: TrainingSection, rollout: RolloutSection) -> list[str]:
+    if not facts.num_experts:
+        return []
+    found = []
+    inner = facts.expert_inner
+    if (
+        rollout.tp > 1
+        and not rollout.expert_parallel
+        and facts.num_experts % rollout.tp == 0
+        and inner // rollout.tp < SMALL_SLICE
+    ):
+        found.append(
+            f"the engines cut each expert's inner width of {inner} into {rollout.tp} slices of {inner // rollout.tp}: small matrix "
+            "products, and every slice comes from every rank; rollout.expert_parallel=true deals out whole experts"
+        )
+    if training.router_aux_loss:
+        found.append(
+            f"training.router_aux_loss = {training.router_aux_loss:g}: under RL the balance loss pulls against the reward; "
+            "usual is 0 with a watch on the experts' load"
+        )
+    return found
+
+
+def traffic_warnings(moved: Traffic) -> list[str]:
+    """Bytes that leave their rail."""
+    network = sum(moved.network_in)
+    if not moved.off_rail:
+        return []
+    share = moved.off_rail / network
+    return [
+        f"rail misalignment: {share:.0%} of the bytes between nodes have no holder on the receiver's rail and cross to "
+        "another; a tp (and ep x etp) that divides the GPUs of a node keeps them on it"
+    ]
+
+
+def memory_errors(all_moments: list[Moment], hardware: Hardware) -> list[str]:
+    """Moments that do not fit."""
+    return [
+        f"'{moment.name}' needs {_gb(moment.total)} of {_gb(hardware.memory_bytes)}: {_gb(-moment.free)} too much "
+        f"({', '.join(f'{part} {_gb(size)}' for part, size in moment.parts.items())})"
+        for moment in all_moments
+        if moment.free < 0
+    ]
+
+
+def memory_warnings(all_moments: list[Moment], hardware: Hardware) -> list[str]:
+    return [
+        f"'{moment.name}' leaves {_gb(moment.free)} free: fragmentation or uneven experts may not fit"
+        for moment in all_moments
+        if 0 <= moment.free < FULL_SHARE * hardware.memory_bytes and moment.name != "generate"
+    ]
+
+
+def memory_suggestions(
+    worst: Moment,
+    training: TrainingSection,
+    layout: Layout,
+    rollout: RolloutSection,
+    facts: Facts,
+    hardware: Hardware,
+) -> list[str]:
+    """For a moment that does not fit: the cheapest change to its largest part first."""
+    largest = sorted(worst.parts, key=lambda part: -worst.parts[part])
+    found = []
+    for part in largest:
+        if part in ("activations", "working") and training.recompute != "full":
+            found.append(
+                "training.recompute=full keeps one hidden state per layer instead of its activations"
+            )
+        elif part == "activations" and layout.tp < hardware.gpus_per_node:
+            found.append(f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence")
+        elif part in ("optimizer", "gradients", "trainer weights") and facts.num_experts > layout.ep:
+            found.append(
+                f"a larger training.layout.ep (now {layout.ep}) or pp (now {layout.pp}) holds fewer experts per rank"
+            )
+        elif part == "rollout weights":
+            found.append(f"a larger rollout.tp (now {rollout.tp}) holds less of the model per engine rank")
+        elif part == "optimizer":
+            found.append("more data-parallel replicas split the optimizer state further")
+        elif part == "KV cache":
+            found.append(
+                f"a lower rollout.memory_fraction (now {rollout.memory_fraction:g}) leaves room beside the KV cache"
+            )
+    return found[:3]
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

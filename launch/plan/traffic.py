@@ -1,0 +1,192 @@
+"""Bytes one hand-over moves over each kind of link, by closed formulas over the name tables. Moves nothing, plans no window.
+
+Engine e's rank i and trainer rank e x tp + i share a slot. Every byte an engine rank needs comes once from the nearest
+rank that holds it: its own slot, its node, its rail (the same place in another node), anywhere. Formulas are exact where
+query groups are not cut (layout.tp at most the number of key and value heads, or latent attention).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+from launch.plan.facts import Facts, row_elements
+from launch.plan.hardware import Hardware
+from launch.plan.training_memory import ELEMENT_BYTES
+from models.names import Row, chunk_layers
+from mrl.config.rollout import RolloutSection
+from resharding.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Traffic:
+    """One hand-over. Lists have one entry per slot."""
+
+    need: list[int]
+    """Bytes an engine rank must have."""
+    local: list[int]
+    node_in: list[int]
+    network_in: list[int]
+    node_out: list[int]
+    network_out: list[int]
+    off_rail: int
+    """Bytes of network_in whose sender sits at another place in its node."""
+
+    @property
+    def between_slots(self) -> int:
+        return sum(self.node_in) + sum(self.network_in)
+
+    def bound_seconds(self, hardware: Hardware) -> dict[str, float]:
+        """Least time of each kind of link at its full bandwidth; memory is read and written once."""
+        return {
+            "memory": 2 * max(self.need) / hardware.memory_bytes_per_second,
+            "node": max(self.node_in + self.node_out) / hardware.node_bytes_per_second,
+            "network": max(self.network_in + self.network_out) / hardware.network_bytes_per_second,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demand:
+    """`num_bytes` that one engine rank takes from the holders (stage, kind, index)."""
+
+    stage: int
+    kind: str
+    index: int
+    num_bytes: int
+
+
+class _Holders:
+    """Which ranks hold shard `index` of a kind ("all", "tp" or "expert") in a stage, by nearness to a slot."""
+
+    def __init__(self, layout: Layout, gpus_per_node: int) -> None:
+        self.layout, self.gpus_per_node = layout, gpus_per_node
+        self.size = layout.tp * layout.cp * layout.dp
+
+    @functools.cache  # noqa: B019 - lives as long as one plan
+    def ranks(self, stage: int, kind: str, index: int) -> tuple[frozenset[int], dict[int, list[int]]]:
+        """(all holders, holders of each node)."""
+        layout = self.layout
+        inner = range(self.size)
+        if kind == "tp":
+            inner = [n for n in inner if n % layout.tp == index]
+        if kind == "expert":  # index = ep x etp_size + etp
+            inner = [n for n in inner if n % (layout.ep * layout.etp) == index]
+        ranks = [stage * self.size + n for n in inner]
+        nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank // self.gpus_per_node, []).append(rank)
+        return frozenset(ranks), nodes
+
+    def nearest(self, slot: int, demand: Demand, *, turn: int) -> int:
+        """The holder a slot takes from; among equally near ones by turns."""
+        ranks, nodes = self.ranks(demand.stage, demand.kind, demand.index)
+        if slot in ranks:
+            return slot
+        near = nodes.get(slot // self.gpus_per_node)
+        if near:
+            return near[turn % len(near)]
+        place = slot % self.gpus_per_node
+        rail = [rank for held in nodes.values() for rank in held if rank % self.gpus_per_node == place]
+        choice = rail or sorted(ranks)
+        return choice[turn % len(choice)]
+
+
+def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
+    """Of one full hand-over in the engine's dtype."""
+    world = layout.world_size
+    holders = _Holders(layout, gpus_per_node)
+    columns = {
+        name: [0] * world for name in ("need", "local", "node_in", "network_in", "node_out", "network_out")
+    }
+    off_rail = 0
+    demands = [list(_demands(facts, rollout, layout, index)) for index in range(rollout.tp)]
+    for slot in range(world):
+        for demand in demands[slot % rollout.tp]:
+            source = holders.nearest(slot, demand, turn=slot // rollout.tp)
+            columns["need"][slot] += demand.num_bytes
+            if source == slot:
+                columns["local"][slot] += demand.num_bytes
+                continue
+            link = "node" if source // gpus_per_node == slot // gpus_per_node else "network"
+            columns[f"{link}_in"][slot] += demand.num_bytes
+            columns[f"{link}_out"][source] += demand.num_bytes
+            if link == "network" and source % gpus_per_node != slot % gpus_per_node:
+                off_rail += demand.num_bytes
+    return Traffic(**columns, off_rail=off_rail)
+
+
+def _demands(facts: Facts, rollout: RolloutSection, layout: Layout, index: int) -> Iterator[Demand]:
+    """What engine rank `index` takes, stage by stage; sizes are exact because every split divides."""
+    element, tp = ELEMENT_BYTES[rollout.dtype], rollout.tp
+    for stage in range(layout.pp):
+        sizes = _stage_elements(facts, layout, stage)
+        yield Demand(stage, "all", 0, sizes["all"] * element)
+        for shard in range(layout.tp):
+            held = sizes["gathered"] // layout.tp
+            held += _overlap(sizes["split"], index, tp, shard, layout.tp)
+            shards = min(tp, facts.kv_heads)
+            held += _overlap(sizes["keys"], index * shards // tp, shards, shard, layout.tp)
+            yield Demand(stage, "tp", shard, held * element)
+        yield from _expert_demands(facts, rollout, layout, stage, index, sizes["experts"] * element)
+
+
+def _expert_demands(
+    facts: Facts, rollout: RolloutSection, layout: Layout, stage: int, index: int, total: int
+) -> Iterator[Demand]:
+    if not total:
+        return
+    for shard in range(layout.ep):
+        for part in range(layout.etp):
+            if rollout.expert_parallel:
+                taken = _overlap(total, index, rollout.tp, shard, layout.ep) // layout.etp
+            else:
+                taken = _overlap(total // layout.ep, index, rollout.tp, part, layout.etp)
+            if taken:
+                yield Demand(stage, "expert", shard * layout.etp + part, taken)
+
+
+def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int:
+    """Size of the overlap of part index/parts with part other/others of `total`.
+
+    >>> _overlap(12, 0, 2, 1, 3)
+    2
+    """
+    low = max(index * others, other * parts)
+    high = min((index + 1) * others, (other + 1) * parts)
+    return total * max(0, high - low) // (parts * others)
+
+
+def _stage_elements(facts: Facts, layout: Layout, stage: int) -> dict[str, int]:
+    """Elements of a stage by how both sides split them.
+
+    all: replicated on both; gathered: split here, whole in the engine; split: over tp on both; keys: by key and value
+    head in the engine; experts: routed experts.
+    """
+    sizes = dict.fromkeys(("all", "gathered", "split", "keys", "experts"), 0)
+    chunks = chunk_layers(facts.num_layers, layout, stage)
+    for row in (row for chunk in chunks for n in chunk for row in facts.layers[n]):
+        _add_row(sizes, row, facts)
+    table = facts.vocab * facts.hidden
+    if stage == 0:
+        sizes["split"] += table
+    if stage == layout.pp - 1:
+        sizes["all"] += facts.hidden
+        sizes["split"] += 0 if facts.hf.get("tie_word_embeddings") else table
+    return sizes
+
+
+def _add_row(sizes: dict[str, int], row: Row, facts: Facts) -> None:
+    size = row_elements(row)
+    if ".experts." in row.name:
+        sizes["experts"] += size
+    elif row.name.endswith("_down_proj.weight"):
+        sizes["gathered"] += size
+    elif row.split == "none":
+        sizes["all"] += size
+    elif row.name.endswith("linear_qkv.weight"):
+        keys = size * 2 * facts.kv_heads // (facts.num_heads + 2 * facts.kv_heads)
+        sizes["keys"] += keys
+        sizes["split"] += size - keys
+    else:
+        sizes["split"] += size
