@@ -1,0 +1,314 @@
+"""One vLLM engine behind a request-level door: submit, poll, abort. A plain class; its process is its caller's.
+
+Token in, token out. We step the engine ourselves, in this process; with tensor parallelism vLLM starts its own workers,
+which die with this process. Weights come by hand-over only (`receive`): an engine that has no committed version serves
+nothing. Does not own prompts, groups or retries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.config.rollout import RolloutSection
+from mrl.config.sync import SyncSection
+from mrl.errors import ReshardError, RolloutError
+from mrl.rollout import environment
+from mrl.rollout.request import Request, Response
+from mrl.samples import Status
+from resharding.session import Progress, Session
+
+_STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+_RECEIVE_DEADLINES = 20
+"""Longest hand-over, in units of sync.deadline_seconds (which bounds each single wait)."""
+
+
+class RolloutEngine:
+    """Engine `engine_index` of a run; its worker i is fed by trainer rank engine_index * tp + i."""
+
+    def __init__(
+        self,
+        rollout: RolloutSection,
+        model_path: str,
+        *,
+        max_length: int,
+        seed: int,
+        engine_index: int = 0,
+        sync: SyncSection | None = None,
+        stop_token_ids: Sequence[int] = (),
+        deterministic: bool = False,
+        real_weights: bool = False,
+    ) -> None:
+        """`stop_token_ids`: the tokenizer's end-of-text. `deterministic`: no prefix cache, and requests are taken only
+        while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements)."""
+        started = time.monotonic()
+        environment.prepare(rollout)
+        self.engine_index = engine_index
+        self._rollout, self._sync = rollout, sync or SyncSection()
+        self._deterministic = deterministic
+        self._stop = tuple(dict.fromkeys((*stop_token_ids, *rollout.stop_token_ids)))
+        self._max_length = max_length
+        self._engine = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
+        self._progress = Progress()
+        self._internal: dict[str, str] = {}
+        self._aborted: list[Response] = []
+        self._round_started = False
+        self._asleep = False
+        if real_weights:
+            self._become_visible(Session.new(-1, 0, "folder"))
+        self.start_seconds = time.monotonic() - started
+
+    def _start(self, model_path: str, *, seed: int, real_weights: bool) -> Any:
+        import torch
+
+        on_cpu = not torch.cuda.is_available()
+        eager = not self._rollout.compiled or (on_cpu and self._rollout.tp > 1)
+        environment.disable_compilation(on_cpu and eager)
+
+        from vllm import EngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        import resharding.vllm_plugin as plugin
+
+        platform: dict[str, Any] = (
+            {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes}
+            if on_cpu
+            else {
+                "gpu_memory_utilization": self._rollout.memory_fraction,
+                "enable_sleep_mode": self._rollout.sleep,
+            }
+        )
+        arguments = EngineArgs(
+            model=model_path,
+            skip_tokenizer_init=True,
+            tensor_parallel_size=self._rollout.tp,
+            distributed_executor_backend="uni" if self._rollout.tp == 1 else "mp",
+            dtype=self._rollout.dtype,
+            max_model_len=self._max_length,
+            max_num_seqs=self._rollout.max_num_seqs,
+            enforce_eager=eager,
+            enable_prefix_caching=self._rollout.prefix_cache and not self._deterministic,
+            logprobs_mode="processed_logprobs",
+            load_format="auto" if real_weights else "dummy",
+            generation_config="vllm",
+            disable_log_stats=True,
+            seed=seed % (1 << 31),
+            worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",
+            weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
+            **platform,
+        )
+        return LLMEngine.from_engine_args(arguments)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        """The committed version of the weights; -1 before the first."""
+        return self._progress.version
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._internal)
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Takes requests; RolloutError when the engine may not serve or a request cannot be run."""
+        requests = list(requests)
+        self._require_serving()
+        if self._deterministic and self._round_started:
+            raise RolloutError(
+                f"engine {self.engine_index} is deterministic: a round's requests are all submitted before its first "
+                f"poll; {self.num_unfinished} of the running round are unfinished"
+            )
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            prompt = {"type": "token", "prompt_token_ids": [int(t) for t in request.prompt_tokens]}
+            internal = self._engine.add_request(request.request_id, prompt, self._parameters(request))
+            self._internal[request.request_id] = internal
+
+    def poll(self, max_seconds: float = 0.0) -> list[Response]:
+        """Steps the engine until something finished or the time is over (at least one step); finished responses."""
+        deadline = time.monotonic() + max_seconds
+        finished, self._aborted = self._aborted, []
+        while self._internal:
+            self._require_serving()
+            self._round_started = True
+            finished += [self._response(output) for output in self._engine.step() if output.finished]
+            if finished or time.monotonic() >= deadline:
+                break
+        self._round_started &= bool(self._internal)
+        return finished
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Stops requests; each comes back from the next poll as ABORTED without tokens. Unknown ids are ignored."""
+        known = [i for i in request_ids if i in self._internal]
+        self._engine.abort_request([self._internal.pop(i) for i in known], internal=True)
+        empty = np.zeros(0, np.int32)
+        self._aborted += [Response(i, empty, empty.astype(np.float32), empty, Status.ABORTED) for i in known]
+        self._round_started &= bool(self._internal)
+
+    def generate(self, requests: Sequence[Request], *, deadline: float) -> list[Response]:
+        """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted."""
+        self.submit(requests)
+        wanted, done = {r.request_id for r in requests}, {}
+        while len(done) < len(requests):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.abort([i for i in wanted if i not in done])
+            done.update((r.request_id, r) for r in self.poll(max(left, 0.0)) if r.request_id in wanted)
+        return [done[r.request_id] for r in requests]
+
+    def _check(self, request: Request) -> None:
+        length = len(request.prompt_tokens)
+        if request.request_id in self._internal:
+            raise RolloutError(
+                f"request {request.request_id} is already running on engine {self.engine_index}"
+            )
+        if length == 0 or request.max_tokens < 1 or length + request.max_tokens > self._max_length:
+            raise RolloutError(
+                f"request {request.request_id}: prompt of {length} and {request.max_tokens} new tokens; both must be at "
+                f"least 1 and together at most model.max_length = {self._max_length}"
+            )
+
+    def _parameters(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        stop = [] if request.ignore_stop else list(dict.fromkeys((*self._stop, *request.stop_token_ids)))
+        return SamplingParams(
+            temperature=0.0 if request.greedy else request.temperature,
+            seed=None if request.greedy else request.seed,
+            max_tokens=request.max_tokens,
+            stop_token_ids=stop,
+            ignore_eos=True,  # the stopping tokens are exactly those above
+            detokenize=False,
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _response(self, output: Any) -> Response:
+        result = output.outputs[0]
+        del self._internal[output.request_id]
+        tokens = np.asarray(result.token_ids, np.int32)
+        flat = result.logprobs
+        # logprobs=0: one entry a position, the sampled token's.
+        logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], np.float32)
+        if len(logprobs) != len(tokens) or any(
+            flat.token_ids[i] != t for i, t in zip(flat.start_indices, tokens, strict=True)
+        ):
+            raise RolloutError(
+                f"request {output.request_id}: vLLM's log-probs are not those of the sampled tokens"
+            )
+        versions = np.full(len(tokens), self.policy_version, np.int32)
+        status = _STATUS.get(result.finish_reason, Status.FAILED)
+        return Response(output.request_id, tokens, logprobs, versions, status)
+
+    def _require_serving(self) -> None:
+        if self._asleep:
+            raise RolloutError(f"engine {self.engine_index} sleeps; wake it first")
+        if not self._progress.serving:
+            reason = self._progress.error or "it never received weights"
+            raise RolloutError(
+                f"engine {self.engine_index} serves nothing (state {self._progress.state.value}): {reason}\n"
+                "a full hand-over that commits makes it serve"
+            )
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def prepare_sync(self) -> list[str]:
+        """The addresses of this engine's workers, by tensor-parallel rank; the same at every call."""
+        answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds)
+        return [a["address"] for a in answers]
+
+    def receive(self, session: Session) -> dict[str, Any]:
+        """Takes one session on all workers; blocks until it committed (then the version is visible) or failed.
+
+        ReshardError carries the remote tracebacks; the engine then serves nothing until a later session commits.
+        """
+        if self._internal:
+            raise RolloutError(
+                f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; finish or abort them before "
+                "a hand-over: a response never mixes versions"
+            )
+        if self._asleep:
+            raise RolloutError(f"engine {self.engine_index} sleeps; wake its weights before a hand-over")
+        started = time.monotonic()
+        self._progress.prepare(session)
+        self._progress.receiving()
+        try:
+            answers = self._on_workers("mrl_receive", dataclasses.asdict(session))
+        except BaseException as error:
+            self._progress.fail(str(error))
+            raise
+        self._progress.verified()
+        self._progress.commit()
+        self._after_commit()
+        stats = {k: [a[k] for a in answers] for k in ("num_tensors", "num_bytes", "seconds")}
+        return {**stats, "total_seconds": time.monotonic() - started}
+
+    def release_sync(self) -> None:
+        """Unmaps the trainer's buffers on all workers; the trainer may free them afterwards."""
+        self._on_workers("mrl_release_sync")
+
+    def _become_visible(self, session: Session) -> None:
+        self._progress.prepare(session)
+        self._progress.receiving()
+        self._progress.verified()
+        self._progress.commit()
+        self._after_commit()
+
+    def _after_commit(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            self._progress.session = None
+            raise RolloutError(
+                f"engine {self.engine_index}: the prefix cache of the old version could not be reset"
+            )
+        self._engine.set_weight_version(str(self.policy_version))
+
+    def _on_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
+        """One call on every worker; ReshardError with every failing worker's traceback."""
+        timeout = self._sync.deadline_seconds * _RECEIVE_DEADLINES
+        answers = self._engine.collective_rpc(call, timeout=timeout, args=arguments)
+        errors = [f"worker {i}: {a['error']}" for i, a in enumerate(answers) if "error" in a]
+        if errors:
+            raise ReshardError(f"engine {self.engine_index}, {call}: " + "\n".join(errors))
+        return answers
+
+    # -- memory and end ------------------------------------------------------------------------------------------
+
+    @property
+    def can_sleep(self) -> bool:
+        """Only CUDA can give an engine's memory away and take it back."""
+        import torch
+
+        return self._rollout.sleep and torch.cuda.is_available()
+
+    def sleep(self) -> None:
+        """Level 2: weights and KV cache are dropped (the next version comes by hand-over). Nothing happens on CPU."""
+        if self._internal:
+            raise RolloutError(
+                f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; it cannot sleep"
+            )
+        if self.can_sleep and not self._asleep:
+            self._engine.sleep(level=2)
+            self._asleep = True
+
+    def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        """Takes memory back: weights before a hand-over, the KV cache after it."""
+        if self.can_sleep and self._asleep:
+            self._asleep = not self._engine.wake_up(list(tags)) and "kv_cache" in tags
+
+    def close(self) -> None:
+        """Ends the workers and frees the engine."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with contextlib.suppress(AttributeError):
+                engine.collective_rpc("shutdown_weight_transfer_engine", timeout=10.0)
+            engine.engine_core.shutdown()

@@ -1,0 +1,48 @@
+"""The process environment vLLM reads, set in one place before vLLM is imported.
+
+Owns environment variables only; the engine's own arguments are in `engine.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mrl.config.rollout import RolloutSection
+from mrl.errors import RolloutError
+
+
+def prepare(rollout: RolloutSection) -> None:
+    """Sets what vLLM reads from the environment; must come before vLLM's first import in this process.
+
+    The engine core runs in the caller's process (we step it), its logging stays quiet, nothing looks for a hub, and
+    threads are not pinned: several engines and trainer ranks share the cores.
+    """
+    if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
+        raise RolloutError(
+            "vllm was imported before mrl.rollout.environment.prepare; its settings would not be read. "
+            "Make the RolloutEngine first in a process of its own"
+        )
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        TRANSFORMERS_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        OMP_NUM_THREADS=str(rollout.num_threads),
+        # Workers that lost their work exit at once; a longer grace only delays the end of a run.
+        VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS="2",
+    )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # It overrides the byte-exact engine argument where the launcher's environment carries it.
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+def disable_compilation(disable: bool) -> None:
+    """An eager engine runs torch.compile's decorated functions eagerly too: vLLM compiles one for log-prob ranks,
+    which alone costs 15 s of start-up on CPU."""
+    if disable:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    else:
+        os.environ.pop("TORCHDYNAMO_DISABLE", None)

@@ -1,0 +1,86 @@
+"""What is asked of an engine and what comes back, token in and token out. Pure: imports no engine.
+
+Also the seeds: samples of one run never share one (`sample_seed`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from mrl.errors import ConfigError
+from mrl.samples import Status
+
+_PROMPT_LOW_BITS, _SAMPLE_LOW_BITS = 20, 12
+_PROMPT_HIGH_BITS, _SAMPLE_HIGH_BITS, _ATTEMPT_BITS = 17, 4, 10
+_LOW_BITS = _PROMPT_LOW_BITS + _SAMPLE_LOW_BITS
+_MASK_32 = (1 << 32) - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """One response to produce."""
+
+    request_id: str
+    """Unique among the requests an engine holds."""
+    prompt_tokens: np.ndarray
+    """[T_prompt] int32."""
+    seed: int
+    """Of this response's own random stream (`sample_seed`); unused when greedy."""
+    max_tokens: int
+    temperature: float = 1.0
+    greedy: bool = False
+    """Take the most probable token; the temperature is then 1 for the log-probs."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the response besides the engine's own."""
+    ignore_stop: bool = False
+    """Run to max_tokens whatever is produced (measurements, fixed-length tests)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Response:
+    """A finished request."""
+
+    request_id: str
+    tokens: np.ndarray
+    """[T] int32, the stopping token included when the policy produced it."""
+    logprobs: np.ndarray
+    """[T] float32, of the distribution really sampled from (temperature applied)."""
+    policy_versions: np.ndarray
+    """[T] int32: the version of the weights that produced each token."""
+    status: Status
+
+
+def sample_seed(run_seed: int, prompt_index: int, sample_index: int, attempt: int = 0) -> int:
+    """The seed of one sample's random stream, in 63 bits; no two samples or attempts of a run share one.
+
+    One to one by construction: the low 32 bits are a keyed permutation of (prompt modulo 2^20, sample modulo 2^12),
+    the high 31 bits name the rest. The low half matters by itself because torch's CPU generator uses only the
+    low 32 bits of a seed: samples of 2^20 neighbouring prompts differ there too.
+    """
+    limits = (
+        ("prompt_index", prompt_index, _PROMPT_LOW_BITS + _PROMPT_HIGH_BITS),
+        ("sample_index", sample_index, _SAMPLE_LOW_BITS + _SAMPLE_HIGH_BITS),
+        ("attempt", attempt, _ATTEMPT_BITS),
+    )
+    for name, value, bits in limits:
+        if not 0 <= value < 1 << bits:
+            raise ConfigError(f"{name} = {value} has no seed of its own; it must lie in 0..2^{bits} - 1")
+    prompt_high, prompt_low = divmod(prompt_index, 1 << _PROMPT_LOW_BITS)
+    sample_high, sample_low = divmod(sample_index, 1 << _SAMPLE_LOW_BITS)
+    high = (prompt_high << _SAMPLE_HIGH_BITS | sample_high) << _ATTEMPT_BITS | attempt
+    key = hashlib.blake2b(f"{run_seed}.{high}".encode(), digest_size=16).digest()
+    return high << _LOW_BITS | _permute_32(prompt_low << _SAMPLE_LOW_BITS | sample_low, key)
+
+
+def _permute_32(value: int, key: bytes) -> int:
+    """A permutation of 0..2^32 - 1: xor, odd multiplication and shift-xor are each invertible."""
+    for round_index in range(4):
+        value ^= int.from_bytes(key[4 * round_index : 4 * round_index + 4], "little")
+        value = value * 0x9E3779B1 & _MASK_32
+        value ^= value >> 15
+        value = value * 0x85EBCA77 & _MASK_32
+        value ^= value >> 13
+    return value

@@ -1,0 +1,86 @@
+"""Device memory that two processes on one GPU share through CUDA IPC; same face as `shared_memory`.
+
+One export has one open and one close: opening a handle again drives its counter negative and the owner's memory is
+never freed. Legacy IPC handles do not cover memory of torch's expandable segments or of vLLM's sleep allocator, so the
+buffers are allocated here, outside both.
+
+Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import uuid
+from typing import Any
+
+import torch
+
+from mrl.errors import ReshardError
+
+_FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "event", "event_sync")
+
+
+class CudaSegment:
+    """Owner's side."""
+
+    kind = "cuda"
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._token = uuid.uuid4().hex
+        self.buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        shared = self.buffer.untyped_storage()._share_cuda_()  # exported once, here
+        self._handle = [v.hex() if isinstance(v, bytes) else v for v in shared]
+        self._uuid = str(torch.cuda.get_device_properties(device).uuid)
+
+    def export(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "token": self._token,
+            "device_uuid": self._uuid,
+            "num_bytes": self.buffer.numel(),
+            "handle": self._handle,
+        }
+
+    def close(self) -> None:
+        """The receiver must have closed its side first."""
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        gc.collect()
+        torch.cuda.ipc_collect()
+
+
+class OpenedCudaSegment:
+    """Peer's side: opened once, closed once."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self.token = description["token"]
+        device = _device_of(description["device_uuid"])
+        values = [bytes.fromhex(v) if isinstance(v, str) else v for v in description["handle"]]
+        if len(values) != len(_FIELDS):
+            raise ReshardError(
+                f"a CUDA handle has {len(_FIELDS)} fields, got {len(values)}: other torch version?"
+            )
+        values[0] = device.index
+        storage = torch.UntypedStorage._new_shared_cuda(*values)
+        if storage.nbytes() < description["num_bytes"]:
+            raise ReshardError(
+                f"the opened device memory has {storage.nbytes()} bytes, expected {description['num_bytes']}"
+            )
+        self.buffer = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)[
+            : description["num_bytes"]
+        ]
+
+    def close(self) -> None:
+        """Drops the mapping, collects and waits for the device; an acknowledgement may follow."""
+        device = self.buffer.device
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        gc.collect()
+        torch.cuda.synchronize(device)
+        torch.cuda.ipc_collect()
+
+
+def _device_of(device_uuid: str) -> torch.device:
+    """Devices are matched by UUID: the two processes may number them differently."""
+    for index in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(index).uuid) == device_uuid:
+            return torch.device("cuda", index)
+    raise ReshardError(f"GPU {device_uuid} of the peer's buffer is not visible to this process")

@@ -1,0 +1,185 @@
+"""The gather path on the trainer side: full tensors, bucket by bucket, into every slot's sender.
+
+Consumes: each rank's local tensors, a `GatherPlan` (equal on all ranks). Produces: buckets to this slot's receiver.
+Waits for: collectives of the trainer's group (each with the deadline), the receiver's acknowledgements.
+Unblocked by: the agreement before each bucket, so that one rank's failure is raised by all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from mrl.errors import ReshardError
+from resharding.assembly import DTYPES
+from resharding.gather_plan import Copy, GatherPlan, Window
+from resharding.messages import Span, Verified
+from resharding.sender import WeightSender
+from resharding.session import Session
+
+_ERROR_BYTES = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendStats:
+    """One slot's hand-over, in seconds and bytes."""
+
+    seconds: float
+    num_bytes: int
+    num_buckets: int
+    wait_seconds: float
+    """Of this sender for its receiver."""
+    gather_seconds: float
+    """Packing, collectives, unpacking."""
+    receiver_seconds: dict[str, float]
+    """wait, copy, load, process on the receiver's side."""
+
+
+def send(
+    sender: WeightSender,
+    session: Session,
+    plan: GatherPlan,
+    local_tensors: Sequence[torch.Tensor],
+    *,
+    group: dist.ProcessGroup | None,
+    deadline_seconds: float,
+) -> SendStats:
+    """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise."""
+    if session.digest != plan.digest:
+        raise ReshardError(
+            f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
+        )
+    ranks = _Ranks(group, deadline_seconds, sender.device)
+    started, gather_seconds = time.monotonic(), 0.0
+    try:
+        ranks.together(lambda: sender.open(session, plan.tensors))
+        filled: Window | None = None
+        for window in plan.windows:
+            buffer = ranks.together(lambda filled=filled: _advance(sender, filled).next_buffer())
+            mark = time.monotonic()
+            _fill(buffer, window, plan, local_tensors, ranks)
+            gather_seconds += time.monotonic() - mark
+            filled = window
+        verified: Verified = ranks.together(lambda: _advance(sender, filled).finish())
+        ranks.together(sender.commit)
+    except BaseException as error:
+        sender.abort("".join(traceback.format_exception(error)))
+        raise
+    return SendStats(
+        seconds=time.monotonic() - started,
+        num_bytes=plan.num_bytes,
+        num_buckets=len(plan.windows),
+        wait_seconds=sender.wait_seconds,
+        gather_seconds=gather_seconds,
+        receiver_seconds=verified.seconds,
+    )
+
+
+def _advance(sender: WeightSender, filled: Window | None) -> WeightSender:
+    """Hands the bucket that was filled last to the receiver."""
+    if filled is not None:
+        spans = [
+            Span(tensor=b.tensor, start=b.first_byte, num_bytes=b.num_bytes, offset=b.offset)
+            for b in filled.boxes
+        ]
+        sender.send(spans, filled.used_bytes)
+    return sender
+
+
+class _Ranks:
+    """The trainer ranks of a hand-over; a group of None is this process alone."""
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, deadline_seconds: float, device: torch.device
+    ) -> None:
+        self._group = group
+        self._timeout = datetime.timedelta(seconds=deadline_seconds)
+        self._device = device
+        self.rank = dist.get_rank(group) if group is not None else 0
+        self.size = dist.get_world_size(group) if group is not None else 1
+
+    def together(self, action: Callable):
+        """Runs the action on every rank; an error on any of them is raised on all, with its origin."""
+        result, error = None, None
+        try:
+            result = action()
+        except Exception as caught:
+            error = caught
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return result
+        failed = torch.tensor([0 if error is None else 1], dtype=torch.int32, device=self._device)
+        self._wait(dist.all_reduce(failed, group=self._group, async_op=True))
+        if int(failed):
+            raise ReshardError("the hand-over failed:\n" + self._collect(error)) from error
+        return result
+
+    def broadcast(self, data: torch.Tensor, holder: int) -> None:
+        """From a rank of the group, numbered inside it."""
+        assert self._group is not None
+        source = dist.get_global_rank(self._group, holder)
+        self._wait(dist.broadcast(data, source, group=self._group, async_op=True))
+
+    def _collect(self, error: Exception | None) -> str:
+        """Every rank's error text, cut to its last bytes."""
+        text = "" if error is None else "".join(traceback.format_exception(error))
+        own = text.encode()[-_ERROR_BYTES:].ljust(_ERROR_BYTES, b"\0")
+        mine = torch.tensor(list(own), dtype=torch.uint8, device=self._device)
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        self._wait(dist.all_gather(every, mine, group=self._group, async_op=True))
+        texts = [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in every]
+        return "\n".join(f"trainer rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+
+    def _wait(self, work) -> None:
+        work.wait(self._timeout)
+
+
+def _fill(
+    buffer: torch.Tensor,
+    window: Window,
+    plan: GatherPlan,
+    local_tensors: Sequence[torch.Tensor],
+    ranks: _Ranks,
+) -> None:
+    """Puts the window's full tensors into the buffer, on every rank."""
+    boxes = []
+    for box in window.boxes:
+        dtype = DTYPES[plan.tensors[box.tensor].dtype]
+        boxes.append(buffer[box.offset : box.offset + box.num_bytes].view(dtype).view(box.shape))
+    for holder, copies, num_bytes in window.copies:
+        if holder == ranks.rank:
+            for copy in copies:
+                _part(boxes[copy.box], copy.box_start, copy).copy_(
+                    _part(local_tensors[copy.local], copy.local_start, copy)
+                )
+        if ranks.size == 1:
+            continue
+        packed = torch.empty(num_bytes, dtype=torch.uint8, device=buffer.device)
+        views = [_packed(packed, copy, boxes[copy.box].dtype) for copy in copies]
+        targets = [_part(boxes[copy.box], copy.box_start, copy) for copy in copies]
+        if holder == ranks.rank:
+            for view, target in zip(views, targets, strict=True):
+                view.copy_(target)
+        ranks.broadcast(packed, holder)
+        if holder != ranks.rank:
+            for view, target in zip(views, targets, strict=True):
+                target.copy_(view)
+
+
+def _part(tensor: torch.Tensor, start: tuple[int, ...], copy: Copy) -> torch.Tensor:
+    """The box of `copy.shape` at `start`, without gradient."""
+    view = tensor.detach()
+    for dim, (first, length) in enumerate(zip(start, copy.shape, strict=True)):
+        view = view.narrow(dim, first, length)
+    return view
+
+
+def _packed(packed: torch.Tensor, copy: Copy, dtype: torch.dtype) -> torch.Tensor:
+    return packed[copy.offset : copy.offset + copy.num_bytes].view(dtype).view(copy.shape)

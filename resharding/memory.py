@@ -1,0 +1,51 @@
+"""One interface over the kinds of memory a slot's two processes share: segments made by the owner, opened by the peer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from mrl.errors import ReshardError
+from resharding.cuda_memory import CudaSegment, OpenedCudaSegment
+from resharding.shared_memory import OpenedSegment, SharedSegment
+
+
+class Segment(Protocol):
+    """Owner's side."""
+
+    buffer: torch.Tensor
+    """[size] uint8."""
+
+    def export(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Opened(Protocol):
+    """Peer's side."""
+
+    token: str
+    """Names the owner's segment, so that an opened one is recognised."""
+    buffer: torch.Tensor
+
+    def close(self) -> None: ...
+
+
+def allocate(num_bytes: int, device: torch.device) -> Segment:
+    """A segment where the trainer's weights are: on the GPU, or in ordinary memory."""
+    return CudaSegment(num_bytes, device) if device.type == "cuda" else SharedSegment(num_bytes)
+
+
+def open_segment(description: dict[str, Any]) -> Opened:
+    """Opens what `Segment.export` described."""
+    kinds = {"memfd": OpenedSegment, "cuda": OpenedCudaSegment}
+    if description["kind"] not in kinds:
+        raise ReshardError(f"unknown kind of shared memory {description['kind']!r}; known: {sorted(kinds)}")
+    return kinds[description["kind"]](description)
+
+
+def synchronize(device: torch.device) -> None:
+    """What was queued on the device is done before the peer is told; nothing is queued on CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,137 @@
+"""The messages between a slot's sender and receiver: JSON with a fixed shape, refused when anything else arrives.
+
+sender                                   receiver
+Open (session, buffers)            ->
+                                   <-    Opened (manifest wanted?) | Refused
+Manifest (names, dtypes, shapes)   ->    (only when wanted)
+Bucket (spans, digest) ...         ->
+                                   <-    Done (the buffer is free again) | Failed
+End (totals)                       ->
+                                   <-    Verified (what was loaded) | Failed
+Commit | Abort                     ->
+                                   <-    Committed | Failed
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from mrl.errors import ReshardError
+
+Size = Annotated[int, Field(ge=0)]
+
+
+class Message(BaseModel):
+    """Base: exact fields, exact types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    session_id: str
+
+
+class Open(Message):
+    kind: Literal["open"] = "open"
+    from_version: int
+    to_version: int
+    digest: str
+    pid: Size
+    start_ticks: Size
+    buffers: list[dict[str, Any]]
+    """`Segment.export` of the two buffers."""
+
+
+class Opened(Message):
+    kind: Literal["opened"] = "opened"
+    pid: Size
+    start_ticks: Size
+    wants_manifest: bool
+
+
+class Refused(Message):
+    kind: Literal["refused"] = "refused"
+    reason: str
+
+
+class Manifest(Message):
+    kind: Literal["manifest"] = "manifest"
+    tensors: list[tuple[str, str, list[Size]]]
+    """(name, dtype, shape) in the order they travel."""
+
+
+class Span(BaseModel):
+    """A contiguous run of one tensor's bytes inside a bucket."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    tensor: Size
+    """Index in the manifest."""
+    start: Size
+    """First byte of the tensor's row-major bytes."""
+    num_bytes: Size
+    offset: Size
+    """Where they lie in the buffer."""
+
+
+class Bucket(Message):
+    kind: Literal["bucket"] = "bucket"
+    index: Size
+    buffer: Literal[0, 1]
+    used_bytes: Size
+    spans: list[Span]
+    digest: int | None
+    """Of the buffer's first used_bytes; None where digests are off."""
+
+
+class Done(Message):
+    kind: Literal["done"] = "done"
+    index: Size
+
+
+class End(Message):
+    kind: Literal["end"] = "end"
+    num_buckets: Size
+
+
+class Verified(Message):
+    kind: Literal["verified"] = "verified"
+    num_tensors: Size
+    num_bytes: Size
+    seconds: dict[str, float]
+    """wait, copy, load, process: where the receiver's time went."""
+
+
+class Commit(Message):
+    kind: Literal["commit"] = "commit"
+
+
+class Abort(Message):
+    kind: Literal["abort"] = "abort"
+    error: str
+
+
+class Committed(Message):
+    kind: Literal["committed"] = "committed"
+
+
+class Failed(Message):
+    kind: Literal["failed"] = "failed"
+    error: str
+
+
+AnyMessage = Annotated[
+    Open | Opened | Refused | Manifest | Bucket | Done | End | Verified | Commit | Abort | Committed | Failed,
+    Field(discriminator="kind"),
+]
+_ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    return message.model_dump_json().encode()
+
+
+def decode(data: bytes) -> AnyMessage:
+    """Raises ReshardError for anything that is not exactly one of the messages above."""
+    try:
+        return _ADAPTER.validate_json(data)
+    except ValidationError as error:
+        raise ReshardError(f"a malformed hand-over message was refused: {error}") from error

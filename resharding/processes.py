@@ -1,0 +1,37 @@
+"""Who a process is: its pid together with its start time, so that a reused pid is not mistaken for a living peer."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process of this machine."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks between boot and the process's start (field 22 of /proc/pid/stat)."""
+
+    @classmethod
+    def own(cls) -> ProcessId:
+        pid = os.getpid()
+        ticks = _start_ticks(pid)
+        assert ticks is not None
+        return cls(pid, ticks)
+
+    def alive(self) -> bool:
+        """False once the process ended, also while it is a zombie or when its pid was given away again."""
+        return _start_ticks(self.pid) == self.start_ticks
+
+
+def _start_ticks(pid: int) -> int | None:
+    """None when there is no such living process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,116 @@
+"""Memory that two processes of one machine share without a name: nothing can be left behind, not even by kill -9.
+
+A segment is an anonymous memfd. The peer opens it through /proc/<pid>/fd/<fd>, after checking that the pid is still the
+process it was told of. The kernel frees the memory when the last mapping and descriptor are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import mmap
+import os
+import uuid
+from typing import Any
+
+import torch
+
+from mrl.errors import ReshardError
+from resharding.processes import ProcessId
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SharedSegment:
+    """Owner's side. `buffer` is the memory as a [size] uint8 tensor; views of it must be gone before `close`."""
+
+    kind = "memfd"
+
+    def __init__(self, num_bytes: int) -> None:
+        self._fd = os.memfd_create("mrl-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._fd, num_bytes)
+        # A peer that maps it can rely on its size: nobody can shrink it under the peer (SIGBUS).
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        self._token = uuid.uuid4().hex
+        self._map, self.buffer = _map(self._fd, num_bytes)
+
+    def export(self) -> dict[str, Any]:
+        """What the peer needs to open it; plain values."""
+        owner = ProcessId.own()
+        return {
+            "kind": self.kind,
+            "token": self._token,
+            "pid": owner.pid,
+            "start_ticks": owner.start_ticks,
+            "fd": self._fd,
+            "num_bytes": self.buffer.numel(),
+        }
+
+    def close(self) -> None:
+        """Gives the memory back; an error when a view of it is still alive in this process."""
+        if self._fd < 0:
+            return
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        _unmap(self._map, "the owner")
+        os.close(self._fd)
+        self._fd = -1
+
+
+class OpenedSegment:
+    """Peer's side of a `SharedSegment`, mapped once and used until `close`."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self.token = description["token"]
+        owner = ProcessId(description["pid"], description["start_ticks"])
+        path, num_bytes = f"/proc/{owner.pid}/fd/{description['fd']}", description["num_bytes"]
+        if not owner.alive():
+            raise ReshardError(
+                f"shared segment of process {owner.pid}: that process is gone or its pid was reused"
+            )
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ReshardError(
+                f"cannot open the shared segment {path}: {error}; is the peer of the same user?"
+            ) from error
+        try:
+            _check(fd, path, num_bytes)
+            self._map, self.buffer = _map(fd, num_bytes)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmaps, collects, and only then returns: an acknowledgement may follow."""
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        _unmap(self._map, "the receiver")
+
+
+def _check(fd: int, path: str, num_bytes: int) -> None:
+    """The descriptor must be a sealed memfd of at least the stated size, else a later access could crash."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ReshardError(f"{path} is no shared segment of ours (not a memfd)") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise ReshardError(f"{path} is not sealed against shrinking; it is no segment of ours")
+    if not 0 < num_bytes <= os.fstat(fd).st_size:
+        raise ReshardError(f"{path} holds {os.fstat(fd).st_size} bytes, its description says {num_bytes}")
+
+
+def _map(fd: int, num_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
+    memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    return memory, torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _unmap(memory: mmap.mmap, who: str) -> None:
+    with contextlib.suppress(BufferError):
+        memory.close()
+        return
+    gc.collect()  # a view held by a reference cycle (an exception's frame, for instance) ends here
+    try:
+        memory.close()
+    except BufferError as error:
+        raise ReshardError(
+            f"{who} still holds a tensor on a shared segment of {len(memory)} bytes"
+        ) from error
