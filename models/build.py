@@ -93,6 +93,7 @@ def build_chunks(
                 vp_stage=chunk if layout.vpp > 1 else None,
             ).to(device)
         )
+    mark_expert_parameters(models, layout)
     rotary = RotaryTable(
         theta=family.rotary_theta(hf_config),
         head_dim=field(config.__dict__, "kv_channels"),
@@ -101,6 +102,20 @@ def build_chunks(
         device=device,
     )
     return Chunks(models=models, config=config, rotary=rotary, vocab_size=vocab)
+
+
+def mark_expert_parameters(models: list[PackedModel], layout: Layout) -> None:
+    """Make Megatron reduce expert gradients over the expert-data-parallel group.
+
+    It does so only with ep > 1; with ep = 1 and etp < tp it treats experts as dense parameters and would leave out the
+    tensor-parallel ranks, each of which sees other tokens.
+    """
+    if layout.ep > 1 or layout.etp == layout.tp:
+        return
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if ".experts." in name:
+                parameter.allreduce = False  # type: ignore[attr-defined]
 
 
 def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
@@ -182,12 +197,17 @@ def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, A
 
 
 def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:
-    """Megatron needs an explicit layout where the layers do not divide into the (virtual) stages."""
+    """Megatron needs an explicit layout where the layers do not divide into the (virtual) stages.
+
+    With virtual stages, one batched exchange would hold two messages between the same two ranks when pp is 2, and they
+    would be mixed up; the overlapped form sends each direction by itself.
+    """
+    fields = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if layout.vpp > 1 else {}
     if num_layers % (layout.pp * layout.vpp) == 0:
-        return {}
+        return fields
     by_rank = [chunk_layers(num_layers, layout, pp) for pp in range(layout.pp)]
     stages = [len(by_rank[pp][chunk]) for chunk in range(layout.vpp) for pp in range(layout.pp)]
     names = [["decoder"] * count for count in stages]
     names[0].insert(0, "embedding")
     names[-1].append("loss")
-    return {"pipeline_model_parallel_layout": PipelineParallelLayerLayout(names, layout.pp)}
+    return fields | {"pipeline_model_parallel_layout": PipelineParallelLayerLayout(names, layout.pp)}
