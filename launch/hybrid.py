@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
 from launch.rollout_group import RolloutGroup
@@ -18,6 +17,7 @@ from launch.train_group import TrainGroup
 from launch.waiting import wait_all
 from mrl.config.root import Config
 from mrl.observe.phases import PhaseClock
+from resharding.session import Session
 
 
 class Hybrid:
@@ -26,27 +26,28 @@ class Hybrid:
     def __init__(self, config: Config, train: TrainGroup, rollout: RolloutGroup, clock: PhaseClock) -> None:
         self._config, self._clock = config, clock
         self.train, self.rollout = train, rollout
-        self._endpoints: list[Any] = []
-        self.version: int | None = None
+        self._digest = ""
+        self.version = -1
+        """The version all engines serve; -1 before the first hand-over."""
 
     def start(self) -> None:
         """Builds all workers at once; the first failure ends the start with its cause."""
         calls = {**self.train.start_calls(), **self.rollout.start_calls()}
         wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
-        self._endpoints = [slot for engine in self.rollout.broadcast("prepare_sync") for slot in engine]
+        addresses = [slot for engine in self.rollout.broadcast("prepare_sync") for slot in engine]
+        self._digest = self.train.connect(addresses)
 
     def sync(self, version: int) -> dict[str, float]:
         """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""
-        from resharding.session import Session
-
-        session = Session(session_id=uuid.uuid4().hex, from_version=self.version, to_version=version)
-        start = time.monotonic()
-        calls = {**self.train.send_calls(session, self._endpoints), **self.rollout.receive_calls(session)}
+        session, start = Session.new(self.version, version, self._digest), time.monotonic()
+        sends = self.train.send_calls(session)
         results = wait_all(
-            calls, phase=self._clock.current, deadline_seconds=2 * self._config.sync.deadline_seconds
+            {**sends, **self.rollout.receive_calls(session)},
+            phase=self._clock.current,
+            deadline_seconds=2 * self._config.sync.deadline_seconds,
         )
         self.version = version
-        return {"reshard/seconds": time.monotonic() - start, **_stats(list(results.values()))}
+        return {"reshard/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
 
     def close(self) -> None:
         """Closes workers in order; a worker that is gone already is not an error here."""
@@ -59,10 +60,10 @@ class Hybrid:
 
 
 def _stats(results: list[Any]) -> dict[str, float]:
-    """Sums of the workers' byte counts, maxima of their seconds."""
+    """Sums of the ranks' byte counts, maxima of their seconds."""
     totals: dict[str, float] = {}
     for result in results:
-        for name, value in (result or {}).items():
+        for name, value in result.items():
             key = f"reshard/{name}"
             totals[key] = max(totals.get(key, 0.0), value) if name.endswith("seconds") else totals.get(key, 0.0) + value
     return totals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from mrl.config.root import Config
@@ -22,13 +23,22 @@ class RolloutActor:
         from mrl.rollout.engine import RolloutEngine
 
         self._engine = RolloutEngine(
-            rollout=self._config.rollout,
-            sync=self._config.sync,
-            model_path=self._config.model.path,
+            self._config.rollout,
+            self._config.model.path,
             max_length=self._config.model.max_length,
             seed=self._config.run.seed,
             engine_index=self._index,
+            sync=self._config.sync,
+            stop_token_ids=_end_of_text(self._config.model.path),
+            deterministic=self._config.loop.deterministic,
         )
+
+    def poll(self, seconds: float) -> list[Any]:
+        """What finishes while the engine is stepped for so long, or until nothing is left."""
+        deadline, responses = time.monotonic() + seconds, []
+        while (left := deadline - time.monotonic()) > 0 and self._engine.num_unfinished:
+            responses += self._engine.poll(left)
+        return responses + self._engine.poll(0.0)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._engine, method)(*arguments, **options)
@@ -36,3 +46,10 @@ class RolloutActor:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
+
+
+def _end_of_text(model_path: str) -> tuple[int, ...]:
+    from transformers import AutoTokenizer
+
+    end = AutoTokenizer.from_pretrained(model_path).eos_token_id
+    return () if end is None else (int(end),)

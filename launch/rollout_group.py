@@ -58,7 +58,7 @@ class RolloutGroup:
 
         for engine, count in enumerate(self._open):
             if count and engine not in self._polls:
-                self._polls[engine] = self.actors[engine].call.remote("poll", POLL_SECONDS)
+                self._polls[engine] = self.actors[engine].poll.remote(POLL_SECONDS)
         if not self._polls:
             return []
         done, _ = ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_seconds)

@@ -50,15 +50,18 @@ class TrainActor:
             batch, self._objective(), denominators, temperature=self._config.rollout.temperature
         )
 
-    def send(self, session: Any, endpoints: Any) -> Any:
+    def connect(self, address: str) -> str:
+        """Prepares this slot's hand-over to the engine rank at `address`; returns the digest sessions must carry."""
+        from resharding.handover import GatherHandOver
+
+        self._handover = GatherHandOver(self._worker, self._config.sync, address)
+        return self._handover.digest
+
+    def send(self, session: Any) -> dict[str, float]:
         """This rank's side of a weight hand-over."""
-        if self._sender is None:
-            from resharding.sender import WeightSender
+        return self._handover.send(session)
 
-            self._sender = WeightSender(self._worker, self._config.sync, endpoints[self._rank])
-        return self._sender.send(session)
-
-    _sender: Any = None
+    _handover: Any = None
     _built_objective: Any = None
 
     def _objective(self) -> Any:
@@ -69,7 +72,7 @@ class TrainActor:
         return self._built_objective
 
     def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
+        if self._handover is not None:
+            self._handover.close()
         if self._worker is not None:
             self._worker.close()

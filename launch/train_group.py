@@ -18,6 +18,7 @@ from launch.placement import Placement
 from launch.train_actor import TrainActor
 from launch.waiting import wait_all
 from mrl.config.root import Config
+from mrl.errors import ReshardError
 from mrl.loops.batch import merge, split
 from mrl.observe.phases import PhaseClock
 from mrl.samples import TrainBatch
@@ -83,9 +84,17 @@ class TrainGroup:
         """The same call on every rank; results by rank."""
         return list(self._wait(self._calls("call", method, *arguments, **options)).values())
 
-    def send_calls(self, session: Any, endpoints: Sequence[Any]) -> dict[str, Any]:
+    def connect(self, addresses: Sequence[str]) -> str:
+        """Connects each rank to the engine rank of its slot; the digest all ranks agree on."""
+        calls = {self._name(r): a.connect.remote(addresses[r]) for r, a in enumerate(self.actors)}
+        digests = self._wait(calls)
+        if len(set(digests.values())) != 1:
+            raise ReshardError(f"train ranks made different hand-over plans: {digests}")
+        return next(iter(digests.values()))
+
+    def send_calls(self, session: Any) -> dict[str, Any]:
         """Starts every rank's side of a hand-over, to be awaited together with the engines'."""
-        return self._calls("send", session, list(endpoints))
+        return self._calls("send", session)
 
     def close_calls(self) -> dict[str, Any]:
         return self._calls("close")
