@@ -62,7 +62,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
         finally:
             ray.shutdown()
         return
-    with _session_folder() as folder:
+    with session_folder() as folder:
         ray.init(
             address="local",
             num_cpus=max(num_slots, os.cpu_count() or 1),
@@ -92,7 +92,7 @@ def _check_slots(num_slots: int, where: str) -> None:
 
 
 @contextlib.contextmanager
-def _session_folder() -> Iterator[Path]:
+def session_folder() -> Iterator[Path]:
     """A short-named folder (Ray's socket paths are limited) with its watcher."""
     folder = Path(tempfile.mkdtemp(prefix="mrl-"))
     session = folder.name
