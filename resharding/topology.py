@@ -1,0 +1,67 @@
+"""Where ranks sit: slots (one GPU or CPU share each), nodes and rails. An argument of planning, never discovered here. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mrl.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Topology:
+    """A slot hosts at most one trainer rank and at most one rollout rank; both share the slot's memory."""
+
+    nodes: tuple[int, ...]
+    """Node of each slot."""
+    rails: tuple[int, ...]
+    """Rail of each slot: slots of one rail reach each other across nodes without crossing switches' upper tier."""
+    source_slots: tuple[int, ...]
+    """Slot of each source rank."""
+    destination_slots: tuple[int, ...]
+    """Slot of each destination rank."""
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.rails):
+            raise ConfigError(f"{len(self.nodes)} slots have a node but {len(self.rails)} have a rail")
+        for side, slots in (("source", self.source_slots), ("destination", self.destination_slots)):
+            if len(set(slots)) != len(slots):
+                raise ConfigError(
+                    f"two {side} ranks share a slot: {slots}; a slot hosts at most one of each side"
+                )
+            if bad := [slot for slot in slots if not 0 <= slot < self.num_slots]:
+                raise ConfigError(f"{side} slots {bad} are outside the {self.num_slots} slots")
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.nodes)
+
+    @classmethod
+    def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_sources: int | None = None) -> Topology:
+        """Trainer rank r and rollout rank r on slot r; with fewer sources the last slots have a rollout rank only."""
+        slots = tuple(range(num_slots))
+        return cls(
+            nodes=tuple(slot // slots_per_node for slot in slots),
+            rails=tuple(slot % slots_per_node for slot in slots),
+            source_slots=slots[:num_sources],
+            destination_slots=slots,
+        )
+
+    @classmethod
+    def separate(cls, num_sources: int, num_destinations: int, *, slots_per_node: int = 8) -> Topology:
+        """Two pools: trainer ranks on the first slots, rollout ranks on the following ones, starting a new node."""
+        first = -(-num_sources // slots_per_node) * slots_per_node
+        slots = range(first + num_destinations)
+        return cls(
+            nodes=tuple(slot // slots_per_node for slot in slots),
+            rails=tuple(slot % slots_per_node for slot in slots),
+            source_slots=tuple(range(num_sources)),
+            destination_slots=tuple(range(first, first + num_destinations)),
+        )
+
+    def distance(self, source_slot: int, destination_slot: int) -> int:
+        """0 same slot, 1 same node, 2 same rail in another node, 3 anything else."""
+        if source_slot == destination_slot:
+            return 0
+        if self.nodes[source_slot] == self.nodes[destination_slot]:
+            return 1
+        return 2 if self.rails[source_slot] == self.rails[destination_slot] else 3

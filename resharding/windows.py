@@ -1,0 +1,173 @@
+"""The global order of a plan: checkpoint tensors cut into windows whose messages fit a bucket on every slot. Pure.
+
+Every rank computes the same windows from the patterns alone; none needs another rank's tables. Order: module by module as
+the engine lists them, pipeline stages taking turns; inside a module, tensors of different holders take turns, so that a
+window loads many senders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from mrl.errors import ConfigError
+from resharding.copies import WIRE_DTYPES
+from resharding.manifest import DTYPE_BYTES
+from resharding.patterns import Item, Pattern, Replicas
+from resharding.topology import Topology
+
+ALIGN = 16
+"""Bytes: messages start on it, and the bound on a bucket counts every cell rounded up to it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """Part `part` of `parts` of one item; parts split every cell of the item alike."""
+
+    item: int
+    part: int = 0
+    parts: int = 1
+
+
+Window = tuple[Step, ...]
+
+
+def slice_of(shape: tuple[int, ...], part: int, parts: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Part `part` of a cell as (start relative to the cell, shape): by rows, or by columns where there are too few rows.
+    A cell too small for either goes whole with part 0; None where a part is empty.
+
+    >>> slice_of((4, 8), 1, 2)
+    ((2, 0), (2, 8))
+    """
+    start = (0,) * len(shape)
+    if parts == 1:
+        return start, shape
+    dim = next((d for d in (0, len(shape) - 1) if shape and shape[d] >= parts), None)
+    if dim is None:
+        return (start, shape) if part == 0 else None
+    low, high = part * shape[dim] // parts, (part + 1) * shape[dim] // parts
+    return (
+        tuple(low if d == dim else 0 for d in range(len(shape))),
+        tuple(high - low if d == dim else size for d, size in enumerate(shape)),
+    )
+
+
+class Traffic:
+    """Bytes each slot sends and receives for an item, by pattern and ordinal; computed once per pair."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._known: dict[tuple[int, int, int, int], np.ndarray] = {}
+
+    def of(self, pattern: Pattern, ordinal: int, part: int = 0, parts: int = 1) -> np.ndarray:
+        """[2, slots] bytes between slots, every cell rounded up to ALIGN: row 0 sent, row 1 received."""
+        key = (id(pattern), ordinal, part, parts)
+        if key not in self._known:
+            self._known[key] = self._count(pattern, ordinal, part, parts)
+        return self._known[key]
+
+    def _count(self, pattern: Pattern, ordinal: int, part: int, parts: int) -> np.ndarray:
+        counts = np.zeros((2, self._topology.num_slots), dtype=np.int64)
+        for transfer in pattern.transfers:
+            cut = slice_of(transfer.shape, part, parts)
+            if transfer.distance == 0 or cut is None:
+                continue
+            size = int(np.prod(cut[1])) * DTYPE_BYTES[WIRE_DTYPES[transfer.wire]]
+            size = -(-size // ALIGN) * ALIGN
+            source = transfer.candidates[transfer.chosen(ordinal)]
+            counts[0, self._topology.source_slots[source]] += size
+            counts[1, self._topology.destination_slots[transfer.destination]] += size
+        return counts
+
+
+def module_of(item: Item, destinations: Sequence[Replicas]) -> str:
+    """The engine's module that the item's first need belongs to."""
+    place = item.needs[0]
+    return destinations[place.group].tensors[place.index].name.rpartition(".")[0]
+
+
+def ordered(
+    items: Sequence[Item],
+    sources: Sequence[Replicas],
+    destinations: Sequence[Replicas],
+    *,
+    interleave_stages: bool,
+) -> list[int]:
+    """Item numbers in the plan's global order."""
+    modules: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        modules.setdefault(module_of(item, destinations), []).append(number)
+    holder = [min(sources[place.group].ranks[0] for place in item.holds) for item in items]
+    stages: dict[int, list[list[int]]] = {}
+    for numbers in modules.values():
+        stages.setdefault(min(holder[n] for n in numbers), []).append(numbers)
+    order: list[int] = []
+    for unit in _turns(stages, joined=interleave_stages):
+        lanes: dict[int, list[int]] = {}
+        for number in unit:
+            lanes.setdefault(holder[number], []).append(number)
+        order.extend(_round_robin(lanes))
+    return order
+
+
+def _turns(stages: dict[int, list[list[int]]], *, joined: bool) -> Iterable[list[int]]:
+    """Modules of all stages by their relative position in their stage; `joined` merges those of one turn."""
+    longest = max((len(modules) for modules in stages.values()), default=0)
+    turns: dict[tuple[int, int], list[int]] = {}
+    for stage, modules in sorted(stages.items()):
+        for position, numbers in enumerate(modules):
+            turn = position * longest // len(modules)
+            turns.setdefault((turn, 0 if joined else stage), []).extend(numbers)
+    return [turns[key] for key in sorted(turns)]
+
+
+def _round_robin(lanes: dict[int, list[int]]) -> list[int]:
+    """One from each lane in turn, longer lanes more often, so that all end together."""
+    keyed = [
+        ((2 * position + 1) / (2 * len(lane)), rank, number)
+        for rank, lane in lanes.items()
+        for position, number in enumerate(lane)
+    ]
+    return [number for _, _, number in sorted(keyed)]
+
+
+def windows(
+    items: Sequence[Item], order: Iterable[int], topology: Topology, *, bucket_bytes: int
+) -> list[Window]:
+    """Steps grouped so that in no window any slot sends or receives more than bucket_bytes.
+
+    ConfigError where one element's worth does not fit.
+    """
+    traffic = Traffic(topology)
+    result: list[Window] = []
+    steps: list[Step] = []
+    total = np.zeros((2, topology.num_slots), dtype=np.int64)
+    for number in order:
+        item = items[number]
+        parts = _parts(item, traffic, bucket_bytes)
+        for part in range(parts):
+            counts = traffic.of(item.pattern, item.ordinal, part, parts)
+            if steps and int((total + counts).max()) > bucket_bytes:
+                result.append(tuple(steps))
+                steps, total = [], np.zeros_like(total)
+            steps.append(Step(number, part, parts))
+            total = total + counts
+    if steps:
+        result.append(tuple(steps))
+    return result
+
+
+def _parts(item: Item, traffic: Traffic, bucket_bytes: int) -> int:
+    pattern, ordinal = item.pattern, item.ordinal
+    need = int(traffic.of(pattern, ordinal).max())
+    parts = max(1, -(-need // bucket_bytes))
+    limit = max((max(transfer.shape, default=1) for transfer in pattern.transfers), default=1)
+    while any(traffic.of(pattern, ordinal, part, parts).max() > bucket_bytes for part in range(parts)):
+        if parts > limit:
+            raise ConfigError(
+                f"{item.tensor} cannot be cut to fit a bucket of {bucket_bytes} bytes; use a bucket of at least {need}"
+            )
+        parts = parts + max(1, parts // 8)
+    return parts
