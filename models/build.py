@@ -161,6 +161,7 @@ def _transformer_config(
         expert_tensor_parallel_size=layout.etp,
         sequence_parallel=layout.tp > 1,
         variable_seq_lengths=layout.pp > 1,
+        moe_token_dispatcher_type="alltoall",  # dense models too: the default is refused with uneven lengths
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -179,7 +180,6 @@ def _transformer_config(
 def _router_fields(training: TrainingSection) -> dict[str, Any]:
     return {
         "moe_router_dtype": training.router_dtype,
-        "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "aux_loss" if training.router_aux_loss else "none",
         "moe_aux_loss_coeff": training.router_aux_loss,
         "moe_permute_fusion": False,

@@ -165,7 +165,7 @@ class PackedAttention(torch.nn.Module):
     ) -> Tensor:
         """query [N, H, D], key and value [N, G, D] -> [N, H x D]."""
         packed = packed_seq_params
-        num_tokens, heads, width = query.shape
+        heads, width = query.shape[1:]
         query = rotate(query, packed.cos, packed.sin)
         key = rotate(key, packed.cos, packed.sin)
         parts = [_Gather.apply(x, packed.slot_tokens, packed.token_slots) for x in (query, key, value)]

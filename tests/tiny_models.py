@@ -35,7 +35,12 @@ EXPERTS: dict[str, Any] = {
 
 
 def write_model(
-    folder: Path, model_type: str = "qwen3_moe", *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+    folder: Path,
+    model_type: str = "qwen3_moe",
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    **changes: Any,
 ) -> Path:
     """Write a random model (4 layers unless changed) with a larger spread than usual, so that errors show."""
     import transformers
@@ -56,7 +61,9 @@ def write_model(
     return folder
 
 
-def random_batch(num_samples: int = 12, *, seed: int = 0, longest: int = 24, vocab: int = VOCAB) -> TrainBatch:
+def random_batch(
+    num_samples: int = 12, *, seed: int = 0, longest: int = 24, vocab: int = VOCAB
+) -> TrainBatch:
     """Samples of uneven length whose second halves are to be trained on."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, longest + 1, num_samples)
@@ -73,11 +80,15 @@ def random_batch(num_samples: int = 12, *, seed: int = 0, longest: int = 24, voc
     )
 
 
-def reference_logprobs(folder: Path, batch: TrainBatch, *, temperature: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def reference_logprobs(
+    folder: Path, batch: TrainBatch, *, temperature: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """(log-probs, entropy) [N] by transformers in float32, one segment at a time."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
         tokens = torch.from_numpy(batch.tokens[start:end])[None]

@@ -17,8 +17,28 @@ import torch
 CPU = torch.device("cpu")
 _installed = False
 
-_FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn", "zeros_like", "empty_like", "as_tensor")
-_TENSOR_TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "DoubleTensor", "ByteTensor")
+_FACTORIES = (
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "tensor",
+    "arange",
+    "rand",
+    "randn",
+    "zeros_like",
+    "empty_like",
+    "as_tensor",
+)
+_TENSOR_TYPES = (
+    "FloatTensor",
+    "HalfTensor",
+    "BFloat16Tensor",
+    "IntTensor",
+    "LongTensor",
+    "DoubleTensor",
+    "ByteTensor",
+)
 
 
 class NullStream:
@@ -54,7 +74,9 @@ def install() -> None:
     if _installed:
         return
     if torch.cuda.is_available():
-        raise RuntimeError("CUDA is available on this machine; the CPU platform must not be installed beside it")
+        raise RuntimeError(
+            "CUDA is available on this machine; the CPU platform must not be installed beside it"
+        )
     # megatron compiles small fusions; dynamo cannot trace through the replacements below.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # for what is decorated from now on
     torch.compiler.set_stance("force_eager")  # for what has been already
@@ -129,7 +151,9 @@ def _patch_megatron() -> None:
     grad_buffer_, rng_, moe_utils_, dispatcher_ = modules
     rng_._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     rng_._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-    if not hasattr(moe_utils_, "te_general_gemm"):  # NameError without Transformer Engine when the router is fp32
+    if not hasattr(
+        moe_utils_, "te_general_gemm"
+    ):  # NameError without Transformer Engine when the router is fp32
         moe_utils_.te_general_gemm = None
 
     def splits_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

@@ -25,7 +25,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; model.path must be a folder in Hugging Face format") from None
+        raise ConfigError(
+            f"{path} does not exist; model.path must be a folder in Hugging Face format"
+        ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
 
@@ -44,7 +46,9 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), single)
 
 
-def check_names(files: Mapping[str, Path], expected: Iterable[CheckpointTensor], *, folder: str | Path, tied: bool) -> None:
+def check_names(
+    files: Mapping[str, Path], expected: Iterable[CheckpointTensor], *, folder: str | Path, tied: bool
+) -> None:
     """Every expected tensor is there and nothing else; a stored copy of a tied output layer is allowed."""
     wanted = {tensor.name for tensor in expected}
     present = set(files) - ({"lm_head.weight"} if tied else set())
@@ -55,7 +59,9 @@ def check_names(files: Mapping[str, Path], expected: Iterable[CheckpointTensor],
 
 
 def load_pieces(
-    targets: Iterable[tuple[LocalTensor, Tensor]], files: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]]
+    targets: Iterable[tuple[LocalTensor, Tensor]],
+    files: Mapping[str, Path],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Copy every piece into its place; padding is set to 0. Shapes in the files must be those of the config."""
     by_file: dict[Path, list[tuple[Piece, Tensor]]] = defaultdict(list)

@@ -32,7 +32,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, normaliser = [], [], []
         for rows in _chunks(hidden.shape[0], settings["chunk"]):
             logits = _local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])

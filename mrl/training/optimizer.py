@@ -46,7 +46,9 @@ class StepResult:
 class Optimizer:
     """Megatron's optimizer of all model chunks of this rank."""
 
-    def __init__(self, models: list[Any], section: OptimizerSection, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, models: list[Any], section: OptimizerSection, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.section = section
         self.steps = 0
         """Optimizer steps taken (skipped ones not counted)."""
@@ -84,7 +86,9 @@ class Optimizer:
         found_bad = self.megatron.prepare_grads()
         norm = float(self.megatron.get_grad_norm() or 0.0)
         good = torch.tensor(
-            [float(finite and not found_bad and math.isfinite(norm))], device=self._device, dtype=torch.float32
+            [float(finite and not found_bad and math.isfinite(norm))],
+            device=self._device,
+            dtype=torch.float32,
         )
         dist.all_reduce(good, op=dist.ReduceOp.MIN)
         if not good.item():

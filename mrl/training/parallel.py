@@ -78,7 +78,9 @@ def _check_place(place: Place) -> None:
         parallel_state.get_expert_model_parallel_rank(),
         parallel_state.get_expert_tensor_parallel_rank(),
     )
-    assert ours == megatron, f"rank {place.rank}: layout says (tp, pp, dp, ep, etp) = {ours}, Megatron {megatron}"
+    assert ours == megatron, (
+        f"rank {place.rank}: layout says (tp, pp, dp, ep, etp) = {ours}, Megatron {megatron}"
+    )
 
 
 def stop_process_groups() -> None:

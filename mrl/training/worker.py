@@ -13,7 +13,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from torch import Tensor
 
 from models.build import build_chunks
@@ -56,7 +60,9 @@ class MegatronWorker:
         self.hf_config = hf_folder.read_config(model.path)
         self.family = family_of(self.hf_config)
         self.place = self.layout.place(rank)
-        self.family.local_tensors(self.hf_config, self.layout, self.place)  # a layout that does not fit fails here
+        self.family.local_tensors(
+            self.hf_config, self.layout, self.place
+        )  # a layout that does not fit fails here
         self.device, _ = start_process_groups(
             self.layout,
             rank=rank,
@@ -111,7 +117,9 @@ class MegatronWorker:
             )
         for key, local in named.items():
             if tuple(real[key].shape) != local.shape:
-                raise ConfigError(f"{local.name}: the table says {local.shape}, Megatron {tuple(real[key].shape)}")
+                raise ConfigError(
+                    f"{local.name}: the table says {local.shape}, Megatron {tuple(real[key].shape)}"
+                )
         return [(local, real[local.chunk, local.name]) for local in table]
 
     # -- weights ------------------------------------------------------------------------------------------------
