@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 """A judge process that is not ready by then counts as failed."""
-GRACE_SECONDS = 5.0
-"""Beyond a judge's own deadline, before its process is killed."""
+GRACE_SECONDS = 40.0
+"""Beyond the deadline, for judges that keep it themselves, before their process is killed."""
 _TICK_SECONDS = 0.5
 
 
@@ -330,7 +330,7 @@ def _limit(lane: Lane, worker: Worker) -> float | None:
     if not worker.batch:
         return None
     allowed = lane.part.deadline_seconds * (len(worker.batch) if lane.cheap else 1)
-    return worker.batch_since + allowed + (GRACE_SECONDS if lane.stage == "symbolic" else 0.0)
+    return worker.batch_since + allowed + (GRACE_SECONDS if lane.keeps_deadline else 0.0)
 
 
 def lanes_of(part: JudgePart, stages: Sequence[str], *, num_workers: int) -> Lane:

@@ -84,6 +84,7 @@ class Lane:
         self.part = part
         self.stage = stage
         self.cheap = stage == "exact" or part.kind in _BATCHED
+        self.keeps_deadline = stage == "symbolic" or part.kind in ("code", "code_service")
         self.num_workers = 1 if self.cheap else (part.workers or num_workers)
         self.batch_size = 64 if stage == "exact" else _BATCHED.get(part.kind or "", 1)
         self.queue = FairQueue()

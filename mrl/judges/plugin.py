@@ -62,6 +62,8 @@ def check_signature(function: Callable[..., Any], part: JudgePart) -> None:
     """Raises ConfigError where the function cannot be called in its style."""
     signature = inspect.signature(function)
     keywords = _KEYWORDS[part.style]
+    if part.style == "trl":  # further columns of the row may be required by name
+        keywords = (*keywords, *(name for name in _required(signature) if name not in keywords))
     try:
         if keywords:
             signature.bind(**dict.fromkeys(keywords))
@@ -73,6 +75,11 @@ def check_signature(function: Callable[..., Any], part: JudgePart) -> None:
             f"judge.path = {part.path!r}: a {part.style} function is called with ({wanted}), and this one has the "
             f"signature {signature}: {error}"
         ) from error
+
+
+def _required(signature: inspect.Signature) -> list[str]:
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in named]
 
 
 def source_hash(module: ModuleType) -> str:

@@ -1,0 +1,118 @@
+"""Memory, process and processor limits for one sandbox run by cgroup, where this process may make one (v1 or v2)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_NUMBERS = itertools.count()
+
+
+class Cgroup:
+    """Limits for one run; empty and removed at the end of the `with` block, its processes killed."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders = folders
+        self.procs = [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in folders]
+
+    def memory_was_exceeded(self) -> bool:
+        """True where the kernel ended a process of the run for its memory."""
+        for folder in self.folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with contextlib.suppress(OSError):
+                    lines = (folder / name).read_text().splitlines()
+                    counts = dict(line.split() for line in lines if len(line.split()) == 2)
+                    if int(counts.get("oom_kill", 0)):
+                        return True
+        return False
+
+    def close(self, *, deadline_seconds: float = 2.0) -> None:
+        """Kill what is left and remove the folders. Raises OSError for one that does not go away in time."""
+        for descriptor in self.procs:
+            os.close(descriptor)
+        deadline = time.monotonic() + deadline_seconds
+        for folder in self.folders:
+            while True:
+                try:
+                    folder.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    _kill_all(folder)
+                    time.sleep(0.002)  # the kernel empties the group a moment after its last process is gone
+
+
+def make(*, memory_bytes: int, processes: int) -> Cgroup | None:
+    """Limits of a run, or None where this process may not make a cgroup."""
+    name = f"mrl-{os.getpid()}-{next(_NUMBERS)}"
+    made: list[Path] = []
+    try:
+        for parent, settings in _settings(memory_bytes, processes):
+            folder = parent / name
+            folder.mkdir()
+            made.append(folder)
+            for file, value, needed in settings:
+                try:
+                    (folder / file).write_text(value)
+                except OSError:
+                    if needed:
+                        raise
+        return Cgroup(made)
+    except OSError:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        return None
+
+
+def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[str, str, bool]]]]:
+    own = _own_groups()
+    if (_ROOT / "cgroup.controllers").exists():
+        parent = _ROOT / own.get("", "").lstrip("/")
+        files = [
+            ("memory.max", str(memory_bytes), True),
+            ("memory.swap.max", "0", False),
+            ("pids.max", str(processes), True),
+            ("cpu.max", "100000 100000", False),
+        ]
+        return [(parent, files)]
+    memory = _ROOT / "memory" / own.get("memory", "").lstrip("/")
+    return [
+        (
+            memory if memory.is_dir() else _ROOT / "memory",
+            [
+                ("memory.limit_in_bytes", str(memory_bytes), True),
+                ("memory.memsw.limit_in_bytes", str(memory_bytes), False),
+            ],
+        ),
+        (_under("pids", own), [("pids.max", str(processes), True)]),
+        (_under("cpu", own), [("cpu.cfs_quota_us", "100000", False)]),
+    ]
+
+
+def _under(controller: str, own: dict[str, str]) -> Path:
+    folder = _ROOT / controller / own.get(controller, "").lstrip("/")
+    return folder if folder.is_dir() else _ROOT / controller
+
+
+def _own_groups() -> dict[str, str]:
+    groups: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
+    return groups
+
+
+def _kill_all(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), 9)

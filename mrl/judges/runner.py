@@ -1,0 +1,129 @@
+"""What runs inside the sandbox, beside the candidate. Its text is handed to a bare interpreter; it imports nothing
+of ours and holds nothing worth stealing: no expected values, one input at a time.
+
+Frames on the request descriptor: the set-up, then one call each. Frames on the reply descriptor: "ready", "loaded",
+then one answer per call with the call's number. Everything that arrives is data; the judge trusts none of it.
+"""
+
+import json
+import os
+import resource
+import struct
+import sys
+
+
+def encode(value, depth=0):
+    """Built-in values as tagged JSON; anything else only by the name of its type."""
+    kind = type(value)
+    if depth > 100:
+        return {"x": "nested too deep"}
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -(2**53) < value < 2**53 else {"i": hex(value)}
+    if kind is float:
+        return {"f": value.hex()}
+    if kind is complex:
+        return {"c": [value.real.hex(), value.imag.hex()]}
+    if kind is bytes:
+        return {"b": value.hex()}
+    if kind is list or kind is tuple:
+        return {"l" if kind is list else "t": [encode(item, depth + 1) for item in value]}
+    if kind is set or kind is frozenset:
+        return {"s": [encode(item, depth + 1) for item in value]}
+    if kind is dict:
+        return {"d": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
+    return {"x": kind.__name__[:60]}
+
+
+def decode(data):
+    """The reverse, for inputs."""
+    if not isinstance(data, dict):
+        return data
+    ((tag, body),) = data.items()
+    if tag == "i":
+        return int(body, 16)
+    if tag == "f":
+        return float.fromhex(body)
+    if tag == "c":
+        return complex(float.fromhex(body[0]), float.fromhex(body[1]))
+    if tag == "b":
+        return bytes.fromhex(body)
+    if tag == "d":
+        return {decode(key): decode(item) for key, item in body}
+    return {"l": list, "t": tuple, "s": set}[tag](decode(item) for item in body)
+
+
+def read_frame(descriptor):
+    header = read_exactly(descriptor, 4)
+    return json.loads(read_exactly(descriptor, struct.unpack("<I", header)[0]))
+
+
+def read_exactly(descriptor, count):
+    data = b""
+    while len(data) < count:
+        more = os.read(descriptor, count - len(data))
+        if not more:
+            os._exit(0)
+        data += more
+    return data
+
+
+def write_frame(descriptor, message):
+    try:
+        data = json.dumps(message).encode()
+    except (ValueError, RecursionError, MemoryError):
+        data = b'{"raised": "value that cannot be sent"}'
+    data = struct.pack("<I", len(data)) + data
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def limit(limits):
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def name_of(error):
+    return type(error).__name__[:60]
+
+
+def main(requests, replies):
+    write_frame(replies, {"ready": True})
+    setup = read_frame(requests)
+    limit(setup["limits"])
+    sys.setrecursionlimit(setup["recursion"])
+    if setup["entry_point"] is None:
+        os.close(requests)
+        os.close(replies)
+        run_as_main(setup["program"])
+    else:
+        serve(setup, requests, replies)
+
+
+def run_as_main(program):
+    names = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(compile(program, "candidate.py", "exec"), names)
+
+
+def serve(setup, requests, replies):
+    names = {"__name__": "candidate", "__builtins__": __builtins__}
+    try:
+        exec(compile(setup["program"], "candidate.py", "exec"), names)
+        function = names[setup["entry_point"]]
+    except BaseException as error:
+        write_frame(replies, {"raised": name_of(error)})
+        os._exit(1)
+    write_frame(replies, {"loaded": True})
+    while True:
+        call = read_frame(requests)
+        try:
+            arguments = [decode(value) for value in call["args"]]
+            named = {name: decode(value) for name, value in call["kwargs"].items()}
+            answer = {"id": call["id"], "value": encode(function(*arguments, **named))}
+        except BaseException as error:
+            answer = {"id": call["id"], "raised": name_of(error)}
+        write_frame(replies, answer)
+
+
+main(int(sys.argv[1]), int(sys.argv[2]))
