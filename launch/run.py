@@ -21,7 +21,7 @@ from launch.train_group import TrainGroup
 from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.data.load import Dataset, load_data
-from mrl.judges.pool import JudgePool
+from mrl.judges.pool import JudgePool, check_judges
 from mrl.loops.collect import Collector
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
@@ -53,9 +53,11 @@ def _train(config: Config, folder: RunFolder, signals: StopSignals) -> int:
     dataset = load_data(config.data, config.judge, tokenizer)
     for line in dataset.report.lines():
         print(line)
+    check_judges(config.judge, dataset.stream(config.run.seed).take(64))
     clock, log_folder = PhaseClock(), _log_folder(folder)
     world = config.training.layout.world_size
-    with cluster(config.launch, num_slots=world), JudgePool(config.judge) as judges:
+    pool = JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
+    with cluster(config.launch, num_slots=world), pool as judges:
         placement = place(world, gpus=_gpus(), deadline_seconds=config.launch.start_deadline_seconds)
         options: dict[str, Any] = {"environment": _environment(config), "log_folder": str(log_folder)}
         hybrid = Hybrid(

@@ -42,6 +42,8 @@ class Judges(Protocol):
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]: ...
 
+    def flush_groups(self) -> None: ...
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampling:
@@ -97,6 +99,7 @@ class Collector:
         return samples
 
     def _await_verdicts(self, samples: dict[str, Sample], verdicts: dict[str, Verdict]) -> None:
+        self._judges.flush_groups()
         deadline = time.monotonic() + self._deadline_seconds
         while len(verdicts) < len(samples):
             verdicts.update(self._judges.collect(1.0))
