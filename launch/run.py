@@ -49,7 +49,7 @@ def _train(config: Config, folder: RunFolder, signals: StopSignals) -> int:
     start = time.monotonic()
     folder.write_config(dump(config), _versions())
     tiny_model.ensure(config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed)
-    tokenizer = _tokenizer(config)
+    tokenizer = load_tokenizer(config)
     dataset = load_data(config.data, config.judge, tokenizer)
     for line in dataset.report.lines():
         print(line)
@@ -91,7 +91,7 @@ def _loop(
     collector = Collector(
         hybrid.rollout,
         judges,
-        _decoder(tokenizer),
+        decoder(tokenizer),
         clock=clock,
         deadline_seconds=config.loop.phase_deadline_seconds,
     )
@@ -117,13 +117,16 @@ def _loop(
     return 0 if ended == "done" else signals.exit_code
 
 
-def _tokenizer(config: Config) -> Any:
+def load_tokenizer(config: Config) -> Any:
+    """The tokenizer of the model's folder."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(config.model.path)
 
 
-def _decoder(tokenizer: Any) -> Callable[[list[np.ndarray]], list[str]]:
+def decoder(tokenizer: Any) -> Callable[[list[np.ndarray]], list[str]]:
+    """Token arrays [T] to texts without special tokens, many at a time."""
+
     def decode(tokens: list[np.ndarray]) -> list[str]:
         return tokenizer.batch_decode([t.tolist() for t in tokens], skip_special_tokens=True)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from launch.spmd import run_torchrun, start_worker
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
 from mrl.config.warm_start import WarmStartSection
@@ -23,7 +23,7 @@ from mrl.errors import ConfigError, DataError
 from mrl.samples import TrainBatch
 
 
-def run_ranks(arguments: Sequence[str], *, deadline_seconds: float = 3600.0) -> int:
+def run_ranks(arguments: Sequence[str]) -> int:
     """torchrun on this machine; the exit code is torchrun's. Model and data are checked before ranks start."""
     from mrl.prepare import tiny_model
 
@@ -32,10 +32,7 @@ def run_ranks(arguments: Sequence[str], *, deadline_seconds: float = 3600.0) -> 
     tiny_model.ensure(config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed)
     rows = read_rows(section.data)
     print(f"warm start: {len(rows)} rows, {section.steps} steps of {section.batch_rows}")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(config.training.layout.world_size), "-m", "launch.warm_start", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(config.training.num_threads)}
-    return subprocess.run(command, env=environment, timeout=deadline_seconds, check=False).returncode
+    return run_torchrun("launch.warm_start", arguments, config)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -43,19 +40,11 @@ def main(arguments: Sequence[str]) -> None:
     from transformers import AutoTokenizer
 
     from mrl.training.supervised import cross_entropy
-    from mrl.training.worker import MegatronWorker
 
     config = load(*split_arguments(arguments))
     section, rank = _section(config), int(os.environ["RANK"])
-    worker = MegatronWorker(
-        model=config.model,
-        training=config.training.model_copy(update={"optimizer": section.optimizer}),
-        rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-        master_address=os.environ["MASTER_ADDR"],
-        master_port=int(os.environ["MASTER_PORT"]),
-        seed=config.run.seed,
-    )
+    training = config.training.model_copy(update={"optimizer": section.optimizer})
+    worker = start_worker(config, training=training)
     sequences = encode(read_rows(section.data), AutoTokenizer.from_pretrained(config.model.path))
     dp, start = worker.layout.dp, time.monotonic()
     for step in range(1, section.steps + 1):

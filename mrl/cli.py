@@ -56,6 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="a run's curves as text")
     report.add_argument("folder", help="run folder")
     report.set_defaults(run=_report)
+    export = commands.add_parser("export", help="a run's checkpoint as a Hugging Face folder")
+    export.add_argument("folder", help="run folder")
+    export.add_argument("--out", required=True, help="folder to write to")
+    export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
+    export.set_defaults(run=_export)
+    _config_command(commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation")
+    plan = _config_command(commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU")
+    plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
+    plan.add_argument("--json", action="store_true", help="for programs")
     settings = commands.add_parser("settings", help="all settings, one sentence each")
     settings.set_defaults(run=_settings)
     return parser
@@ -109,6 +118,31 @@ def _report(options: argparse.Namespace) -> int:
     from mrl.observe.report import report
 
     print(report(options.folder))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from launch.export import run_ranks
+
+    return run_ranks(options.folder, options.out, step=options.step)
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from launch.evaluate import evaluate
+
+    for name, value in evaluate(_load(options)).items():
+        print(f"{name} {value:.4f}")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    import json
+
+    from launch.plan.build import plan_report
+    from launch.plan.hardware import load_hardware
+
+    report = plan_report(_load(options), load_hardware(options.hardware))
+    print(json.dumps(report.json(), indent=1) if options.json else report.table())
     return 0
 
 

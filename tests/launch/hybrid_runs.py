@@ -1,0 +1,89 @@
+"""A hybrid engine on real workers for tests: started in this process's Ray, closed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from launch.hybrid import Hybrid
+from launch.placement import place
+from launch.rollout_group import RolloutGroup
+from launch.train_group import TrainGroup
+from mrl.config.root import Config
+from mrl.observe.phases import PhaseClock
+from mrl.rollout.request import Request, Response, sample_seed
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def tiny_config(model: Path, folder: Path, *words: str) -> Config:
+    """A two-step configuration over rows and a model made by the fixtures; eager engines, float32."""
+    from mrl.config.load import load
+
+    return load(
+        [],
+        [
+            "run.name=run",
+            f"run.folder={folder}",
+            f"model.path={model}",
+            "model.max_length=32",
+            f"data.train={folder}/train.jsonl",
+            f"data.validation={folder}/validation.jsonl",
+            "judge.kind=maths",
+            "judge.maths.extraction=[whole]",
+            "judge.maths.symbolic=false",
+            "judge.pool_workers=1",
+            "training.dtype=float32",
+            "training.optimizer.lr=1e-3",
+            "rollout.dtype=float32",
+            "rollout.compiled=false",
+            "rollout.max_response_tokens=6",
+            "rollout.kv_cache_bytes=33554432",
+            "sync.bucket_bytes=1048576",
+            "sync.deadline_seconds=60",
+            "loop.steps=2",
+            "loop.prompts_per_step=4",
+            "loop.samples_per_prompt=4",
+            "loop.validation.num_prompts=8",
+            "loop.max_sampler_mismatch=1e-4",
+            "loop.phase_deadline_seconds=120",
+            *words,
+        ],
+    )
+
+
+@contextlib.contextmanager
+def running(config: Config, log_folder: Path) -> Iterator[Hybrid]:
+    """Workers up, before the first hand-over. Needs a connected Ray with enough slots."""
+    clock = PhaseClock()
+    placement = place(config.training.layout.world_size, gpus=False, deadline_seconds=60)
+    hybrid = Hybrid(
+        config,
+        TrainGroup(config, placement, clock, environment=ENVIRONMENT, log_folder=str(log_folder)),
+        RolloutGroup(config, placement, clock, environment=ENVIRONMENT, log_folder=str(log_folder)),
+        clock,
+    )
+    try:
+        hybrid.start()
+        yield hybrid
+    finally:
+        hybrid.close()
+        placement.remove()
+
+
+def sampled(hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False, seconds: float = 60.0) -> list[Response]:
+    """One response to each prompt, in order."""
+    requests = [
+        Request(f"{i}.0", prompt, sample_seed(7, i, 0), max_tokens=6, greedy=greedy) for i, prompt in enumerate(prompts)
+    ]
+    hybrid.rollout.submit(requests)
+    found: dict[str, Response] = {}
+    deadline = time.monotonic() + seconds
+    while len(found) < len(requests):
+        found |= {r.request_id: r for r in hybrid.rollout.poll(1.0)}
+        assert time.monotonic() < deadline, f"{len(found)} of {len(requests)} responses after {seconds} s"
+    return [found[r.request_id] for r in requests]

@@ -1,0 +1,112 @@
+"""The hybrid engine over several layouts: engines, trainer and an export agree after real updates and reshards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.cluster import cluster
+from mrl.algorithms.recipe import shape_and_estimate
+from mrl.config.loop import LaunchSection
+from mrl.config.model import ModelSection, NewModelSection
+from mrl.loops.batch import pack
+from mrl.loops.mismatch import measure
+from mrl.loops.on_policy import denominators
+from mrl.prepare import arithmetic, tiny_model
+from mrl.samples import Group, Prompt, Sample, Verdict, VerdictKind
+from tests.launch.hybrid_runs import running, sampled, tiny_config
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+LAYOUTS = {
+    "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
+    "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
+    "ep2-dp2-to-2": ("training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", "rollout.tp=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows and a random tiny Qwen3-MoE."""
+    folder = arithmetic.write(tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_warm_start=100)
+    new = NewModelSection(hidden_size=64, head_dim=16, expert_size=32)
+    model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
+    tiny_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2):
+        yield
+
+
+def groups_of(prompts: list[np.ndarray], responses: list, version: int) -> list[Group]:
+    """One group of two samples per pair of equal prompts, rewarded by the parity of the first token."""
+    groups = []
+    for i in range(0, len(prompts), 2):
+        samples = tuple(
+            Sample(
+                prompt_index=i,
+                sample_index=j,
+                prompt_tokens=prompts[i + j],
+                response_tokens=r.tokens,
+                loss_mask=np.ones(len(r.tokens), np.bool_),
+                sampler_logprobs=r.logprobs,
+                policy_versions=r.policy_versions,
+                status=r.status,
+                verdict=Verdict(VerdictKind.SCORED, float(j)),
+            )
+            for j, r in enumerate(responses[i : i + 2])
+        )
+        assert all((s.policy_versions == version).all() for s in samples)
+        groups.append(Group(Prompt(i, prompts[i], "", None), samples))
+    return groups
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_engines_trainer_and_export_agree_after_updates(layout: str, folder: Path, ray_cluster: None, tmp_path: Path) -> None:
+    config = tiny_config(folder / "model", folder, *LAYOUTS[layout])
+    rng = np.random.default_rng(0)
+    prompts = [p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2]
+    with running(config, tmp_path / "logs") as hybrid:
+        hybrid.sync(0)
+        before = None
+        for version in range(2):
+            groups = groups_of(prompts, sampled(hybrid, prompts), version)
+            batch = pack(groups)
+            forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+            found = measure(batch, forward["logprobs"], forward["router_margin"], margin=1e-5)
+            assert found["policy/sampler_logprob_diff_max"] < 1e-4, found
+            before = forward["logprobs"]
+            batch, _ = shape_and_estimate(config.algorithm, batch.with_arrays(old_logprobs=before), groups)
+            metrics = hybrid.train.update(batch, denominators(batch))
+            assert metrics["optim/grad_norm"] > 0
+            hybrid.sync(version + 1)
+        responses = sampled(hybrid, prompts)
+        batch = pack(groups_of(prompts, responses, 2))
+        forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+        hybrid.train.broadcast("export_hf", str(tmp_path / "export"))
+    clear = batch.loss_mask & (forward["router_margin"] > 1e-5)
+    assert clear.sum() > 20
+    reference = transformers_logprobs(tmp_path / "export", batch)
+    sampler = batch.arrays["sampler_logprobs"]
+    assert np.abs(sampler - forward["logprobs"])[clear].max() < 1e-4
+    assert np.abs(reference - forward["logprobs"])[clear].max() < 1e-4
+    assert np.abs(transformers_logprobs(folder / "model", batch) - reference)[clear].max() > 1e-3, "the updates changed nothing"
+
+
+def transformers_logprobs(path: Path, batch) -> np.ndarray:
+    """[N] log-probs of the batch's tokens by transformers, each sample alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    result = np.zeros(batch.num_tokens, np.float32)
+    for start, stop in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+        tokens = torch.tensor(batch.tokens[start:stop])[None]
+        with torch.no_grad():
+            logprobs = model(tokens).logits[0].log_softmax(-1)
+        result[start + 1 : stop] = logprobs[:-1].gather(1, tokens[0, 1:, None])[:, 0].numpy()
+    return result
