@@ -257,7 +257,9 @@ class _Draft:
 
 def _laid_out(streams: dict[int, _Stream], side: str) -> tuple[CopyTable, tuple[Message, ...]]:
     """All streams one after another in the bucket, in order of peer."""
-    tables, messages, base = [np.empty(0, COPY)], [], 0
+    if not streams:
+        return np.empty(0, COPY), ()
+    tables, messages, base = [], [], 0
     for peer, stream in sorted(streams.items()):
         table = stream.copies.table()
         table[side] += base // WIRE_BYTES[table["wire"]]

@@ -73,6 +73,8 @@ class Pattern:
     """Ordinals are taken modulo this."""
     bytes_not_on_slot: int
     """Bytes that destinations need and their own slot does not hold, counted from the boxes alone (lower bound)."""
+    num_bytes: int
+    """Bytes of all transfers, in wire dtype."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ def _pattern(
         transfers.extend(choices.transfers(destination, need, place, dtype))
         missing += choices.bytes_not_on_slot(destination, place, dtype)
     period = math.lcm(*(len(transfer.candidates) for transfer in transfers)) if transfers else 1
-    return Pattern(tuple(transfers), min(period, 64), missing)
+    total = sum(transfer.num_bytes for transfer in transfers)
+    return Pattern(tuple(transfers), min(period, 64), missing, total)
 
 
 def _needs_by_rank(

@@ -55,9 +55,10 @@ class Plan:
     items: tuple[Item, ...]
     windows: tuple[Window, ...]
     """The global order; every trainer rank visits each window, also where it has nothing to do."""
+    _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def part(self, slot: int) -> SlotPart:
-        """One slot's tables. ConfigError for a slot outside the topology."""
+        """One slot's tables, built once. ConfigError for a slot outside the topology."""
         if not 0 <= slot < self.topology.num_slots:
             raise ConfigError(f"slot {slot} is outside the plan's {self.topology.num_slots} slots")
         return PartBuilder(slot, self.items, self.sources, self.destinations, self.topology).build(

@@ -95,7 +95,8 @@ def ordered(
     *,
     interleave_stages: bool,
 ) -> list[int]:
-    """Item numbers in the plan's global order."""
+    """Item numbers in the plan's global order: each stage's modules in turn by the share of its bytes that went before;
+    with `interleave_stages` the same item by item."""
     modules: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         modules.setdefault(module_of(item, destinations), []).append(number)
@@ -103,32 +104,30 @@ def ordered(
     stages: dict[int, list[list[int]]] = {}
     for numbers in modules.values():
         stages.setdefault(min(holder[n] for n in numbers), []).append(numbers)
-    order: list[int] = []
-    for unit in _turns(stages, joined=interleave_stages):
-        lanes: dict[int, list[int]] = {}
-        for number in unit:
-            lanes.setdefault(holder[number], []).append(number)
-        order.extend(_round_robin(lanes))
-    return order
+    keyed: list[tuple[float, int, list[int]]] = []
+    for stage, listed in stages.items():
+        sizes = [sum(items[n].pattern.num_bytes for n in numbers) for numbers in listed]
+        done, whole = 0, sum(sizes) or 1
+        for numbers, size in zip(listed, sizes, strict=True):
+            turns = _round_robin(numbers, holder)
+            if not interleave_stages:
+                keyed.append((done / whole, stage, turns))
+            else:
+                for place, number in enumerate(turns):
+                    keyed.append(((done + size * place / len(turns)) / whole, stage, [number]))
+            done += size
+    return [number for _, _, numbers in sorted(keyed, key=lambda entry: entry[:2]) for number in numbers]
 
 
-def _turns(stages: dict[int, list[list[int]]], *, joined: bool) -> Iterable[list[int]]:
-    """Modules of all stages by their relative position in their stage; `joined` merges those of one turn."""
-    longest = max((len(modules) for modules in stages.values()), default=0)
-    turns: dict[tuple[int, int], list[int]] = {}
-    for stage, modules in sorted(stages.items()):
-        for position, numbers in enumerate(modules):
-            turn = position * longest // len(modules)
-            turns.setdefault((turn, 0 if joined else stage), []).extend(numbers)
-    return [turns[key] for key in sorted(turns)]
-
-
-def _round_robin(lanes: dict[int, list[int]]) -> list[int]:
-    """One from each lane in turn, longer lanes more often, so that all end together."""
+def _round_robin(numbers: Sequence[int], holder: Sequence[int]) -> list[int]:
+    """Items of different holders in turn, more often from the longer lanes, so that all end together."""
+    lanes: dict[int, list[int]] = {}
+    for number in numbers:
+        lanes.setdefault(holder[number], []).append(number)
     keyed = [
-        ((2 * position + 1) / (2 * len(lane)), rank, number)
+        ((2 * place + 1) / (2 * len(lane)), rank, number)
         for rank, lane in lanes.items()
-        for position, number in enumerate(lane)
+        for place, number in enumerate(lane)
     ]
     return [number for _, _, number in sorted(keyed)]
 
@@ -162,7 +161,9 @@ def windows(
 def _parts(item: Item, traffic: Traffic, bucket_bytes: int) -> int:
     pattern, ordinal = item.pattern, item.ordinal
     need = int(traffic.of(pattern, ordinal).max())
-    parts = max(1, -(-need // bucket_bytes))
+    if need <= bucket_bytes:
+        return 1
+    parts = -(-need // bucket_bytes)
     limit = max((max(transfer.shape, default=1) for transfer in pattern.transfers), default=1)
     while any(traffic.of(pattern, ordinal, part, parts).max() > bucket_bytes for part in range(parts)):
         if parts > limit:

@@ -1,0 +1,89 @@
+"""The whole chain on plain arrays: trainer layout, plan, bytes, engine layout, against gather-then-load."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mrl.errors import ReshardError
+from resharding.plan import build_plan
+from resharding.simulate import execute, write_counts
+from tests.resharding.worlds import FAMILIES, box, checkpoint, gathered, loaded, random_world
+
+CI = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+SEEDS = st.integers(min_value=0, max_value=1 << 32)
+
+
+def check_world(seed: int) -> None:
+    world = random_world(seed)
+    plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+    full = checkpoint(world)
+    storages = [loaded(manifest, full) for manifest in world.sources]
+    together = gathered(world, storages)
+    assert together.keys() == full.keys()
+    results = execute(plan, storages)
+    for manifest, result in zip(world.destinations, results, strict=True):
+        for tensor, expected in zip(manifest.tensors, loaded(manifest, together), strict=True):
+            assert result[tensor.name].tobytes() == expected.tobytes(), (seed, manifest.rank, tensor.name)
+    check_written_once(world, plan)
+    summary = plan.summary()
+    moved = summary["bytes_intra_node"] + summary["bytes_inter_node"]
+    assert moved == summary["lower_bound_cross_slot_bytes"]
+    for slot in range(world.topology.num_slots):
+        part = plan.part(slot)
+        assert max(part.send_bucket_bytes, part.receive_bucket_bytes) <= world.options.bucket_bytes
+
+
+def check_written_once(world, plan) -> None:
+    for manifest, counts in zip(world.destinations, write_counts(plan), strict=True):
+        for tensor in manifest.tensors:
+            boxes = np.zeros(tensor.shape, np.uint16)
+            for piece in tensor.pieces:
+                extra = len(tensor.shape) - len(piece.shape)
+                boxes[piece.local_start[:extra]][box(piece.local_start[extra:], piece.shape)] += 1
+            assert boxes.max(initial=0) <= 1
+            np.testing.assert_array_equal(counts[tensor.name], boxes)
+
+
+@CI
+@given(SEEDS)
+def test_any_layout_equals_gather_then_load(seed):
+    check_world(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@LONG
+@given(SEEDS)
+def test_any_layout_equals_gather_then_load_long(seed):
+    check_world(seed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_torch_arrays_give_the_same_bytes_as_numpy(family):
+    world = random_world(7, family=family)
+    plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+    storages = [loaded(manifest, checkpoint(world)) for manifest in world.sources]
+    tensors = [
+        [
+            torch.from_numpy(a.view(np.uint8)).view(getattr(torch, t.dtype)).view(t.shape)
+            for t, a in zip(m.tensors, s, strict=True)
+        ]
+        for m, s in zip(world.sources, storages, strict=True)
+    ]
+    for ours, theirs in zip(execute(plan, storages), execute(plan, tensors), strict=True):
+        for name, array in ours.items():
+            assert torch.equal(torch.from_numpy(array.view(np.uint8)), theirs[name].view(torch.uint8)), name
+
+
+def test_wrong_storage_is_refused_by_name():
+    world = random_world(3, family="qwen3_moe")
+    plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+    storages = [loaded(manifest, checkpoint(world)) for manifest in world.sources]
+    by_name = {(t.chunk, t.name): a for t, a in zip(world.sources[0].tensors, storages[0], strict=True)}
+    lost = next(iter(by_name))
+    del by_name[lost]
+    with pytest.raises(ReshardError, match=lost[1].replace(".", r"\.")):
+        execute(plan, [by_name, *storages[1:]])

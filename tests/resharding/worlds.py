@@ -1,0 +1,155 @@
+"""Random small models and layouts, with the checkpoint they share. Used by the planner's tests."""
+
+import dataclasses
+import random
+import zlib
+
+import numpy as np
+
+from models.families import family_of
+from models.names import LOCAL, TRANSFORMER_ENGINE
+from mrl.errors import ConfigError
+from resharding import destinations, sources
+from resharding.copies import assign, numpy_dtype
+from resharding.layout import Layout
+from resharding.manifest import RankManifest, elements
+from resharding.plan import PlanOptions
+from resharding.topology import Topology
+
+FAMILIES = ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    hf: dict
+    train: Layout
+    rollout: Layout
+    sources: list[RankManifest]
+    destinations: list[RankManifest]
+    topology: Topology
+    options: PlanOptions
+
+
+def random_world(seed: int, *, family: str | None = None) -> World:
+    """A world that both engines would accept; refused combinations are drawn again."""
+    rng = random.Random(seed)
+    while True:
+        hf = random_config(rng, family or rng.choice(FAMILIES))
+        try:
+            return _world(rng, hf)
+        except ConfigError:
+            continue
+
+
+def random_config(rng: random.Random, family: str) -> dict:
+    heads = rng.choice([4, 8])
+    hf = {
+        "model_type": family,
+        "vocab_size": rng.choice([61, 96, 130]),
+        "hidden_size": rng.choice([16, 24]),
+        "intermediate_size": rng.choice([8, 16, 24]),
+        "num_hidden_layers": rng.choice([2, 3, 4, 6]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": rng.choice([1, 2, heads]),
+        "head_dim": rng.choice([2, 4]),
+        "tie_word_embeddings": rng.random() < 0.3,
+    }
+    if family == "qwen3_moe":
+        hf |= {"num_experts": rng.choice([4, 6, 8]), "moe_intermediate_size": rng.choice([8, 16])}
+        hf |= {"mlp_only_layers": rng.choice([[], [1]])}
+    if family == "mixtral":
+        hf |= {"num_local_experts": rng.choice([2, 4])}
+    if family == "deepseek_v3":
+        hf |= {"n_routed_experts": rng.choice([4, 8]), "moe_intermediate_size": rng.choice([8, 16])}
+        hf |= {"n_shared_experts": rng.choice([0, 1, 2]), "first_k_dense_replace": rng.choice([0, 1])}
+        hf |= {"q_lora_rank": rng.choice([None, 8]), "kv_lora_rank": 12, "num_key_value_heads": heads}
+        hf |= {"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": rng.choice([2, 4])}
+    return hf
+
+
+def _world(rng: random.Random, hf: dict) -> World:
+    moe = hf["model_type"] != "qwen3"
+    tp, pp, dp = rng.choice([1, 2, 4]), rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 3])
+    ep = rng.choice([1, 2, 4]) if moe else 1
+    etp = rng.choice([1, 1, 2]) if moe else 1
+    train = Layout(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp, vpp=rng.choice([1, 2]) if pp > 1 else 1)
+    roll_tp = rng.choice([1, 2, 4])
+    rollout = Layout(
+        tp=roll_tp, dp=rng.choice([1, 2, 3]), ep=roll_tp * rng.choice([0, 1, 1, 2]) or 1 if moe else 1
+    )
+    dtype = rng.choice(["bfloat16", "bfloat16", "float32"])
+    held = sources.from_layout(
+        hf,
+        train,
+        dtype=dtype,
+        router_dtype=rng.choice([None, "float32"]),
+        spec=rng.choice([LOCAL, TRANSFORMER_ENGINE]),
+        pad_vocab_to=rng.choice([1, 8, 32]),
+    )
+    needed = destinations.from_layout(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
+    options = PlanOptions(bucket_bytes=rng.choice([600, 4096, 1 << 20]), interleave_stages=rng.random() < 0.5)
+    return World(hf, train, rollout, held, needed, random_topology(rng, len(held), len(needed)), options)
+
+
+def random_topology(rng: random.Random, num_sources: int, num_destinations: int) -> Topology:
+    """Shared slots, separate pools, or anything between, with ranks on slots in any order."""
+    kind = rng.choice(["shared", "separate", "any"])
+    if kind == "shared" and num_sources <= num_destinations:
+        return Topology.shared(
+            num_destinations, slots_per_node=rng.choice([2, 4, 8]), num_sources=num_sources
+        )
+    if kind == "separate":
+        return Topology.separate(num_sources, num_destinations, slots_per_node=rng.choice([2, 4, 8]))
+    slots = max(num_sources, num_destinations) + rng.choice([0, 1, 3])
+    return Topology(
+        nodes=tuple(rng.randrange(3) for _ in range(slots)),
+        rails=tuple(rng.randrange(4) for _ in range(slots)),
+        source_slots=tuple(rng.sample(range(slots), num_sources)),
+        destination_slots=tuple(rng.sample(range(slots), num_destinations)),
+    )
+
+
+def box(start, shape):
+    return tuple(slice(low, low + size) for low, size in zip(start, shape, strict=True))
+
+
+def checkpoint(world: World) -> dict[str, np.ndarray]:
+    """Full tensors of random bits in the dtype the trainer stores them in (bfloat16 as uint16)."""
+    dtypes = {piece.tensor: t.dtype for m in world.sources for t in m.tensors for piece in t.pieces}
+    full = {}
+    for tensor in family_of(world.hf).checkpoint_tensors(world.hf):
+        rng = np.random.default_rng(zlib.crc32(tensor.name.encode()))
+        if dtypes[tensor.name] == "bfloat16":
+            full[tensor.name] = rng.integers(0, 1 << 16, tensor.shape, dtype=np.uint16)
+        else:
+            full[tensor.name] = rng.standard_normal(tensor.shape).astype(dtypes[tensor.name])
+    return full
+
+
+def loaded(manifest: RankManifest, full: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """A rank's arrays filled from whole checkpoint tensors; elements no box covers hold the poison."""
+    arrays = []
+    for tensor in manifest.tensors:
+        kind = numpy_dtype(tensor.dtype)
+        array = (
+            np.full(elements(tensor.shape) * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(tensor.shape)
+        )
+        for piece in tensor.pieces:
+            extra = len(tensor.shape) - len(piece.shape)
+            target = array[piece.local_start[:extra]][box(piece.local_start[extra:], piece.shape)]
+            assign(target, full[piece.tensor][box(piece.start, piece.shape)])
+        arrays.append(array)
+    return arrays
+
+
+def gathered(world: World, storages: list[list[np.ndarray]]) -> dict[str, np.ndarray]:
+    """Whole tensors put together from what the trainer ranks hold: the oracle's first half."""
+    shapes = {tensor.name: tensor.shape for tensor in family_of(world.hf).checkpoint_tensors(world.hf)}
+    full: dict[str, np.ndarray] = {}
+    for manifest, arrays in zip(world.sources, storages, strict=True):
+        for tensor, array in zip(manifest.tensors, arrays, strict=True):
+            for piece in tensor.pieces:
+                if piece.tensor not in full:
+                    full[piece.tensor] = np.zeros(shapes[piece.tensor], array.dtype)
+                full[piece.tensor][box(piece.start, piece.shape)] = array[box(piece.local_start, piece.shape)]
+    return full
