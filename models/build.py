@@ -56,6 +56,7 @@ class Chunks:
     rotary: RotaryTable
     vocab_size: int
     """Without padding."""
+    max_length: int
 
 
 def build_chunks(
@@ -81,9 +82,7 @@ def build_chunks(
         models.append(
             PackedModel(
                 config,
-                TransformerBlockSubmodules(
-                    [_layer_spec(config, layer) for layer in layers], layer_norm=RMSNorm
-                ),
+                _block_spec(config, layers),
                 vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
                 max_sequence_length=max_length,
                 pre_process=place_pp == 0 and chunk == 0,
@@ -93,7 +92,7 @@ def build_chunks(
                 vp_stage=chunk if layout.vpp > 1 else None,
             ).to(device)
         )
-    mark_expert_parameters(models, layout)
+    mark_expert_parameters(models)
     rotary = RotaryTable(
         theta=family.rotary_theta(hf_config),
         head_dim=field(config.__dict__, "kv_channels"),
@@ -101,21 +100,25 @@ def build_chunks(
         dtype=dtype,
         device=device,
     )
-    return Chunks(models=models, config=config, rotary=rotary, vocab_size=vocab)
+    return Chunks(models=models, config=config, rotary=rotary, vocab_size=vocab, max_length=max_length)
 
 
-def mark_expert_parameters(models: list[PackedModel], layout: Layout) -> None:
-    """Make Megatron reduce expert gradients over the expert-data-parallel group.
+def mark_expert_parameters(models: list[PackedModel]) -> None:
+    """Make Megatron reduce expert gradients over the expert-data-parallel group in every layout.
 
-    It does so only with ep > 1; with ep = 1 and etp < tp it treats experts as dense parameters and would leave out the
-    tensor-parallel ranks, each of which sees other tokens.
+    By itself it does so only with ep > 1; with ep = 1 and etp < tp it treats experts as dense parameters and would leave
+    out the tensor-parallel ranks, each of which sees other tokens. One rule also gives every layout the same two
+    optimizers, so that a checkpoint can be resumed in another layout.
     """
-    if layout.ep > 1 or layout.etp == layout.tp:
-        return
     for model in models:
         for name, parameter in model.named_parameters():
             if ".experts." in name:
                 parameter.allreduce = False  # type: ignore[attr-defined]
+
+
+def _block_spec(config: TransformerConfig, layers: range) -> Any:
+    norm: Any = RMSNorm
+    return TransformerBlockSubmodules([_layer_spec(config, layer) for layer in layers], layer_norm=norm)
 
 
 def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:

@@ -47,7 +47,7 @@ def _expert_fields(hf: HfConfig) -> dict[str, Any]:
         "num_moe_experts": field(hf, "num_experts", "num_local_experts"),
         "moe_ffn_hidden_size": field(hf, "moe_intermediate_size"),
         "moe_router_topk": field(hf, "num_experts_per_tok"),
-        "moe_layer_freq": pattern,
+        "moe_layer_freq": 1 if all(pattern) else pattern,
         "moe_router_score_function": "softmax",
         # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob. Dividing by the sum is the same
         # as a softmax over the chosen logits, which is what megatron does without pre-softmax.

@@ -53,6 +53,7 @@ class Optimizer:
         self.steps = 0
         """Optimizer steps taken (skipped ones not counted)."""
         self._device = device
+        self._parked: list[tuple[torch.Tensor, torch.Tensor]] = []
         config = OptimizerConfig(
             optimizer="adam",
             lr=section.lr,
@@ -105,6 +106,34 @@ class Optimizer:
             parameters = part.get_parameters()
             if parameters:
                 clip_grad_by_total_norm_fp32(parameters, max_norm=self.section.clip_grad, total_norm=norm)
+
+    def offload(self) -> None:
+        """Move master weights and moments from the device to plain memory; nothing to do on CPU."""
+        assert not self._parked, "the optimizer is off-loaded already"
+        if self._device.type == "cpu":
+            return
+        for (
+            tensor
+        ) in self._own_tensors():  # not yet run on a GPU; in place, so that every reference stays valid
+            self._parked.append((tensor, tensor.to("cpu", copy=True)))
+            tensor.untyped_storage().resize_(0)
+
+    def reload(self) -> None:
+        """Bring back what offload() moved."""
+        for tensor, parked in self._parked:
+            tensor.untyped_storage().resize_(parked.nbytes)
+            tensor.copy_(parked)
+        self._parked = []
+
+    def _own_tensors(self) -> list[torch.Tensor]:
+        """Tensors with storage of their own: in float32 the master weights are the parameters and do not count."""
+        found = []
+        for part in self.parts():
+            for group in part.optimizer.param_groups:
+                for parameter in group["params"]:
+                    values = [parameter, *part.optimizer.state.get(parameter, {}).values()]
+                    found += [v for v in values if torch.is_tensor(v) and v.is_cuda]
+        return [t for t in found if t.untyped_storage().size() == t.nbytes]
 
     def parts(self) -> list[Any]:
         """Megatron keeps dense and expert parameters in optimizers of their own."""

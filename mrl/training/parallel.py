@@ -6,12 +6,13 @@ Owns the start and the end of both, and the check that Megatron's coordinates ar
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from mrl.errors import ConfigError
+from mrl.errors import CheckpointError, ConfigError, MrlError
 from mrl.training import cpu_platform
 from resharding.layout import Layout, Place
 
@@ -96,3 +97,16 @@ def max_over_world(value: int, *, device: torch.device) -> int:
     tensor = torch.tensor([value], dtype=torch.int64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return int(tensor.item())
+
+
+def run_on_rank_zero(action: Callable[[], object]) -> None:
+    """Run on rank 0 while the others wait; its error is raised on all ranks."""
+    outcome: list[Exception | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            action()
+        except Exception as error:
+            outcome[0] = error if isinstance(error, MrlError) else CheckpointError(repr(error))
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[0] is not None:
+        raise outcome[0]

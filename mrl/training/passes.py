@@ -23,6 +23,7 @@ from models.build import Chunks, PackedModel
 from models.layer_modules import RecordingRouter
 from models.packed_attention import PackedSegments, pack_segments
 from mrl.config.training import TrainingSection
+from mrl.errors import DataError
 from mrl.samples import TrainBatch
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, pack, split
@@ -70,7 +71,7 @@ class Passes:
         self._device = device
         self._is_last = place.pp == layout.pp - 1
         self._returns_arrays = self._is_last and place.tp == 0
-        self._tp_group = parallel_state.get_tensor_model_parallel_group()
+        self._tp_group: Any = parallel_state.get_tensor_model_parallel_group()
 
     def forward(
         self, batch: TrainBatch, *, temperature: float, with_router_margins: bool
@@ -107,6 +108,7 @@ class Passes:
 
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
         """The same number of microbatches on all ranks: expert parallelism couples them."""
+        self._check_lengths(batch)
         limit = self._training.microbatch_tokens
         needed = max(1, len(split(batch.lengths(), max_tokens=limit)))
         agreed = max_over_world(needed, device=self._device)
@@ -118,6 +120,15 @@ class Passes:
             wanted[:] = True
         wanted[batch.cu_seqlens[:-1]] = False
         return [self._to_device(plan, wanted) for plan in plans]
+
+    def _check_lengths(self, batch: TrainBatch) -> None:
+        lengths = batch.lengths()
+        if len(lengths) and lengths.max() > self._chunks.max_length:
+            worst = int(lengths.argmax())
+            raise DataError(
+                f"sample {batch.sample_ids[worst]} has {lengths[worst]} tokens, model.max_length is "
+                f"{self._chunks.max_length}; raise it or drop the sample before training"
+            )
 
     def _to_device(self, plan: Microbatch, wanted: np.ndarray) -> Prepared:
         rows = np.flatnonzero(wanted[plan.token_index])

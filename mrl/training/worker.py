@@ -6,13 +6,14 @@ Consumes TrainBatch (numpy), returns numpy and numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -22,15 +23,15 @@ from torch import Tensor
 
 from models.build import build_chunks
 from models.families import family_of
-from models.manifest import LocalTensor
+from models.manifest import CheckpointTensor, LocalTensor
 from mrl.config.model import ModelSection
 from mrl.config.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.samples import TrainBatch
-from mrl.training import hf_folder
+from mrl.training import checkpoint, hf_export, hf_folder
 from mrl.training.metrics import reduce_metrics
 from mrl.training.optimizer import Optimizer
-from mrl.training.parallel import start_process_groups, stop_process_groups
+from mrl.training.parallel import run_on_rank_zero, start_process_groups, stop_process_groups
 from mrl.training.parameter_memory import ParameterMemory
 from mrl.training.passes import Objective, Passes
 from resharding.layout import Layout
@@ -91,6 +92,7 @@ class MegatronWorker:
             device=self.device,
         )
         self._reference: list[Tensor] | None = None
+        self._gather_plan: dict[str, list[hf_export.Part]] | None = None
         self._locals = self._match_names()
         if load:
             self.load_hf(model.path)
@@ -150,10 +152,13 @@ class MegatronWorker:
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy [N] of this data-parallel shard (and `router_margin`), at the sampling temperature.
 
-        Returned by the ranks with tp 0 on the last pipeline stage, None elsewhere. Entropies are in nats.
+        Returned by the ranks with tp 0 on the last pipeline stage, None elsewhere. Entropies are in nats. The router
+        margin of a token is the smallest gap between the k-th and the next router logit over all layers and its prefix.
         """
-        assert role == "policy"
-        return self._passes.forward(batch, temperature=temperature, with_router_margins=with_router_margins)
+        with self._acting_as(role):
+            return self._passes.forward(
+                batch, temperature=temperature, with_router_margins=with_router_margins
+            )
 
     def update(
         self,
@@ -182,6 +187,95 @@ class MegatronWorker:
             "optimizer_steps": float(self.optimizer.steps),
         }
 
+    # -- reference ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def snapshot_reference(self, path: str | Path | None = None) -> None:
+        """Keep a frozen reference policy in plain memory: today's parameters, or a Hugging Face folder's."""
+        if path is None:
+            self._reference = self.memory.copies()
+            return
+        self.memory.require_unleased("load the reference")
+        policy = self.memory.copies()
+        try:
+            self._load_parameters(path)
+            self._reference = self.memory.copies()
+        finally:
+            self.memory.fill(policy)
+
+    @contextlib.contextmanager
+    def _acting_as(self, role: Role) -> Iterator[None]:
+        """The reference's parameters in place of the policy's, for the length of a forward pass."""
+        if role == "policy":
+            yield
+            return
+        if self._reference is None:
+            raise ConfigError("there is no reference policy on this worker; call snapshot_reference() first")
+        self.memory.require_unleased("swap the reference in")
+        with torch.no_grad():
+            policy = self.memory.copies()
+            self.memory.fill(self._reference)
+            try:
+                yield
+            finally:
+                self.memory.fill(policy)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def stream_full_tensors(self) -> Iterator[tuple[CheckpointTensor, Tensor | None]]:
+        """Every full checkpoint tensor, one at a time, on rank 0 (None elsewhere); all ranks iterate together."""
+        if self._gather_plan is None:
+            self._gather_plan = hf_export.gather_plan(self.family, self.hf_config, self.layout)
+        return hf_export.stream_full_tensors(
+            self.family.checkpoint_tensors(self.hf_config),
+            self._gather_plan,
+            [(local, parameter.data) for local, parameter in self._locals],
+            rank=self.place.rank,
+            device=self.device,
+        )
+
+    def export_hf(self, path: str | Path, *, dtype: str | None = None) -> None:
+        """Write a Hugging Face folder that transformers and vLLM load unedited; rank 0 writes, `path` must not exist.
+
+        `dtype` is the type of the weights in the folder, training.dtype when absent.
+        """
+        kind = dtype or self.training.dtype
+        if kind not in hf_export.SAFETENSORS_TYPES:
+            raise ConfigError(f"export dtype {kind!r} is not one of {sorted(hf_export.SAFETENSORS_TYPES)}")
+        path = Path(path)
+        run_on_rank_zero(lambda: hf_export.prepare_folder(path))
+        partial = path.with_name(path.name + ".partial")
+        tensors = self.family.checkpoint_tensors(self.hf_config)
+        writer = hf_export.FolderWriter(partial, tensors, dtype=kind) if self.place.rank == 0 else None
+        for tensor, value in self.stream_full_tensors():
+            if writer is not None and value is not None:
+                writer.write(tensor, value)
+        run_on_rank_zero(
+            lambda: hf_export.finish(writer, partial, path, source=Path(self.model.path), dtype=kind)
+        )
+
+    def save_checkpoint(self, path: str | Path, extra: dict[str, Any]) -> None:
+        """Model, optimizer, schedule, random states and `extra` (rank 0's), committed at once under `path`."""
+        payload = {"user": extra, "optimizer_steps": self.optimizer.steps}
+        checkpoint.save(Path(path), self._state(), extra=payload, about=self._about())
+
+    def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
+        """Continue from a checkpoint, also one of another layout; returns its `extra`. CheckpointError when damaged."""
+        self.memory.require_unleased("load a checkpoint")
+        payload = checkpoint.load(Path(path), self._state(), about=self._about())
+        self.optimizer.steps = payload["optimizer_steps"]
+        return payload["user"]
+
+    def _state(self) -> checkpoint.TrainingState:
+        return checkpoint.TrainingState(self._chunks.models, self.optimizer)
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "model_type": self.family.model_type,
+            "dtype": self.training.dtype,
+            "layout": dataclasses.asdict(self.layout),
+        }
+
     # -- memory -------------------------------------------------------------------------------------------------
 
     def parameter_memory(self) -> list[tuple[int, int]]:
@@ -192,6 +286,24 @@ class MegatronWorker:
         """(description, view of the parameter, buffer index, byte offset in the buffer), in the table's order."""
         return [(local, parameter.data, *self.memory.locate(parameter)) for local, parameter in self._locals]
 
+    def lease(self) -> int:
+        """A peer starts to read the parameter memory; returns its generation."""
+        return self.memory.lease()
+
+    def release(self) -> None:
+        """The peer has unmapped."""
+        self.memory.release()
+
+    def offload(self) -> None:
+        """Free gradients, optimizer state and parameters on the device (on CPU: shared memory and gradients)."""
+        self.memory.offload()
+        self.optimizer.offload()
+
+    def reload(self) -> None:
+        """Undo offload(). What peers knew of the parameter memory before is stale."""
+        self.memory.reload()
+        self.optimizer.reload()
+
     def close(self) -> None:
         """Leave the process groups."""
         stop_process_groups()
@@ -200,8 +312,3 @@ class MegatronWorker:
 def _sum_gradients(models: list[Any], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
     """Megatron's gradient reduction without its division by the number of tokens: our losses are already divided."""
     finalize_model_grads(models, None, **kwargs)
-
-
-def world_rank() -> int:
-    """This process's global rank."""
-    return dist.get_rank()

@@ -1,0 +1,175 @@
+"""Saves and loads a rank's training state in Megatron's distributed format, with an atomic commit.
+
+Megatron's writer forks processes and spawns a manager; inside an actor that can hang or leave orphans, so here each rank
+writes its files itself, in the calling thread. Resuming in another layout is Megatron's resharding ("fully_reshardable").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+from mrl.errors import CheckpointError
+from mrl.training import checkpoint_folder
+from mrl.training.hf_export import commit_folder, sync_folder, write_durably
+from mrl.training.parallel import run_on_rank_zero
+
+SHARDING = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+class InProcessSave(TorchDistSaveShardedStrategy):
+    """Megatron's torch-distributed format, written by the calling thread."""
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1, thread_count=1)
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
+        filesystem_async._results_queue = queue.Queue()  # type: ignore[assignment] instead of a manager process
+        return super().async_save(sharded_state_dict, checkpoint_dir)
+
+    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any) -> AsyncRequest:
+        request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret)
+
+        def write() -> None:
+            results: queue.Queue[Any] = queue.Queue()
+            written: dict[int, Any] = {}
+            for number, bucket in enumerate(writer.preload_tensors(writer.write_buckets or [], False)):
+                counter: queue.Queue[int] = queue.Queue()
+                counter.put(number)
+                writer.write_preloaded_data([], number, bucket, results, counter, True)
+                index, outcome = results.get_nowait()
+                if isinstance(outcome, Exception):
+                    raise CheckpointError(f"writing {bucket[0]} failed: {outcome}") from outcome
+                written[index] = outcome
+            if writer.results_queue is not None:
+                writer.results_queue.put(written)
+
+        return AsyncRequest(write, (), request.finalize_fns)
+
+
+class TrainingState:
+    """What a checkpoint holds: model chunks, optimizer, schedule, random states."""
+
+    def __init__(self, models: list[Any], optimizer: Any) -> None:
+        """`models` are the bare chunks, `optimizer` is mrl.training.optimizer.Optimizer."""
+        self._models = models
+        self._optimizer = optimizer
+
+    def sharded(self, *, loading: bool, with_random: bool) -> dict[str, Any]:
+        """The sharded state dict that Megatron saves from or loads into."""
+        one = len(self._models) == 1
+        state: dict[str, Any] = {
+            "model" if one else f"model{number}": model.sharded_state_dict(prefix="", metadata=dict(SHARDING))
+            for number, model in enumerate(self._models)
+        }
+        state["optimizer"] = self._optimizer.megatron.sharded_state_dict(
+            dict(state), is_loading=loading, metadata=dict(SHARDING)
+        )
+        if with_random:
+            world, rank = dist.get_world_size(), dist.get_rank()
+            state["random"] = ShardedObject("random", random_state(), (world,), (rank,))
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a loaded state dict."""
+        for number, model in enumerate(self._models):
+            model.load_state_dict(state["model" if len(self._models) == 1 else f"model{number}"])
+        self._optimizer.megatron.load_state_dict(state["optimizer"])
+        if "random" in state:
+            set_random_state(state["random"])
+
+
+def save(path: Path, state: TrainingState, *, extra: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write `path` on all ranks together. `extra` (rank 0's) may hold anything picklable; `about` is plain JSON."""
+    partial = path.with_name(path.name + checkpoint_folder.PARTIAL)
+    run_on_rank_zero(lambda: _make_partial(path, partial))
+    sharded = state.sharded(loading=False, with_random=True)
+    sharded["extra"] = extra
+    dist_checkpointing.save(
+        sharded, str(partial), sharded_strategy=InProcessSave(), validate_access_integrity=True
+    )
+    dist.barrier()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    own = checkpoint_folder.digests(partial, checkpoint_folder.file_names(partial)[rank::world])
+    everyone: list[dict[str, Any]] = [{} for _ in range(world)]
+    dist.all_gather_object(everyone, own)
+    files = {name: entry for part in everyone for name, entry in sorted(part.items())}
+    run_on_rank_zero(lambda: _commit(path, partial, files, about))
+
+
+def load(path: Path, state: TrainingState, *, about: dict[str, Any]) -> dict[str, Any]:
+    """Read `path` on all ranks together and return its `extra`. CheckpointError for a folder that is not acceptable."""
+    manifest: dict[str, Any] = {}
+    run_on_rank_zero(lambda: manifest.update(checkpoint_folder.verify(path)))
+    manifest = checkpoint_folder.read_manifest(path)
+    if manifest["about"]["model_type"] != about["model_type"]:
+        raise CheckpointError(
+            f"{path} is a {manifest['about']['model_type']}, the run trains a {about['model_type']}"
+        )
+    if manifest["about"]["dtype"] != about["dtype"]:
+        raise CheckpointError(
+            f"{path} was trained in {manifest['about']['dtype']}, training.dtype is {about['dtype']}; set it to the same"
+        )
+    same_layout = manifest["about"]["layout"] == about["layout"]
+    sharded = state.sharded(loading=True, with_random=same_layout)
+    loaded: Any = dist_checkpointing.load(sharded, str(path))
+    extra = loaded.pop("extra")
+    state.restore(loaded)
+    dist.barrier()
+    return extra
+
+
+def _make_partial(path: Path, partial: Path) -> None:
+    if path.exists():
+        raise CheckpointError(f"{path} exists already; a checkpoint is never overwritten")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _commit(path: Path, partial: Path, files: dict[str, Any], about: dict[str, Any]) -> None:
+    for name in files:  # Megatron syncs the tensor files, not the small ones
+        with open(partial / name, "rb") as stream:
+            os.fsync(stream.fileno())
+    manifest = {"version": checkpoint_folder.VERSION, "about": about, "files": files}
+    write_durably(partial / checkpoint_folder.MANIFEST, json.dumps(manifest, indent=1).encode())
+    sync_folder(partial)
+    commit_folder(partial, path)
+
+
+def random_state() -> dict[str, Any]:
+    """All random generators of this process that training may draw from."""
+    tracker: Any = tensor_parallel.get_cuda_rng_tracker()
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "tracker": tracker.get_states(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()  # not yet run on a GPU
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore random_state()."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    tracker: Any = tensor_parallel.get_cuda_rng_tracker()
+    tracker.set_states(state["tracker"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,255 @@
+"""Streams full checkpoint tensors out of any layout, one at a time, and writes them as a Hugging Face folder.
+
+Each tensor is assembled on rank 0 from the lowest rank that holds each of its pieces; memory stays at one full tensor.
+Files are written as their tensors arrive, into a temporary folder that is renamed when complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from models.families import Family
+from models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.errors import CheckpointError
+from mrl.training.hf_folder import box
+from resharding.layout import Layout
+
+SAFETENSORS_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+FILE_BYTES = 4 << 30
+"""Largest safetensors file, unless one tensor is larger."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's contribution to a checkpoint tensor."""
+
+    rank: int
+    sources: tuple[tuple[int, str, Piece], ...]
+    """(model chunk, parameter name, piece)."""
+
+
+def gather_plan(family: Family, hf_config: Mapping[str, Any], layout: Layout) -> dict[str, list[Part]]:
+    """Checkpoint tensor -> the parts that cover it exactly once, by rank. The same on every rank."""
+    holders: dict[str, dict[tuple[Any, Any], tuple[int, int, str, Piece]]] = defaultdict(dict)
+    for place in layout.places():
+        for local in family.local_tensors(hf_config, layout, place):
+            for piece in local.pieces:
+                key = (piece.start, piece.shape)
+                holders[piece.tensor].setdefault(key, (place.rank, local.chunk, local.name, piece))
+    plan = {}
+    for name, pieces in holders.items():
+        by_rank: dict[int, list[tuple[int, str, Piece]]] = defaultdict(list)
+        for rank, chunk, local_name, piece in pieces.values():
+            by_rank[rank].append((chunk, local_name, piece))
+        plan[name] = [Part(rank, tuple(by_rank[rank])) for rank in sorted(by_rank)]
+    return plan
+
+
+def stream_full_tensors(
+    tensors: Sequence[CheckpointTensor],
+    plan: Mapping[str, list[Part]],
+    parameters: Sequence[tuple[LocalTensor, Tensor]],
+    *,
+    rank: int,
+    device: torch.device,
+) -> Iterator[tuple[CheckpointTensor, Tensor | None]]:
+    """Every checkpoint tensor in order: the full tensor on rank 0, None elsewhere. All ranks iterate together."""
+    ours = {(local.chunk, local.name): parameter for local, parameter in parameters}
+    kinds = {tensor.dtype for _, tensor in parameters}
+    dtype = kinds.pop()
+    assert not kinds, f"parameters of several types: {kinds | {dtype}}"
+    for tensor in tensors:
+        full = torch.empty(tensor.shape, dtype=dtype, device=device) if rank == 0 else None
+        covered = 0
+        for part in plan[tensor.name]:
+            covered += _move(part, ours, full, rank=rank, dtype=dtype, device=device)
+        assert rank != 0 or full is None or covered == full.numel(), (
+            f"{tensor.name}: {covered} elements of {full.numel()}"
+        )
+        yield tensor, full
+
+
+def _move(
+    part: Part,
+    ours: Mapping[tuple[int, str], Tensor],
+    full: Tensor | None,
+    *,
+    rank: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    size = sum(int(torch.Size(piece.shape).numel()) for _, _, piece in part.sources)
+    flat = None
+    if part.rank == rank:
+        boxes = [
+            box(ours[chunk, name], piece.local_start, piece.shape) for chunk, name, piece in part.sources
+        ]
+        flat = torch.cat([view.reshape(-1) for view in boxes])
+        if rank != 0:
+            dist.send(flat, 0)
+    elif rank == 0:
+        flat = torch.empty(size, dtype=dtype, device=device)
+        dist.recv(flat, part.rank)
+    if full is not None and flat is not None:
+        shapes = [torch.Size(piece.shape) for _, _, piece in part.sources]
+        values = flat.split([shape.numel() for shape in shapes])
+        for (_, _, piece), value, shape in zip(part.sources, values, shapes, strict=True):
+            box(full, piece.start, piece.shape).copy_(value.view(shape))
+    return size
+
+
+class FolderWriter:
+    """Writes tensors, in a known order, as safetensors files of at most `file_bytes`."""
+
+    def __init__(
+        self, folder: Path, tensors: Sequence[CheckpointTensor], *, dtype: str, file_bytes: int = FILE_BYTES
+    ) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._files = _assign_files(tensors, dtype=dtype, file_bytes=file_bytes)
+        self._stream: BinaryIO | None = None
+        self._open: str | None = None
+        self.total_bytes = 0
+
+    def write(self, tensor: CheckpointTensor, value: Tensor) -> None:
+        """The next tensor; it is converted to the folder's type."""
+        name = next(file for file, members in self._files.items() if tensor in members)
+        if name != self._open:
+            self._start(name)
+        assert self._stream is not None
+        data = value.to("cpu", getattr(torch, self._kind(tensor))).contiguous().view(-1).view(torch.uint8)
+        self._stream.write(data.numpy().tobytes())
+        self.total_bytes += data.numel()
+
+    def close(self) -> None:
+        """Finish the files and write the index where there are several."""
+        self._finish_file()
+        if len(self._files) == 1:
+            return
+        weight_map = {tensor.name: file for file, members in self._files.items() for tensor in members}
+        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
+        write_durably(self._folder / "model.safetensors.index.json", json.dumps(index, indent=2).encode())
+
+    def _kind(self, tensor: CheckpointTensor) -> str:
+        return _stored_dtype(tensor, self._dtype)
+
+    def _start(self, name: str) -> None:
+        self._finish_file()
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        at = 0
+        for tensor in self._files[name]:
+            size = _bytes(tensor, self._dtype)
+            kind = SAFETENSORS_TYPES[self._kind(tensor)]
+            header[tensor.name] = {
+                "dtype": kind,
+                "shape": list(tensor.shape),
+                "data_offsets": [at, at + size],
+            }
+            at += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._stream = open(self._folder / name, "wb")  # noqa: SIM115 closed by _finish_file
+        self._stream.write(len(text).to_bytes(8, "little") + text)
+        self._open = name
+
+    def _finish_file(self) -> None:
+        if self._stream is not None:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+            self._stream = None
+
+
+def _stored_dtype(tensor: CheckpointTensor, dtype: str) -> str:
+    """Tensors that the table keeps in float32 (correction biases) stay so."""
+    return "float32" if tensor.dtype == "float32" else dtype
+
+
+def _bytes(tensor: CheckpointTensor, dtype: str) -> int:
+    return int(torch.Size(tensor.shape).numel()) * getattr(torch, _stored_dtype(tensor, dtype)).itemsize
+
+
+def _assign_files(
+    tensors: Sequence[CheckpointTensor], *, dtype: str, file_bytes: int
+) -> dict[str, list[CheckpointTensor]]:
+    groups: list[list[CheckpointTensor]] = [[]]
+    room = file_bytes
+    for tensor in tensors:
+        size = _bytes(tensor, dtype)
+        if groups[-1] and size > room:
+            groups.append([])
+            room = file_bytes
+        groups[-1].append(tensor)
+        room -= size
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {f"model-{n + 1:05d}-of-{len(groups):05d}.safetensors": g for n, g in enumerate(groups)}
+
+
+def prepare_folder(path: Path) -> Path:
+    """The temporary folder beside `path`; CheckpointError when `path` exists."""
+    if path.exists():
+        raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def copy_side_files(source: Path, folder: Path, *, dtype: str) -> None:
+    """config.json (with the weights' type) and everything else of the source that is not a weight."""
+    for file in sorted(source.iterdir()):
+        is_weight = file.suffix in {".safetensors", ".bin", ".pt", ".pth"} or file.name.endswith(
+            ".index.json"
+        )
+        if file.is_file() and not is_weight and file.name != "config.json":
+            shutil.copy2(file, folder / file.name)
+    text = (source / "config.json").read_text()
+    config = json.loads(text)
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    if config.get(key) != dtype:
+        text = json.dumps(config | {key: dtype}, indent=2) + "\n"
+    write_durably(folder / "config.json", text.encode())
+
+
+def finish(writer: FolderWriter | None, partial: Path, path: Path, *, source: Path, dtype: str) -> None:
+    """Complete the temporary folder and commit it."""
+    assert writer is not None
+    writer.close()
+    copy_side_files(source, partial, dtype=dtype)
+    commit_folder(partial, path)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write and fsync a file."""
+    with open(path, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def commit_folder(partial: Path, path: Path) -> None:
+    """Make a complete folder visible under its name, durably."""
+    sync_folder(partial)
+    os.rename(partial, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """fsync a directory entry."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
