@@ -1,0 +1,138 @@
+"""Weights against the difference between the trainer's and the sampler's log-probs of the same tokens.
+
+Owns w = exp(old_logprobs - sampler_logprobs) at token and sequence level, its truncations and its measurement. Always
+measured (`measure`), applied only where the configuration says so. Weights carry no gradient and do not change any
+denominator: a token with weight 0 still counts.
+
+Choices where frameworks differ:
+1. sequence_mask judges a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product ("product").
+2. Kept sequences of sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" its comment's.
+3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated bounds w into [low, high] (TIS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mrl.algorithms import checks
+from mrl.algorithms.losses import token_max, token_mean
+from mrl.algorithms.segments import Reduce, Segments
+
+_MAX_LOG_RATIO = 20.0
+_TOKEN_WEIGHTS = ("none", "raw", "truncated")
+
+KINDS = ("off", "truncated", "icepop", "sequence_mask", "geometric", "product")
+
+
+def weights(
+    kind: str,
+    *,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    loss_mask: Tensor,
+    low: float = 0.0,
+    high: float = 2.0,
+    token_weights: str = "none",
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    reduce: Reduce | None = None,
+) -> Tensor:
+    """Weight per token in the inputs' shape ([B, T] or packed [N]), detached, 0 off the mask.
+
+    With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: clip(w_t, low, high).
+    icepop: w_t inside [low, high], else 0. sequence_mask: W inside [low, high] keeps the sequence, with
+    `token_weights` none (1), raw (w_t) or truncated. geometric: clip(W, low, high). product: clip(exp(sum), low, high).
+    `reduce` sums [B] tensors over ranks that hold pieces of a sequence.
+    """
+    checks.known(kind, KINDS, "correction")
+    checks.known(token_weights, _TOKEN_WEIGHTS, "token_weights")
+    if not 0 <= low < high:
+        raise ValueError(f"low = {low}, high = {high}: need 0 <= low < high")
+    mask, segments, log_ratio = _log_ratio(
+        old_logprobs, sampler_logprobs, loss_mask, segment_ids, num_segments
+    )
+    found = _weights(kind, log_ratio, mask, segments, low, high, token_weights, reduce)
+    return segments.shaped(found.masked_fill(~mask, 0.0))
+
+
+def measure(
+    *,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    loss_mask: Tensor,
+    num_tokens: float | Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    reduce: Reduce | None = None,
+) -> dict[str, Tensor]:
+    """The difference at every granularity, as metrics that add up (see losses).
+
+    policy/sampler_mismatch_kl: k3 of KL(sampler || trainer) per token, nats. policy/sampler_difference: mean |log w|.
+    policy/sampler_weight_<token|geometric|product>: means over tokens. policy/sampler_difference_max: largest |log w|.
+    """
+    with torch.no_grad():
+        mask, segments, log_ratio = _log_ratio(
+            old_logprobs, sampler_logprobs, loss_mask, segment_ids, num_segments
+        )
+        means = {
+            "policy/sampler_mismatch_kl": torch.expm1(log_ratio) - log_ratio,
+            "policy/sampler_difference": log_ratio.abs(),
+            "policy/sampler_weight_token": torch.exp(log_ratio),
+            "policy/sampler_weight_geometric": _geometric(log_ratio, mask, segments, reduce),
+            "policy/sampler_weight_product": _product(log_ratio, segments, reduce),
+        }
+        metrics = {name: token_mean(values, mask, num_tokens) for name, values in means.items()}
+        return metrics | {"policy/sampler_difference_max": token_max(log_ratio.abs(), mask)}
+
+
+def _log_ratio(
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    loss_mask: Tensor,
+    segment_ids: Tensor | None,
+    num_segments: int | None,
+) -> tuple[Tensor, Segments, Tensor]:
+    mask = checks.mask("loss_mask", loss_mask)
+    segments = Segments.of(mask, segment_ids=segment_ids, num_segments=num_segments)
+    named = {"old_logprobs": old_logprobs.detach(), "sampler_logprobs": sampler_logprobs.detach()}
+    arrays = checks.per_token(named, mask, segments)
+    difference = arrays["old_logprobs"] - arrays["sampler_logprobs"]
+    return segments.flat(mask), segments, difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _weights(
+    kind: str,
+    log_ratio: Tensor,
+    mask: Tensor,
+    segments: Segments,
+    low: float,
+    high: float,
+    token_weights: str,
+    reduce: Reduce | None,
+) -> Tensor:
+    token = torch.exp(log_ratio)
+    truncated = token.clamp(low, high)
+    if kind == "sequence_mask":
+        mean = _geometric(log_ratio, mask, segments, reduce)
+        inside = {"none": torch.ones_like(token), "raw": token, "truncated": truncated}[token_weights]
+        return inside.masked_fill((mean < low) | (mean > high), 0.0)
+    rules: dict[str, Callable[[], Tensor]] = {
+        "off": lambda: torch.ones_like(token),
+        "truncated": lambda: truncated,
+        "icepop": lambda: token.masked_fill((token < low) | (token > high), 0.0),
+        "geometric": lambda: _geometric(log_ratio, mask, segments, reduce).clamp(low, high),
+        "product": lambda: _product(log_ratio, segments, reduce).clamp(low, high),
+    }
+    return rules[kind]()
+
+
+def _geometric(log_ratio: Tensor, mask: Tensor, segments: Segments, reduce: Reduce | None) -> Tensor:
+    return segments.spread(torch.exp(segments.mean(log_ratio, mask, reduce)))
+
+
+def _product(log_ratio: Tensor, segments: Segments, reduce: Reduce | None) -> Tensor:
+    total = segments.sum(log_ratio, reduce).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return segments.spread(torch.exp(total))

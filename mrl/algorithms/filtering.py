@@ -1,0 +1,96 @@
+"""Dynamic sampling's decision: which groups carry a signal, and the books about it.
+
+Owns the tests on raw rewards. Who samples again, and within which budget, is the loop's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from mrl.config.algorithm import FilterSection
+
+
+class Decision(enum.Enum):
+    """What became of a group; true exactly when it is kept."""
+
+    KEPT = "kept"
+    """All tests passed."""
+    ALL_CORRECT = "all_correct"
+    """No spread, and every reward at least 1."""
+    ALL_WRONG = "all_wrong"
+    """No spread, and every reward at most 0."""
+    NO_SPREAD = "no_spread"
+    """No spread, at a value in between."""
+    MEAN_OUTSIDE = "mean_outside"
+    """Spread, but the mean is outside the open interval."""
+    UNJUDGED = "unjudged"
+    """No sample of it has a verdict."""
+
+    def __bool__(self) -> bool:
+        return self is Decision.KEPT
+
+
+def keep(section: FilterSection, rewards: Sequence[np.ndarray], *, tolerance: float = 1e-6) -> list[Decision]:
+    """One decision per group from its raw rewards [G] (any sizes; NaN marks samples without a verdict).
+
+    Spread is max - min, compared with section.min_spread plus `tolerance` times the largest absolute reward, so that
+    equal rewards in different roundings have none. The interval of the mean is open. A group of one has no spread.
+    """
+    return [_decide(section, np.asarray(group, dtype=np.float64), tolerance) for group in rewards]
+
+
+def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> Decision:
+    judged = rewards[~np.isnan(rewards)]
+    if not len(judged):
+        return Decision.UNJUDGED
+    if not np.isfinite(judged).all():
+        raise ValueError(
+            f"rewards: {judged[~np.isfinite(judged)][0]} in a group; rewards are finite, or NaN if unjudged"
+        )
+    low, high = judged.min(), judged.max()
+    if section.min_spread is not None and high - low <= section.min_spread + tolerance * max(
+        abs(low), abs(high)
+    ):
+        return Decision.ALL_CORRECT if low >= 1 else Decision.ALL_WRONG if high <= 0 else Decision.NO_SPREAD
+    mean = judged.mean()
+    below = section.mean_low is not None and mean <= section.mean_low
+    above = section.mean_high is not None and mean >= section.mean_high
+    return Decision.MEAN_OUTSIDE if below or above else Decision.KEPT
+
+
+@dataclasses.dataclass
+class Account:
+    """Groups by decision and domain over a step (or a run); every rate divides groups by groups."""
+
+    counts: Counter[tuple[str, Decision]] = dataclasses.field(default_factory=Counter)
+
+    def add(self, decisions: Sequence[Decision], domains: Sequence[str] | None = None) -> None:
+        """Book one round; `domains` are those of the groups."""
+        names = domains if domains is not None else ["all"] * len(decisions)
+        self.counts.update(zip(names, decisions, strict=True))
+
+    def metrics(self) -> dict[str, float]:
+        """group/generated, group/kept, group/kept_frac and group/<decision>_frac; kept_frac by domain if several."""
+        total = sum(self.counts.values())
+        found: dict[str, float] = {"group/generated": float(total)}
+        if not total:
+            return found
+        for decision in Decision:
+            number = sum(n for (_, d), n in self.counts.items() if d is decision)
+            found[f"group/{decision.value}_frac"] = number / total
+        found["group/kept"] = found["group/kept_frac"] * total
+        return found | self._by_domain()
+
+    def _by_domain(self) -> dict[str, float]:
+        domains = sorted({domain for domain, _ in self.counts})
+        if len(domains) < 2:
+            return {}
+        totals = {name: sum(n for (d, _), n in self.counts.items() if d == name) for name in domains}
+        return {
+            f"group/kept_frac/{name}": self.counts[name, Decision.KEPT] / totals[name] for name in domains
+        }
