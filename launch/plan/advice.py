@@ -83,8 +83,11 @@ def layout_warnings(
             break
     if layout.world_size > node and layout.world_size % node:
         found.append(f"the world of {layout.world_size} does not fill nodes of {node}")
-    if rollout.tp > node and rollout.tp % node:
-        found.append(f"rollout.tp = {rollout.tp} leaves engines that lie differently on nodes of {node}")
+    if rollout.tp > node:
+        found.append(
+            f"rollout.tp = {rollout.tp} is above the {node} slots of a node: an engine's ranks are processes of one node, so "
+            "that this plan says what such engines would need, and `mrl train` refuses them"
+        )
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         found.append(
             f"training.layout.tp = {layout.tp} is above the {facts.kv_heads} key and value heads: query groups are cut, and "

@@ -11,7 +11,7 @@ from launch.plan.handover import Moment, SlotMemory, moments
 from launch.plan.hardware import Hardware
 from launch.plan.report import Report
 from launch.plan.rollout_memory import EngineMemory, engine_memory, kv_cache_bytes
-from launch.plan.step_time import Generation, Training, generation, training_time
+from launch.plan.step_time import Generation, generation, training_time
 from launch.plan.traffic import Traffic, traffic
 from launch.plan.training_memory import ELEMENT_BYTES, StageMemory, layout_of, stage_memory
 from launch.plan.work import Work, microbatches, work_of

@@ -93,7 +93,7 @@ def training_time(
     link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
     return Training(
         log_probs=work.forward_passes * forward / rate,
-        update=factor * forward / rate,
+        update=work.epochs * factor * forward / rate,
         gradient_exchange=work.updates * exchanged_bytes / (link * hardware.link_efficiency),
         bubble=bubble,
     )

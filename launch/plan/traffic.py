@@ -163,7 +163,7 @@ def _stage_elements(facts: Facts, layout: Layout, stage: int) -> dict[str, int]:
     all: replicated on both; gathered: split here, whole in the engine; split: over tp on both; keys: by key and value
     head in the engine; experts: routed experts.
     """
-    sizes = dict.fromkeys(("all", "gathered", "split", "keys", "experts"), 0)
+    sizes: dict[str, int] = {"all": 0, "gathered": 0, "split": 0, "keys": 0, "experts": 0}
     chunks = chunk_layers(facts.num_layers, layout, stage)
     for row in (row for chunk in chunks for n in chunk for row in facts.layers[n]):
         _add_row(sizes, row, facts)

