@@ -61,9 +61,10 @@ class Plan:
         """One slot's tables, built once. ConfigError for a slot outside the topology."""
         if not 0 <= slot < self.topology.num_slots:
             raise ConfigError(f"slot {slot} is outside the plan's {self.topology.num_slots} slots")
-        return PartBuilder(slot, self.items, self.sources, self.destinations, self.topology).build(
-            self.windows
-        )
+        if slot not in self._parts:
+            builder = PartBuilder(slot, self.items, self.sources, self.destinations, self.topology)
+            self._parts[slot] = builder.build(self.windows)
+        return self._parts[slot]
 
     @functools.cached_property
     def traffic(self) -> np.ndarray:
