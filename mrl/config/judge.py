@@ -112,7 +112,7 @@ class JudgePart(Section):
     deadline_seconds: float = Field(default=10.0, gt=0)
     """Longest work on one sample, counted from the start of the work."""
     memory_mib: int = Field(default=2048, ge=128)
-    """Address space of a judge's process."""
+    """Private memory of a judge's process."""
     workers: int | None = Field(default=None, ge=1)
     """Processes for this judge; by default the pool's number."""
 
@@ -166,6 +166,8 @@ class JudgeSection(JudgeSpec):
     """Further attempts after a judge failed on a sample."""
     tasks_per_worker: int = Field(default=2000, ge=1)
     """A worker is replaced after so many samples."""
+    idle_seconds: float = Field(default=900.0, gt=0)
+    """A worker without work for so long ends; the next sample starts another one."""
     queue_limit: int = Field(default=4096, ge=1)
     """Samples waiting; above it, handing in another one waits."""
     unjudged_alarm: float = Field(default=0.02, ge=0, le=1)

@@ -105,7 +105,7 @@ def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
 
 def _trial(boundary: Boundary) -> str:
     """Why a boundary does not work; empty when it does."""
-    with boundary_run(boundary, CodeRules()) as run:
+    with BoundaryRun(boundary, CodeRules()) as run:
         ready, _, _ = select.select([run.replies], [], [], _PROBE_SECONDS)
         data = os.read(run.replies, 64) if ready else b""
         if b"ready" in data:
@@ -115,7 +115,7 @@ def _trial(boundary: Boundary) -> str:
         return ascii(errors.decode("utf-8", "replace").strip()[-200:]) or "no answer"
 
 
-class boundary_run:  # noqa: N801  (used as a context manager)
+class BoundaryRun:
     """One process tree inside the boundary; leaving the block ends all of it."""
 
     def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
@@ -150,7 +150,7 @@ class boundary_run:  # noqa: N801  (used as a context manager)
             os.close(replies_in)
             filter_file.close()
 
-    def __enter__(self) -> boundary_run:
+    def __enter__(self) -> BoundaryRun:
         return self
 
     def __exit__(self, *error: object) -> None:

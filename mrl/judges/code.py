@@ -150,7 +150,8 @@ class _Run:
             # Replies before a breach are not believed either: a process that cheats passes nothing.
             passed = 0 if ended.outcome is Outcome.WRONG else passed
             failure = failure or (ended.outcome, ended.reason)
-        return (passed, *(failure or (Outcome.ACCEPTED, "")))
+        outcome, reason = failure or (Outcome.ACCEPTED, "")
+        return passed, outcome, reason
 
     def _call(self, session: CandidateSession, case: Case) -> tuple[Outcome, str]:
         try:
@@ -184,8 +185,9 @@ def _run_test(task: CodeTask, session: CandidateSession) -> tuple[Outcome, str]:
         exec(compile(task.context, "context", "exec"), names)
         names[task.entry_point or ""] = names["candidate"] = proxy
         exec(compile(task.test, "test", "exec"), names)
-        if callable(names.get("check")):
-            names["check"](proxy)
+        check = names.get("check")
+        if check is not None:
+            check(proxy)
     except AssertionError:
         return Outcome.WRONG, "an assertion failed"
     except Exception as error:  # the data set's test met a value it did not expect

@@ -45,9 +45,10 @@ _TICK_SECONDS = 0.5
 class Dispatcher:
     """Owns every judge process of a pool."""
 
-    def __init__(self, *, retries: int, tasks_per_worker: int) -> None:
+    def __init__(self, *, retries: int, tasks_per_worker: int, idle_seconds: float) -> None:
         self._retries = retries
         self._tasks_per_worker = tasks_per_worker
+        self._idle_seconds = idle_seconds
         self._lanes: list[Lane] = []
         self._arrivals: collections.deque[tuple[Lane, Task]] = collections.deque()
         self._selector = selectors.DefaultSelector()
@@ -182,6 +183,7 @@ class Dispatcher:
             return
         batch, worker.batch = worker.batch, ()
         worker.num_done += len(batch)
+        worker.idle_since = time.monotonic()
         if "verdicts" in reply:
             self._verdicts(lane, worker, batch, reply["verdicts"])
         elif "limit" in reply:
@@ -199,6 +201,7 @@ class Dispatcher:
             self._start_failed(lane, worker, str(reply["broken"]))
             return
         worker.ready = True
+        worker.idle_since = time.monotonic()
         worker.name, worker.version = str(reply.get("ready", "")), str(reply.get("version", ""))
         lane.start_failures = 0
         lane.broken_reason = ""
@@ -270,6 +273,9 @@ class Dispatcher:
     def _expire(self, now: float) -> None:
         for lane in self._lanes:
             for worker in list(lane.workers):
+                if worker.ready and not worker.batch and now - worker.idle_since > self._idle_seconds:
+                    self._end(lane, worker)
+                    continue
                 limit = _limit(lane, worker)
                 if limit is None or now < limit:
                     continue

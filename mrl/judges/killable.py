@@ -1,4 +1,5 @@
-"""The symbolic maths judge for callers without a pool: one process of its own, killed at the deadline."""
+"""The symbolic maths judge for callers without a pool: one process of its own, killed at the deadline
+and ended when nobody has asked for a while."""
 
 from __future__ import annotations
 
@@ -11,6 +12,10 @@ from mrl.config.judge import JudgeSection, MathsRules
 from mrl.errors import RewardError
 from mrl.judges.pool import JudgePool
 from mrl.samples import Prompt, Sample, Status, Verdict
+
+_IDLE_SECONDS = 5.0
+
+_IDLE_SECONDS = 5.0
 
 
 class SymbolicProcess:
@@ -38,7 +43,11 @@ class SymbolicProcess:
         key = f"{deadline_seconds}|{rules.model_dump_json()}"
         if key not in self._pools:
             section = JudgeSection(
-                kind="maths", maths=rules, pool_workers=1, deadline_seconds=deadline_seconds
+                kind="maths",
+                maths=rules,
+                pool_workers=1,
+                deadline_seconds=deadline_seconds,
+                idle_seconds=_IDLE_SECONDS,
             )
             self._pools[key] = JudgePool(section)
         return self._pools[key]

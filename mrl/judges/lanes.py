@@ -51,6 +51,7 @@ class Worker:
     version: str = ""
     batch: tuple[Task, ...] = ()
     batch_since: float = 0.0
+    idle_since: float = 0.0
     num_done: int = 0
 
 

@@ -79,9 +79,8 @@ def tidy(text: str) -> str:
     text = _LAYOUT.sub("", text)
     text = _LATEX_SPACE.sub(" ", text)
     text = text.replace("{,}", ",").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = (
-        text.strip().removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]").strip()
-    )
+    text = text.strip().rstrip(".").strip()
+    text = text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]").strip()
     while len(text) > 1 and text[0] == "$" and text[-1] == "$":
         text = text[1:-1].strip()
     return text.strip("*").rstrip(".").strip()

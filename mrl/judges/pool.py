@@ -55,7 +55,11 @@ class JudgePool:
         self._kinds: collections.Counter[str] = collections.Counter()
         self._alarmed = False
         self._closed = False
-        self._dispatcher = Dispatcher(retries=section.retries, tasks_per_worker=section.tasks_per_worker)
+        self._dispatcher = Dispatcher(
+            retries=section.retries,
+            tasks_per_worker=section.tasks_per_worker,
+            idle_seconds=section.idle_seconds,
+        )
         self._dispatcher.start()
 
     def submit(self, sample: Sample, prompt: Prompt, *, deadline_seconds: float = 600.0) -> None:
@@ -93,8 +97,8 @@ class JudgePool:
 
     def flush_groups(self) -> None:
         """Start group judges on the groups that are incomplete: no more of their samples will come."""
-        for part_label_and_group in list(self._waiting_groups):
-            self._start_group(part_label_and_group)
+        for key in list(self._waiting_groups):
+            self._start_group(key)
 
     @property
     def num_open(self) -> int:
@@ -136,15 +140,15 @@ class JudgePool:
         if not part.group:
             self._start((request,), (ticket,), part)
             return
-        key = (sample.prompt_index, part.model_dump_json())
-        self._waiting_groups[key].append((ticket, request))
+        key = (sample.prompt_index, part.label)
+        self._waiting_groups[key].append((ticket, request, part))
         if len(self._waiting_groups[key]) == self._group_size:
             self._start_group(key)
 
     def _start_group(self, key: tuple[int, str]) -> None:
         members = self._waiting_groups.pop(key)
-        part = JudgePart.model_validate_json(key[1])
-        self._start(tuple(request for _, request in members), tuple(ticket for ticket, _ in members), part)
+        requests = tuple(request for _, request, _ in members)
+        self._start(requests, tuple(ticket for ticket, _, _ in members), members[0][2])
 
     def _start(self, requests: tuple[Request, ...], tickets: tuple[Ticket, ...], part: JudgePart) -> None:
         def done(verdicts: Sequence[Verdict | None]) -> None:
@@ -154,7 +158,7 @@ class JudgePool:
         self._dispatcher.put(self._lane(part), Task(requests, done))
 
     def _lane(self, part: JudgePart) -> Lane:
-        key = part.model_dump_json(exclude={"weight", "name"})
+        key = part.model_dump_json(include=set(JudgePart.model_fields) - {"weight", "name"})
         if key not in self._lanes:
             self._lanes[key] = lanes_of(part, stages_of(part), num_workers=self._section.pool_workers)
         return self._lanes[key]

@@ -14,11 +14,11 @@ import os
 import select
 import subprocess
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from mrl.config.judge import CodeRules
 from mrl.errors import RewardError
-from mrl.judges.boundary import Boundary, boundary_run
+from mrl.judges.boundary import Boundary, BoundaryRun
 from mrl.judges.values import ForeignValue, decode, encode
 from mrl.judges.wire import FrameBuffer, frame, parse_reply
 
@@ -64,7 +64,7 @@ class Session:
         self._boundary = boundary
         self._rules = rules
         self._seconds = min(seconds, rules.seconds)
-        self._run = boundary_run(boundary, rules)
+        self._run = BoundaryRun(boundary, rules)
         process = self._run.process
         assert process.stdin and process.stdout and process.stderr
         self._stdin, self._stdout, self._stderr = (
@@ -153,7 +153,7 @@ class Session:
             if time.monotonic() > self._deadline or not (self._reply_open or self._replies):
                 words = bytes(self._output[self._stderr][-200:])
                 raise RewardError(
-                    f"code judge: the sandbox did not start: {ascii(words.decode('utf-8', 'replace'))}"
+                    f"code judge: the sandbox did not start: {words.decode('utf-8', 'replace')!a}"
                 )
             self._wait(writing=None, reading_replies=True, ending=False)
         if parse_reply(self._replies.pop(0)) != {"ready": True}:
@@ -245,16 +245,15 @@ class Session:
         except subprocess.TimeoutExpired:
             self._end(Outcome.TIME_LIMIT, f"no end within {self._seconds:g} s")
 
-    def _ended_early(self) -> None:
+    def _ended_early(self) -> NoReturn:
         """The process is gone, or has closed its side, without the answer it owed."""
         try:
             status = self._run.process.wait(timeout=_LAST_SECONDS)
         except subprocess.TimeoutExpired:
             status = None
         self._explain(status)
-        self._end(Outcome.RUNTIME_ERROR, "the program closed its channel")
 
-    def _explain(self, status: int | None) -> None:
+    def _explain(self, status: int | None) -> NoReturn:
         if self._run.memory_was_exceeded() or b"MemoryError" in self._output[self._stderr][-400:]:
             self._end(Outcome.MEMORY_LIMIT, f"more than {self._rules.memory_mib} MiB")
         if status == _SIGSYS_STATUS:
@@ -263,7 +262,7 @@ class Session:
             self._end(Outcome.TIME_LIMIT, "processor time")
         self._end(Outcome.RUNTIME_ERROR, f"the program ended with status {status} before it answered")
 
-    def _end(self, outcome: Outcome, reason: str) -> Any:
+    def _end(self, outcome: Outcome, reason: str) -> NoReturn:
         raise CandidateEnded(outcome, reason)
 
 

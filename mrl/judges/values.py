@@ -60,7 +60,7 @@ def _decode(data: Any, depth: int, left: list[int]) -> Any:
         raise ForeignValue(f"a value of type {str(body)[:60]}")
     try:
         return _tagged(tag, body, depth, left)
-    except (TypeError, KeyError, OverflowError, ValueError) as error:
+    except (TypeError, LookupError, OverflowError, AttributeError, ValueError) as error:
         if isinstance(error, ForeignValue):
             raise
         raise ForeignValue(f"a malformed value ({tag[:5]!r})") from error

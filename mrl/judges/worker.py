@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import pickle
+import resource
 import sys
 import time
 import traceback
@@ -45,6 +46,7 @@ def main() -> None:
     if opening is None:
         return
     part, stage = pickle.loads(opening)
+    _limit_memory(part, stage)
     try:
         judge = build_judge(part, stage=stage)
         answer = _answerer(judge, part, stage)
@@ -54,6 +56,14 @@ def main() -> None:
     send({"ready": judge.name, "version": judge.version})
     while (payload := read_frame(requests)) is not None:
         send(answer(pickle.loads(payload)))
+
+
+def _limit_memory(part: JudgePart, stage: str) -> None:
+    """Private memory of a judge that runs in this process; the symbolic one limits its child instead."""
+    limit = part.memory_mib * 2**20
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if stage != "symbolic":
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _answerer(judge: Judge | GroupJudge, part: JudgePart, stage: str) -> Callable[[Sequence[Request]], Any]:
