@@ -16,14 +16,26 @@ from resharding.messages import AnyMessage, Message, decode, encode
 from resharding.processes import ProcessId
 
 _POLL_MILLISECONDS = 100
-_LINGER_MILLISECONDS = 2000
+_PREFIX = "ipc://@mrl-"
+_LINGER_MILLISECONDS = 500
 """How long a closing socket still tries to deliver its last message (an Abort, a Failed)."""
 _LARGEST_MESSAGE = 256 << 20
 
 
 def own_address() -> str:
-    """A fresh abstract address."""
-    return f"ipc://@mrl-{os.getpid()}-{uuid.uuid4().hex}"
+    """A fresh abstract address; it names the process that listens."""
+    own = ProcessId.own()
+    return f"{_PREFIX}{own.pid}-{own.start_ticks}-{uuid.uuid4().hex}"
+
+
+def listener_of(address: str) -> ProcessId:
+    """The process that listens at an address `own_address` made there."""
+    parts = address.removeprefix(_PREFIX).split("-")
+    if not address.startswith(_PREFIX) or len(parts) != 3 or not all(p.isdecimal() for p in parts[:2]):
+        raise ReshardError(
+            f"{address!r} is no address of a receiver; pass what the engine's prepare_sync returned"
+        )
+    return ProcessId(int(parts[0]), int(parts[1]))
 
 
 class Listener:

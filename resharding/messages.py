@@ -43,8 +43,6 @@ class Open(Message):
 
 class Opened(Message):
     kind: Literal["opened"] = "opened"
-    pid: Size
-    start_ticks: Size
     wants_manifest: bool
 
 

@@ -115,16 +115,8 @@ class Receiver:
             raise ReshardError(reason)
         self._sender = (sender, ProcessId(message.pid, message.start_ticks))
         self._map(message.buffers)
-        own, known = ProcessId.own(), self._manifests.get(session.digest)
-        self._listener.send(
-            sender,
-            m.Opened(
-                session_id=session.session_id,
-                pid=own.pid,
-                start_ticks=own.start_ticks,
-                wants_manifest=known is None,
-            ),
-        )
+        known = self._manifests.get(session.digest)
+        self._listener.send(sender, m.Opened(session_id=session.session_id, wants_manifest=known is None))
         return known if known is not None else self._take_manifest(session)
 
     def _take_manifest(self, session: Session) -> list[WireTensor]:

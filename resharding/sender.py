@@ -14,7 +14,7 @@ from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding import memory
 from resharding import messages as m
-from resharding.channel import Dialer
+from resharding.channel import Dialer, listener_of
 from resharding.digest import digest
 from resharding.processes import ProcessId
 from resharding.session import Session, WireTensor
@@ -30,7 +30,7 @@ class WeightSender:
         self._dialer = Dialer(address)
         self._segments = [memory.allocate(sync.bucket_bytes, torch.device(device)) for _ in range(2)]
         self._session: Session | None = None
-        self._peer: ProcessId | None = None
+        self._peer = listener_of(address)
         self._sent = 0
         self._done = 0
         self.wait_seconds = 0.0
@@ -49,7 +49,7 @@ class WeightSender:
         if self._session is not None:
             raise ReshardError(f"{session} refused: this sender has {self._session} open")
         own = ProcessId.own()
-        self._peer, self._sent, self._done, self.wait_seconds = None, 0, 0, 0.0
+        self._sent, self._done, self.wait_seconds = 0, 0, 0.0
         self._session = session
         self._dialer.send(
             m.Open(
@@ -63,7 +63,6 @@ class WeightSender:
             )
         )
         opened = self._next(m.Opened, "the receiver to accept")
-        self._peer = ProcessId(opened.pid, opened.start_ticks)
         if opened.wants_manifest:
             rows = [(t.name, t.dtype, list(t.shape)) for t in tensors]
             self._dialer.send(m.Manifest(session_id=session.session_id, tensors=rows))

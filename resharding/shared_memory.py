@@ -14,6 +14,7 @@ import os
 import uuid
 from typing import Any
 
+import numpy as np
 import torch
 
 from mrl.errors import ReshardError
@@ -100,7 +101,8 @@ def _check(fd: int, path: str, num_bytes: int) -> None:
 
 def _map(fd: int, num_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
     memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    return memory, torch.frombuffer(memory, dtype=torch.uint8)
+    # Through numpy: its array holds the map's buffer, so that closing under a live tensor is an error and not a crash.
+    return memory, torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
 
 
 def _unmap(memory: mmap.mmap, who: str) -> None:

@@ -1,0 +1,408 @@
+"""The bucket protocol between a real sender and a real receiver: every ending is bounded, named, and leaves nothing."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.config.sync import SyncSection
+from mrl.errors import ReshardError
+from resharding import gather, gather_plan
+from resharding.gather_plan import GatherPlan
+from resharding.receiver import Receiver
+from resharding.sender import WeightSender
+from resharding.session import Session, State, WireTensor
+
+FORK = multiprocessing.get_context("fork")
+SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=5.0)
+CPU = torch.device("cpu")
+
+
+class Shelf:
+    """A consumer that keeps what it gets, and fails where it is told to."""
+
+    def __init__(self, fail_at: str | None = None, action: Callable[[], Any] | None = None) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.aborts = 0
+        self._fail_at, self._action = fail_at, action
+
+    def start(self, tensors: list[WireTensor]) -> None:
+        self._reach("start")
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            self._reach(name)
+            assert name not in self.tensors
+            self.tensors[name] = tensor
+
+    def finish(self) -> None:
+        self._reach("finish")
+
+    def abort(self) -> None:
+        self.aborts += 1
+        self.tensors.clear()
+
+    def _reach(self, point: str) -> None:
+        if point == self._fail_at:
+            assert self._action is not None
+            self._action()
+
+
+def model(
+    seed: int = 0, sizes: tuple[int, ...] = (256, 257, 900, 3, 1, 64, 5000)
+) -> tuple[GatherPlan, list[torch.Tensor]]:
+    """Float tensors t0, t1, ...: equal to a bucket, one element over, and far larger are among them."""
+    torch.manual_seed(seed)
+    values = [torch.randn(size) for size in sizes]
+    checkpoint = [CheckpointTensor(f"t{i}", (size,), "float32") for i, size in enumerate(sizes)]
+    locals_ = [
+        LocalTensor(c.name, 0, c.shape, c.dtype, (Piece(c.name, (0,), c.shape, (0,)),)) for c in checkpoint
+    ]
+    return gather_plan.build(checkpoint, [locals_], SYNC.bucket_bytes), values
+
+
+@pytest.fixture
+def receiver():
+    end = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU)
+    yield end
+    end.close()
+
+
+@pytest.fixture
+def sender(receiver: Receiver):
+    end = WeightSender(receiver.address, SYNC)
+    yield end
+    receiver.release()
+    end.close()
+
+
+class Receiving(threading.Thread):
+    """One `receive` in a thread of its own."""
+
+    def __init__(self, receiver: Receiver, session: Session, consumer: Shelf) -> None:
+        super().__init__(daemon=True)
+        self._call = lambda: receiver.receive(session, consumer)
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self.error = error
+
+    def end(self, seconds: float = 10.0) -> BaseException | None:
+        self.join(seconds)
+        assert not self.is_alive(), "the receiver did not return"
+        return self.error
+
+
+def exchange(
+    sender: WeightSender, receiver: Receiver, plan: GatherPlan, values: list[torch.Tensor], version: int
+) -> Shelf:
+    """A whole session that must succeed."""
+    shelf, session = Shelf(), Session.new(receiver.progress.version, version, plan.digest)
+    thread = Receiving(receiver, session, shelf)
+    stats = gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert thread.end() is None and stats.num_bytes == plan.num_bytes
+    assert receiver.progress.serving and receiver.progress.version == version
+    assert [shelf.tensors[t.name].tolist() for t in plan.tensors] == [v.tolist() for v in values]
+    return shelf
+
+
+def test_several_sessions_map_the_buffers_once(sender: WeightSender, receiver: Receiver) -> None:
+    maps = []
+    for version in range(3):
+        exchange(sender, receiver, *model(seed=version), version)
+        maps.append(Path("/proc/self/maps").read_text().count("memfd:mrl-segment"))
+    assert len(set(maps)) == 1
+
+
+def test_a_hundred_sessions_leave_descriptors_and_threads_alone(
+    sender: WeightSender, receiver: Receiver
+) -> None:
+    plan, values = model()
+    exchange(sender, receiver, plan, values, 0)
+    before = (len(os.listdir("/proc/self/fd")), threading.active_count())
+    for version in range(1, 101):
+        exchange(sender, receiver, plan, values, version)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+def test_buffers_are_refilled_only_after_the_receiver_took_them(
+    sender: WeightSender, receiver: Receiver
+) -> None:
+    """A slow consumer: with 30 buckets through two buffers, a refill too early would corrupt what was not yet copied."""
+    plan, values = model(sizes=(256,) * 30)
+    shelf = Shelf("t3", lambda: time.sleep(0.3))
+    session = Session.new(-1, 0, plan.digest)
+    thread = Receiving(receiver, session, shelf)
+    gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert thread.end() is None
+    assert all(torch.equal(shelf.tensors[f"t{i}"], value) for i, value in enumerate(values))
+
+
+def raise_error() -> None:
+    raise ValueError("the consumer broke on purpose")
+
+
+@pytest.mark.parametrize("point", ["start", "t0", "t2", "t6", "finish"])
+def test_a_receiver_that_raises_is_heard_by_the_sender_and_a_resend_heals(
+    sender: WeightSender, receiver: Receiver, point: str
+) -> None:
+    plan, values = model()
+    exchange(sender, receiver, plan, values, 0)
+    shelf, session = Shelf(point, raise_error), Session.new(0, 1, plan.digest)
+    thread = Receiving(receiver, session, shelf)
+    with pytest.raises(ReshardError, match="the consumer broke on purpose") as caught:
+        gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert "raise_error" in str(caught.value), "the remote traceback is carried"
+    assert isinstance(thread.end(), ValueError) and shelf.aborts == 1
+    assert receiver.progress.state is State.FAILED and receiver.progress.version == 0
+    exchange(sender, receiver, *model(seed=1), 1)
+
+
+def test_a_flipped_bit_is_refused(
+    sender: WeightSender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, values = model()
+    send = sender._dialer.send
+
+    def flip(message: Any) -> None:
+        if message.kind == "bucket" and message.index == 2:
+            sender._segments[message.buffer].buffer[1] ^= 16
+        send(message)
+
+    monkeypatch.setattr(sender._dialer, "send", flip)
+    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
+    thread = Receiving(receiver, session, shelf)
+    with pytest.raises(ReshardError, match=r"bucket 2: .* digest"):
+        gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert thread.end() is not None and shelf.aborts == 1 and not receiver.progress.serving
+    monkeypatch.undo()
+    exchange(sender, receiver, plan, values, 0)
+
+
+def test_a_sender_of_another_session_is_refused_and_does_no_harm(
+    sender: WeightSender, receiver: Receiver
+) -> None:
+    plan, values = model()
+    stale = WeightSender(receiver.address, SYNC)
+    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
+    thread = Receiving(receiver, session, shelf)
+    with pytest.raises(ReshardError, match=r"refused.*waits for session"):
+        stale.open(Session.new(-1, 0, plan.digest), plan.tensors)
+    gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert thread.end() is None and receiver.progress.version == 0
+    stale.close()
+
+
+def test_a_second_sender_during_a_session_is_refused_and_the_first_goes_on(
+    sender: WeightSender, receiver: Receiver
+) -> None:
+    plan, values = model()
+    second, heard = WeightSender(receiver.address, SYNC), []
+
+    def intrude() -> None:
+        try:
+            second.open(Session.new(-1, 0, plan.digest), plan.tensors)
+        except ReshardError as error:
+            heard.append(str(error))
+
+    intruder = threading.Thread(target=intrude)
+    session, shelf = Session.new(-1, 0, plan.digest), Shelf("t1", lambda: (intruder.start(), time.sleep(0.3)))
+    thread = Receiving(receiver, session, shelf)
+    gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert thread.end() is None and receiver.progress.version == 0
+    intruder.join(10)
+    assert not intruder.is_alive()
+    assert len(heard) == 1 and "is in progress with process" in heard[0]
+    second.close()
+
+
+@pytest.mark.parametrize("field", ["from_version", "to_version", "digest"])
+def test_sides_that_disagree_about_the_session_both_refuse(
+    sender: WeightSender, receiver: Receiver, field: str
+) -> None:
+    plan, _ = model()
+    session = Session.new(-1, 0, plan.digest)
+    other = Session(
+        **{f: getattr(session, f) for f in Session.__slots__} | {field: "other" if field == "digest" else 7}
+    )
+    thread = Receiving(receiver, session, Shelf())
+    with pytest.raises(ReshardError, match="expected session"):
+        sender.open(other, plan.tensors)
+    assert isinstance(thread.end(), ReshardError)
+    exchange(sender, receiver, *model(), 0)
+
+
+def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender, receiver: Receiver) -> None:
+    plan, values = model()
+    session = Session.new(-1, 0, plan.digest)
+    thread = Receiving(receiver, session, Shelf())
+    sender.open(session, plan.tensors)
+    for window in plan.windows:
+        if all(box.tensor != 6 for box in window.boxes):
+            gather._fill(sender.next_buffer(), window, plan, values, gather._Ranks(None, 5.0, CPU))
+            gather._advance(sender, window)
+    with pytest.raises(ReshardError, match=r"1 of 7 tensors did not arrive.*t6"):
+        sender.finish()
+    assert thread.end() is not None and not receiver.progress.serving
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"used_bytes": 4096}, "claims 4096 bytes of a buffer of 1024"),
+        ({"index": 1}, "expected bucket 0"),
+        ({"start": 4}, "every byte comes once"),
+        ({"offset": 1020}, "is not inside a bucket"),
+        ({"offset": 2}, "is not inside a bucket"),
+        ({"num_bytes": 2048}, "leave its 1024 bytes"),
+        ({"tensor": 99}, "names tensor 99 of 7"),
+    ],
+)
+def test_lengths_and_offsets_are_checked_before_use(
+    sender: WeightSender,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, int],
+    what: str,
+) -> None:
+    plan, values = model()
+    send = sender._dialer.send
+
+    def lie(message: Any) -> None:
+        if message.kind == "bucket" and message.index == 0:
+            fields = message.model_dump()
+            (fields if next(iter(change)) in ("used_bytes", "index") else fields["spans"][0]).update(change)
+            message = type(message)(**fields)
+        send(message)
+
+    monkeypatch.setattr(sender._dialer, "send", lie)
+    session = Session.new(-1, 0, plan.digest)
+    thread = Receiving(receiver, session, Shelf())
+    with pytest.raises(ReshardError, match=what):
+        gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert isinstance(thread.end(), ReshardError)
+
+
+def test_garbage_on_the_socket_is_refused_without_harm(sender: WeightSender, receiver: Receiver) -> None:
+    import pickle
+
+    import zmq
+
+    plan, values = model()
+    session = Session.new(-1, 0, plan.digest)
+    thread = Receiving(receiver, session, Shelf())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(receiver.address)
+        for garbage in (b"", b"{}", b"[" * 10000, pickle.dumps(os.system), b'{"kind":"open","session_id":1}'):
+            socket.send(garbage)
+            assert socket.poll(3000) and b"malformed" in socket.recv()
+    gather.send(sender, session, plan, values, group=None, deadline_seconds=5.0)
+    assert thread.end() is None and receiver.progress.version == 0
+
+
+def test_nobody_comes(receiver: Receiver) -> None:
+    receiver._seconds = 0.3
+    started = time.monotonic()
+    with pytest.raises(ReshardError, match="no the sender of session"):
+        receiver.receive(Session.new(-1, 0, "d"), Shelf())
+    assert time.monotonic() - started < 2
+
+
+def test_nobody_answers() -> None:
+    receiver = Receiver(deadline_seconds=1.0, device=CPU)
+    sender = WeightSender(receiver.address, SYNC.model_copy(update={"deadline_seconds": 0.3}))
+    plan, values = model()
+    with pytest.raises(ReshardError, match="no the receiver to accept"):
+        gather.send(sender, Session.new(-1, 0, plan.digest), plan, values, group=None, deadline_seconds=1.0)
+    sender.close()
+    receiver.close()
+
+
+# -- a killed peer ------------------------------------------------------------------------------------------------
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def receive_and_die(point: str, pipe: Any) -> None:
+    receiver = Receiver(deadline_seconds=20.0, device=CPU)
+    plan, _ = model()
+    session = Session.new(-1, 0, plan.digest)
+    pipe.send((receiver.address, session))
+    if point == "accept":
+        receiver._map = lambda descriptions: kill_self()
+    if point == "commit":
+        receiver._commit = lambda session, verified: kill_self()
+    receiver.receive(session, Shelf(point, kill_self))
+
+
+@pytest.mark.parametrize("point", ["accept", "start", "t0", "t2", "t6", "finish", "commit"])
+def test_a_killed_receiver_is_noticed_long_before_the_deadline(point: str) -> None:
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=receive_and_die, args=(point, theirs), daemon=True)
+    process.start()
+    address, session = ours.recv()
+    sender = WeightSender(address, SYNC.model_copy(update={"deadline_seconds": 60.0}))
+    plan, values = model()
+    started = time.monotonic()
+    with pytest.raises(ReshardError, match=f"process {process.pid} ended"):
+        gather.send(sender, session, plan, values, group=None, deadline_seconds=60.0)
+    assert time.monotonic() - started < 5
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL
+    sender.close()
+    fresh = Receiver(deadline_seconds=5.0, device=CPU)
+    again = WeightSender(fresh.address, SYNC)
+    exchange(again, fresh, plan, values, 0)
+    fresh.close()
+    again.close()
+
+
+def send_and_die(point: str, address: str, session: Session) -> None:
+    sender = WeightSender(address, SYNC)
+    plan, values = model()
+    kinds = {"open": 0, "bucket": 3, "end": 0, "commit": 0}
+    send, seen = sender._dialer.send, []
+
+    def die(message: Any) -> None:
+        if message.kind == point and (seen.append(message) or len(seen) > kinds[point]):
+            time.sleep(0.1)  # lets what was sent before arrive
+            kill_self()
+        send(message)
+
+    sender._dialer.send = die
+    gather.send(sender, session, plan, values, group=None, deadline_seconds=20.0)
+
+
+@pytest.mark.parametrize("point", ["bucket", "end", "commit"])
+def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(point: str) -> None:
+    receiver = Receiver(deadline_seconds=60.0, device=CPU)
+    plan, values = model()
+    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
+    process = FORK.Process(target=send_and_die, args=(point, receiver.address, session), daemon=True)
+    process.start()
+    started = time.monotonic()
+    with pytest.raises(ReshardError, match=f"process {process.pid} ended"):
+        receiver.receive(session, shelf)
+    assert time.monotonic() - started < 5 and shelf.aborts == 1
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL and receiver.progress.state is State.FAILED
+    sender = WeightSender(receiver.address, SYNC)
+    exchange(sender, receiver, plan, values, 0)
+    receiver.close()
+    sender.close()
+    assert "memfd:mrl-segment" not in Path("/proc/self/maps").read_text()

@@ -1,0 +1,79 @@
+"""States of a receiver: what may follow what, and that failed is sticky."""
+
+import pytest
+
+from mrl.errors import ReshardError
+from resharding.session import Progress, Session, State, WireTensor, wire_digest
+
+
+def committed(version: int) -> Progress:
+    progress = Progress()
+    for v in range(version + 1):
+        progress.prepare(Session.new(v - 1, v, "d"))
+        progress.receiving()
+        progress.verified()
+        progress.commit()
+    return progress
+
+
+def test_a_version_is_visible_only_after_commit() -> None:
+    progress = Progress()
+    assert not progress.serving and progress.version == -1
+    progress.prepare(Session.new(-1, 0, "d"))
+    progress.receiving()
+    progress.verified()
+    assert not progress.serving and progress.version == -1
+    progress.commit()
+    assert progress.serving and progress.version == 0
+
+
+def test_failed_is_sticky_until_a_full_session_commits() -> None:
+    progress = committed(3)
+    progress.prepare(Session.new(3, 4, "d"))
+    progress.receiving()
+    progress.fail("broken")
+    assert not progress.serving and progress.version == 3 and progress.error == "broken"
+    progress.prepare(Session.new(3, 4, "d"))
+    assert not progress.serving
+    progress.receiving()
+    progress.verified()
+    progress.commit()
+    assert progress.serving and progress.version == 4
+
+
+@pytest.mark.parametrize(("start", "end"), [(1, 2), (3, 3), (3, 2), (4, 5), (-1, 0)])
+def test_a_session_that_does_not_follow_is_refused(start: int, end: int) -> None:
+    progress = committed(3)
+    with pytest.raises(ReshardError, match="committed version is 3"):
+        progress.prepare(Session.new(start, end, "d"))
+    assert progress.serving
+
+
+def test_two_sessions_at_once_are_refused() -> None:
+    progress = committed(0)
+    first = Session.new(0, 1, "d")
+    progress.prepare(first)
+    with pytest.raises(ReshardError, match="still open"):
+        progress.prepare(Session.new(0, 1, "d"))
+    assert progress.session == first
+
+
+@pytest.mark.parametrize("call", ["receiving", "verified", "commit"])
+def test_illegal_transitions_are_typed_errors(call: str) -> None:
+    progress = committed(0)
+    progress.session = Session.new(0, 1, "d")
+    with pytest.raises(ReshardError, match="cannot go from committed"):
+        getattr(progress, call)()
+    assert progress.state is State.COMMITTED
+
+
+def test_the_manifest_digest_sees_names_types_shapes_and_order() -> None:
+    a, b = WireTensor("a", "float32", (2, 3)), WireTensor("b", "float32", (2, 3))
+    variants = [
+        [a, b],
+        [b, a],
+        [a],
+        [WireTensor("a", "float32", (3, 2)), b],
+        [WireTensor("a", "int32", (2, 3)), b],
+    ]
+    assert len({wire_digest(v) for v in variants}) == len(variants)
