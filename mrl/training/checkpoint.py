@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import queue
 import random
 import shutil
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
-from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
@@ -29,6 +29,10 @@ from mrl.training.hf_export import commit_folder, sync_folder, write_durably
 from mrl.training.parallel import run_on_rank_zero
 
 SHARDING = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+EXTRA_FILE = "extra.pickle"
+"""The caller's own state. Read, like all files, only after its digest was verified."""
 
 
 class InProcessSave(TorchDistSaveShardedStrategy):
@@ -47,10 +51,11 @@ class InProcessSave(TorchDistSaveShardedStrategy):
         def write() -> None:
             results: queue.Queue[Any] = queue.Queue()
             written: dict[int, Any] = {}
+            transforms = [writer.transforms] if hasattr(writer, "transforms") else []
             for number, bucket in enumerate(writer.preload_tensors(writer.write_buckets or [], False)):
                 counter: queue.Queue[int] = queue.Queue()
                 counter.put(number)
-                writer.write_preloaded_data([], number, bucket, results, counter, True)
+                writer.write_preloaded_data(transforms, number, bucket, results, counter, True)
                 index, outcome = results.get_nowait()
                 if isinstance(outcome, Exception):
                     raise CheckpointError(f"writing {bucket[0]} failed: {outcome}") from outcome
@@ -69,8 +74,9 @@ class TrainingState:
         self._models = models
         self._optimizer = optimizer
 
-    def sharded(self, *, loading: bool, with_random: bool) -> dict[str, Any]:
+    def sharded(self, *, loading: bool) -> dict[str, Any]:
         """The sharded state dict that Megatron saves from or loads into."""
+        self._optimizer.prime()
         one = len(self._models) == 1
         state: dict[str, Any] = {
             "model" if one else f"model{number}": model.sharded_state_dict(prefix="", metadata=dict(SHARDING))
@@ -79,31 +85,28 @@ class TrainingState:
         state["optimizer"] = self._optimizer.megatron.sharded_state_dict(
             dict(state), is_loading=loading, metadata=dict(SHARDING)
         )
-        if with_random:
-            world, rank = dist.get_world_size(), dist.get_rank()
-            state["random"] = ShardedObject("random", random_state(), (world,), (rank,))
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a loaded state dict."""
         for number, model in enumerate(self._models):
             model.load_state_dict(state["model" if len(self._models) == 1 else f"model{number}"])
-        self._optimizer.megatron.load_state_dict(state["optimizer"])
-        if "random" in state:
-            set_random_state(state["random"])
+        self._optimizer.load(state["optimizer"])
 
 
 def save(path: Path, state: TrainingState, *, extra: dict[str, Any], about: dict[str, Any]) -> None:
     """Write `path` on all ranks together. `extra` (rank 0's) may hold anything picklable; `about` is plain JSON."""
     partial = path.with_name(path.name + checkpoint_folder.PARTIAL)
     run_on_rank_zero(lambda: _make_partial(path, partial))
-    sharded = state.sharded(loading=False, with_random=True)
-    sharded["extra"] = extra
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sharded = state.sharded(loading=False)
     dist_checkpointing.save(
         sharded, str(partial), sharded_strategy=InProcessSave(), validate_access_integrity=True
     )
+    (partial / _random_file(rank)).write_bytes(pickle.dumps(random_state()))
+    if rank == 0:
+        (partial / EXTRA_FILE).write_bytes(pickle.dumps(extra))
     dist.barrier()
-    rank, world = dist.get_rank(), dist.get_world_size()
     own = checkpoint_folder.digests(partial, checkpoint_folder.file_names(partial)[rank::world])
     everyone: list[dict[str, Any]] = [{} for _ in range(world)]
     dist.all_gather_object(everyone, own)
@@ -124,13 +127,17 @@ def load(path: Path, state: TrainingState, *, about: dict[str, Any]) -> dict[str
         raise CheckpointError(
             f"{path} was trained in {manifest['about']['dtype']}, training.dtype is {about['dtype']}; set it to the same"
         )
-    same_layout = manifest["about"]["layout"] == about["layout"]
-    sharded = state.sharded(loading=True, with_random=same_layout)
-    loaded: Any = dist_checkpointing.load(sharded, str(path))
-    extra = loaded.pop("extra")
+    loaded: Any = dist_checkpointing.load(state.sharded(loading=True), str(path))
     state.restore(loaded)
+    if manifest["about"]["layout"] == about["layout"]:  # in another layout ranks mean something else
+        set_random_state(pickle.loads((path / _random_file(dist.get_rank())).read_bytes()))
+    extra = pickle.loads((path / EXTRA_FILE).read_bytes())
     dist.barrier()
     return extra
+
+
+def _random_file(rank: int) -> str:
+    return f"random-{rank:05d}.pickle"
 
 
 def _make_partial(path: Path, partial: Path) -> None:

@@ -107,6 +107,39 @@ class Optimizer:
             if parameters:
                 clip_grad_by_total_norm_fp32(parameters, max_norm=self.section.clip_grad, total_norm=norm)
 
+    def prime(self) -> None:
+        """Make the moments exist (as zeros) before the first step: Megatron's checkpoint needs them.
+
+        Only for torch's Adam, which Megatron uses without Transformer Engine.
+        """
+        for part in self.parts():
+            for group in part.optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = part.optimizer.state[parameter]
+                    if not state and isinstance(part.optimizer, torch.optim.Adam):
+                        state["step"] = torch.tensor(0.0)
+                        state["exp_avg"] = torch.zeros_like(parameter)
+                        state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+    def load(self, state: dict[Any, Any]) -> None:
+        """Take a loaded (sharded_state_dict-shaped) state.
+
+        Megatron puts torch Adam's step count into the state and then looks for it among the loaded tensors, and gives all
+        parameters one and the same count, which Adam would increase once per parameter: both are put right here.
+        """
+        parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
+        states = [state] if len(parts) == 1 else [state[number] for number in sorted(state)]
+        for part, own in zip(parts, states, strict=True):
+            tensors = own.pop("param_state")
+            own.pop("param_state_sharding_type")
+            part.load_state_dict(own)
+            moments = list(part.optimizer.state.values())
+            counts = [moment.pop("step", None) for moment in moments]
+            part.load_parameter_state_from_fully_reshardable(tensors)
+            for moment, count in zip(moments, counts, strict=True):
+                if count is not None:
+                    moment["step"] = count.clone() if torch.is_tensor(count) else count
+
     def offload(self) -> None:
         """Move master weights and moments from the device to plain memory; nothing to do on CPU."""
         assert not self._parked, "the optimizer is off-loaded already"

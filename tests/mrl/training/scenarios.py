@@ -1,0 +1,186 @@
+"""What the ranks of the worker tests do. Functions of a module, so that spawned ranks can find them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrl.config.model import ModelSection
+from mrl.config.training import LayoutSection, OptimizerSection, TrainingSection
+from mrl.samples import TrainBatch
+from mrl.training.supervised import cross_entropy
+from mrl.training.worker import MegatronWorker
+from tests.tiny_models import random_batch
+
+TEMPERATURE = 0.7
+
+
+def worker(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], **changes: Any
+) -> MegatronWorker:
+    """A worker of a tiny model in float32 with small microbatches, unless changed."""
+    fields: dict[str, Any] = {
+        "layout": LayoutSection(**layout),
+        "dtype": "float32",
+        "microbatch_tokens": 64,
+        "logprob_chunk_tokens": 20,
+        "optimizer": OptimizerSection(lr=1e-3),
+    }
+    return MegatronWorker(
+        ModelSection(path=folder, max_length=64),
+        TrainingSection(**(fields | changes)),
+        rank=rank,
+        world_size=world,
+        master_address="127.0.0.1",
+        master_port=port,
+        collective_seconds=60,
+    )
+
+
+def shard_of(batch: TrainBatch, at: MegatronWorker) -> tuple[np.ndarray, TrainBatch]:
+    """Sample positions and sub-batch of this rank's data-parallel place; uneven on purpose."""
+    dp = at.layout.dp
+    if dp == 1:
+        mine = np.arange(batch.num_samples)
+    else:  # place 0 takes most samples, so that the others need dummy microbatches
+        owner = np.minimum(np.arange(batch.num_samples) // (batch.num_samples // 2 + 2), dp - 1)
+        mine = np.flatnonzero(owner == at.place.dp)
+    return mine, batch.select(mine)
+
+
+def digest_parameters(at: MegatronWorker) -> str:
+    """SHA-256 over this rank's parameters."""
+    total = hashlib.sha256()
+    for _, tensor, _, _ in at.local_tensors():
+        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def train(at: MegatronWorker, steps: int, *, seed: int = 1) -> list[dict[str, float]]:
+    """Some supervised steps on a fixed batch."""
+    batch = random_batch(10, seed=seed)
+    _, shard = shard_of(batch, at)
+    count = {"num_tokens": int(batch.loss_mask.sum())}
+    return [at.update(shard, cross_entropy, count, temperature=TEMPERATURE) for _ in range(steps)]
+
+
+def forward_update_export(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """Export as loaded, forward with margins, two updates, export again."""
+    at = worker(rank, world, port, folder, layout, **changes)
+    at.export_hf(Path(out, "loaded"))
+    mine, shard = shard_of(random_batch(10, seed=1), at)
+    arrays = at.forward(shard, temperature=TEMPERATURE, with_router_margins=True)
+    metrics = train(at, 2)
+    at.export_hf(Path(out, "trained"))
+    return {
+        "samples": mine,
+        "arrays": arrays,
+        "metrics": metrics,
+        "memory": [size for _, size in at.parameter_memory()],
+        "spans": [(i, o, t.numel() * t.element_size()) for _, t, i, o in at.local_tensors()],
+    }
+
+
+def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:
+    """The reference stays what it was while the policy trains; the policy is unharmed by the swap."""
+    at = worker(rank, world, port, folder, layout)
+    _, shard = shard_of(random_batch(10, seed=1), at)
+    before = at.forward(shard)
+    errors = []
+    try:
+        at.forward(shard, role="reference")
+    except ValueError as error:
+        errors.append(str(error))
+    at.snapshot_reference()
+    train(at, 2)
+    digest = digest_parameters(at)
+    reference, policy = at.forward(shard, role="reference"), at.forward(shard)
+    at.lease()
+    for action in (lambda: at.forward(shard, role="reference"), at.offload):
+        try:
+            action()
+        except RuntimeError as error:
+            errors.append(str(error))
+    at.release()
+    same = digest == digest_parameters(at)
+    return {"before": before, "reference": reference, "policy": policy, "same": same, "errors": errors}
+
+
+def offload_and_reload(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], dtype: str
+) -> dict[str, Any]:
+    """Off-loading gives the shared memory back and changes nothing that training sees."""
+    at = worker(rank, world, port, folder, layout, dtype=dtype)
+    first = train(at, 1)
+    digest, resident, generation = digest_parameters(at), at.memory.shared_bytes(), at.memory.generation
+    at.offload()
+    gone = at.memory.shared_bytes()
+    refused = ""
+    try:
+        at.parameter_memory()
+    except RuntimeError as error:
+        refused = str(error)
+    at.reload()
+    same = digest == digest_parameters(at)
+    return {
+        "metrics": first + train(at, 1),
+        "resident": resident,
+        "gone": gone,
+        "same": same,
+        "refused": refused,
+        "generations": (generation, at.memory.generation),
+    }
+
+
+def save_then_go_on(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, dtype: str
+) -> Any:
+    """Two steps, save, two more; returns the last two's metrics."""
+    at = worker(rank, world, port, folder, layout, dtype=dtype)
+    train(at, 2)
+    at.save_checkpoint(Path(out, "step-00000002"), {"position": 17, "seeds": np.arange(3)})
+    digest = digest_parameters(at)
+    torch.rand(3)  # the random states must come from the checkpoint
+    drawn = torch.rand(2).tolist()
+    metrics = train(at, 2)
+    at.export_hf(Path(out, f"after-{rank}-{world}"))
+    return {"digest": digest, "metrics": metrics, "drawn": drawn}
+
+
+def resume_and_go_on(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], path: str, out: str, dtype: str
+) -> Any:
+    """Load the checkpoint into a fresh worker (of another layout, perhaps) and make two steps."""
+    at = worker(rank, world, port, folder, layout, dtype=dtype)
+    extra = at.load_checkpoint(path)
+    digest = digest_parameters(at)
+    torch.rand(3)
+    drawn = torch.rand(2).tolist()
+    steps = at.optimizer.steps
+    metrics = train(at, 2)
+    at.export_hf(out)
+    return {"digest": digest, "metrics": metrics, "extra": extra, "drawn": drawn, "steps": steps}
+
+
+def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
+    """A loss that is not finite on one rank only, then a good step."""
+    at = worker(rank, world, port, folder, layout)
+    batch = random_batch(10, seed=1)
+    _, shard = shard_of(batch, at)
+
+    def poison(**fields: Any) -> Any:
+        loss, metrics = cross_entropy(**fields)
+        return (loss * float("nan"), metrics) if at.place.dp == 1 else (loss, metrics)
+
+    count = {"num_tokens": int(batch.loss_mask.sum())}
+    before = digest_parameters(at)
+    bad = at.update(shard, poison, count, temperature=TEMPERATURE)
+    unchanged = before == digest_parameters(at)
+    good = at.update(shard, cross_entropy, count, temperature=TEMPERATURE)
+    return {"bad": bad, "unchanged": unchanged, "good": good}
