@@ -10,6 +10,7 @@ from launch.spmd import run_torchrun, start_worker
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.training.checkpoint_folder import latest_checkpoint
 
 
 def run_ranks(run_folder: str, out: str, *, step: int | None = None) -> int:
@@ -24,11 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     """One rank."""
     run_folder, out, *step = arguments
     worker = start_worker(_config(run_folder), load=False)
-    path = _checkpoint(run_folder, int(step[0]) if step else None)
-    if path is None:
-        worker.load_latest_checkpoint(str(Path(run_folder) / "checkpoints"))
-    else:
-        worker.load_checkpoint(str(path))
+    worker.load_checkpoint(str(_checkpoint(run_folder, int(step[0]) if step else None)))
     worker.export_hf(out)
     worker.close()
 
@@ -37,16 +34,12 @@ def _config(run_folder: str) -> Config:
     return load([Path(run_folder) / "config.yaml"])
 
 
-def _checkpoint(run_folder: str, step: int | None) -> Path | None:
+def _checkpoint(run_folder: str, step: int | None) -> Path:
     folder = Path(run_folder) / "checkpoints"
     present = sorted(p.name for p in folder.glob("step-*"))
-    if not present:
-        raise ConfigError(f"{folder} has no checkpoint; is {run_folder} a run folder that saved one?")
-    if step is None:
-        return None
-    path = folder / f"step-{step:06d}"
-    if not path.is_dir():
-        raise ConfigError(f"{path} does not exist; there are {', '.join(present)}")
+    path = latest_checkpoint(folder) if step is None else folder / f"step-{step:06d}"
+    if path is None or not path.is_dir():
+        raise ConfigError(f"{path or folder} is no checkpoint of {run_folder}; there are {', '.join(present) or 'none'}")
     return path
 
 

@@ -29,6 +29,7 @@ from mrl.loops.supply import GroupSupply
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare import tiny_model
+from mrl.training.checkpoint_folder import latest_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,10 @@ def _loop(
     signals: StopSignals,
     start: float,
 ) -> int:
-    state = hybrid.train.broadcast("load_latest_checkpoint", str(folder.checkpoints))[0]
+    if config.algorithm.needs_reference:
+        hybrid.train.broadcast("snapshot_reference", config.model.reference_path)
+    saved = latest_checkpoint(folder.checkpoints)
+    state = hybrid.train.broadcast("load_checkpoint", str(saved))[0] if saved else None
     first_step = int(state["next_step"]) if state else 0
     recorder = Recorder(config, folder, clock, first_step=first_step)
     collector = Collector(
@@ -106,7 +110,7 @@ def _loop(
     )
     if state:
         loop.restore(state)
-        recorder.progress.message(f"resuming at step {loop.next_step} from {folder.checkpoints}")
+        recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
     recorder.progress.message(f"all workers up after {time.monotonic() - start:.1f} s; logs in {folder.path}/logs/latest")
     try:
         ended = loop.run()
@@ -128,7 +132,7 @@ def decoder(tokenizer: Any) -> Callable[[list[np.ndarray]], list[str]]:
     """Token arrays [T] to texts without special tokens, many at a time."""
 
     def decode(tokens: list[np.ndarray]) -> list[str]:
-        return tokenizer.batch_decode([t.tolist() for t in tokens], skip_special_tokens=True)
+        return tokenizer.batch_decode([t.tolist() for t in tokens], skip_special_tokens=True) if tokens else []
 
     return decode
 

@@ -78,7 +78,8 @@ class TrainGroup:
                 for r in range(self.layout.world_size)
             }
         )
-        return next(iter(results.values()))
+        metrics = next(iter(results.values()))
+        return {name if "/" in name else f"optim/{name}": value for name, value in metrics.items()}
 
     def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         """The same call on every rank; results by rank."""

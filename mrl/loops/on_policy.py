@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.algorithms.recipe import shape_and_estimate
+from mrl.algorithms.state import State
 from mrl.config.root import Config
 from mrl.errors import RewardError
 from mrl.loops import mismatch
@@ -68,6 +69,7 @@ class OnPolicyLoop:
         self._config, self._engines, self._train = config, engines, engines.train
         self._collector, self._supply, self._validation_prompts = collector, supply, validation_prompts
         self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
+        self._algorithm = State.of(config.algorithm)
         self.next_step = 1
         """Number of the next step; steps count from 1, step 0 is the starting point."""
 
@@ -121,7 +123,7 @@ class OnPolicyLoop:
 
     def _estimate(self, batch: TrainBatch, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
         with self._clock.phase("estimate"):
-            return shape_and_estimate(self._config.algorithm, batch, groups)
+            return shape_and_estimate(self._config.algorithm, batch, groups, state=self._algorithm)
 
     def _update(self, batch: TrainBatch) -> dict[str, float]:
         """One optimizer step per minibatch and epoch; metrics are means over them."""
@@ -130,8 +132,10 @@ class OnPolicyLoop:
             for _ in range(self._config.algorithm.epochs):
                 for positions in minibatches(batch, self._config.algorithm.minibatches):
                     part = batch.select(positions)
-                    rows.append(self._train.update(part, denominators(part)))
-        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+                    rows.append(self._train.update(part, denominators(part) | self._algorithm.coefficients()))
+        metrics = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        self._algorithm.after_update(metrics, num_samples=batch.num_samples)
+        return metrics
 
     def _check_judged(self, groups: Sequence[Group]) -> dict[str, float]:
         fraction = self._supply.unjudged_fraction
@@ -156,13 +160,14 @@ class OnPolicyLoop:
         return metrics | {"time/validate_seconds": time.monotonic() - start}
 
     def _save(self) -> None:
-        state = {"next_step": self.next_step, "supply": self._supply.state()}
+        state = {"next_step": self.next_step, "supply": self._supply.state(), "algorithm": self._algorithm.state()}
         self._recorder.checkpoint(self._train, step=self.version, state=state)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from a checkpoint's state."""
         self.next_step = int(state["next_step"])
         self._supply.restore(state["supply"])
+        self._algorithm.restore(state["algorithm"])
 
 
 def denominators(batch: TrainBatch) -> dict[str, float]:

@@ -18,6 +18,7 @@ from mrl.observe.progress import Progress
 from mrl.observe.run_folder import RunFolder
 from mrl.observe.samples_log import SamplesLog
 from mrl.samples import Group
+from mrl.training import checkpoint_folder
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Recorder:
                 raise
             return
         self._failed_saves = 0
-        train.broadcast("prune_checkpoints", str(self._folder.checkpoints), keep=self._config.loop.checkpoint.keep)
+        checkpoint_folder.prune(self._folder.checkpoints, keep=self._config.loop.checkpoint.keep)
 
     def close(self) -> None:
         self.progress.close()

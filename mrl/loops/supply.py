@@ -77,7 +77,7 @@ class GroupSupply:
             return groups
         with collector.clock.phase("filter"):
             decisions = filtering.keep(self._config.algorithm.filter, [_values(group) for group in groups])
-            return [group for group, kept in zip(groups, decisions, strict=True) if kept]
+            return [g for g, decision in zip(groups, decisions, strict=True) if decision is filtering.Decision.KEPT]
 
     def _within_budget(self, rounds: int, num_generated: int) -> bool:
         section = self._config.algorithm.filter
