@@ -13,6 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+_SMALLEST = -1e30
+"""Stands in for the -inf of padded columns where it is multiplied by 0."""
+
+
 def _local_logits(hidden: Tensor, weight: Tensor, valid: int, temperature: float) -> Tensor:
     """[c, D], [V', D] -> float32 (or float64) logits [c, V'] / temperature; padded vocabulary is -inf."""
     logits = torch.mm(hidden, weight.t())
@@ -85,8 +89,8 @@ def _forward_chunk(logits: Tensor, local_targets: Tensor, group: Any) -> tuple[T
     here = (local_targets >= 0) & (local_targets < logits.shape[1])
     target = logits.gather(1, local_targets.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
     weights = logits.exp()
-    # sum p z over the vocabulary; -inf x 0 of the padded columns is not a number, hence the clamp.
-    weighted = torch.einsum("tv,tv->t", weights, logits.clamp_(min=torch.finfo(logits.dtype).min))
+    # sum p z over the vocabulary; -inf x 0 of padded columns would not be a number.
+    weighted = torch.einsum("tv,tv->t", weights, logits.clamp_(min=_SMALLEST))
     sums = torch.stack([weights.sum(dim=-1), weighted, torch.where(here, target, torch.zeros_like(target))])
     if split:
         dist.all_reduce(sums, group=group)
@@ -104,7 +108,7 @@ def _backward_chunk(
         result = log_p.exp_().mul_(-grad[:, None])
     else:
         p = log_p.exp()
-        shifted = log_p.clamp_(min=torch.finfo(log_p.dtype).min).add_(entropy[:, None])
+        shifted = log_p.clamp_(min=_SMALLEST).add_(entropy[:, None])
         result = p.mul_(shifted.mul_(-grad_entropy[:, None]).sub_(grad[:, None]))
     result.scatter_add_(1, column, torch.where(here, grad, torch.zeros_like(grad))[:, None])
     return result

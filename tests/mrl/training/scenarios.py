@@ -184,3 +184,13 @@ def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[
     unchanged = before == digest_parameters(at)
     good = at.update(shard, cross_entropy, count, temperature=TEMPERATURE)
     return {"bad": bad, "unchanged": unchanged, "good": good}
+
+
+def forward_after_export(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
+) -> Any:
+    """Log-probs of a trained policy, exported before."""
+    at = worker(rank, world, port, folder, layout)
+    train(at, 2)
+    at.export_hf(Path(out, "trained"))
+    return at.forward(random_batch(10, seed=1))

@@ -1,0 +1,57 @@
+"""Microbatches cover every sample once, respect the limit and never split a segment."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mrl.training.packing import microbatch, pack, split
+from mrl.training.passes import prefix_minimum
+from tests.tiny_models import random_batch
+
+
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 80))
+@settings(max_examples=100, deadline=None)
+def test_split_covers_every_sample_once(lengths: list[int], limit: int) -> None:
+    parts = split(np.asarray(lengths, np.int64), max_tokens=limit)
+    assert sorted(i for part in parts for i in part.tolist()) == list(range(len(lengths)))
+    for part in parts:
+        assert len(part) == 1 or sum(lengths[i] for i in part) <= limit
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 4])
+def test_pack_keeps_tokens_in_their_places(multiple: int) -> None:
+    batch = random_batch(9, seed=3)
+    needed = len(split(batch.lengths(), max_tokens=50))
+    packed = pack(batch, max_tokens=50, num_microbatches=needed + 1, multiple_of=multiple)
+    assert len(packed) == needed + 1
+    assert packed[-1].num_real == 0 and len(packed[-1].tokens) >= 1
+    seen = np.concatenate([item.token_index for item in packed])
+    assert sorted(seen.tolist()) == list(range(batch.num_tokens))
+    for item in packed:
+        assert item.lengths.sum() == len(item.tokens) and len(item.tokens) % multiple == 0
+        np.testing.assert_array_equal(item.tokens[: item.num_real], batch.tokens[item.token_index])
+
+
+def test_microbatch_follows_the_given_order() -> None:
+    batch = random_batch(4, seed=0)
+    item = microbatch(batch, np.array([2, 0]), multiple_of=1)
+    second, first = (batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in (2, 0))
+    np.testing.assert_array_equal(item.tokens, np.concatenate([second, first]))
+
+
+def test_prefix_minimum_by_loops() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 9, 20)
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    values = rng.random(bounds[-1])
+    expected = [
+        0.0 if t == start else values[start:t].min()
+        for start, end in itertools.pairwise(bounds)
+        for t in range(start, end)
+    ]
+    np.testing.assert_array_equal(prefix_minimum(values, bounds), expected)

@@ -1,0 +1,194 @@
+"""The Megatron worker on real ranks: every layout computes, trains and exports the same as one rank and transformers."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mrl.config.training import LayoutSection
+from tests.mrl.training import scenarios
+from tests.ranks import run_ranks
+from tests.tiny_models import random_batch, reference_logprobs, write_model
+
+pytestmark = pytest.mark.engine
+
+LAYOUTS = [
+    {"tp": 2, "ep": 2},
+    {"pp": 2},
+    {"ep": 2, "dp": 2},
+    {"pp": 2, "vpp": 2},
+    {"tp": 2, "etp": 2},
+]
+LONG_LAYOUTS = [
+    {"tp": 2},
+    {"dp": 2},
+    {"tp": 2, "pp": 2, "ep": 2},
+    {"tp": 2, "dp": 2, "ep": 2},
+    {"tp": 2, "dp": 2, "ep": 2, "etp": 2},
+    {"pp": 2, "vpp": 2, "dp": 2, "ep": 2},
+    {"tp": 2, "dp": 2},
+]
+
+
+def name_of(layout: dict[str, int]) -> str:
+    return "-".join(f"{axis}{size}" for axis, size in layout.items()) or "one"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "moe")
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a single rank computes; the other layouts are held against it."""
+    out = tmp_path_factory.mktemp("one")
+    result = run_ranks(scenarios.forward_update_export, 1, str(folder), {}, str(out), {})[0]
+    return result | {"trained": load_file(out / "trained" / "model.safetensors")}
+
+
+def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) -> None:
+    """Every sample's log-probs and entropies are those of transformers, and come from exactly one rank."""
+    batch = random_batch(10, seed=1)
+    logprobs, entropy = reference_logprobs(folder, batch, temperature=scenarios.TEMPERATURE)
+    found = [result for result in results if result["arrays"] is not None]
+    assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
+    for result in found:
+        spans = [np.arange(batch.cu_seqlens[i], batch.cu_seqlens[i + 1]) for i in result["samples"]]
+        index = np.concatenate(spans)
+        np.testing.assert_allclose(result["arrays"]["logprobs"], logprobs[index], atol=bound)
+        np.testing.assert_allclose(result["arrays"]["entropy"], entropy[index], atol=bound)
+
+
+def check_layout(
+    layout: dict[str, int], folder: Path, one_rank: dict[str, Any], out: Path, **changes: Any
+) -> None:
+    world = LayoutSection(**layout).world_size
+    results = run_ranks(
+        scenarios.forward_update_export, world, str(folder), layout, str(out), changes, seconds=240
+    )
+    check_forward(results, folder, bound=1e-5)
+    for result in results:
+        for ours, theirs in zip(result["metrics"], one_rank["metrics"], strict=True):
+            assert ours == pytest.approx(theirs, abs=2e-5)
+        for index, offset, size in result["spans"]:
+            assert offset >= 0 and offset + size <= result["memory"][index]
+    original, loaded = (load_file(f / "model.safetensors") for f in (folder, out / "loaded"))
+    assert original.keys() == loaded.keys()
+    assert all(torch.equal(original[name], loaded[name]) for name in original)
+    trained = load_file(out / "trained" / "model.safetensors")
+    for name, theirs in one_rank["trained"].items():
+        # Adam's first steps are near lr x sign(gradient): where a gradient is nearly 0 its sign is rounding.
+        close = (trained[name] - theirs).abs() < 1e-5
+        assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"
+
+
+def test_one_rank_agrees_with_transformers(folder: Path, one_rank: dict[str, Any]) -> None:
+    check_forward([one_rank], folder, bound=1e-5)
+    losses = [metrics["loss"] for metrics in one_rank["metrics"]]
+    assert losses[1] < losses[0]
+
+
+def test_router_margin_is_a_prefix_minimum(one_rank: dict[str, Any]) -> None:
+    margins = one_rank["arrays"]["router_margin"]
+    bounds = random_batch(10, seed=1).cu_seqlens
+    for start, end in itertools.pairwise(bounds):
+        assert margins[start] == 0
+        assert (margins[start + 1 : end] > 0).all()
+        assert (np.diff(margins[start + 1 : end]) <= 0).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+def test_layout(layout: dict[str, int], folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
+    check_layout(layout, folder, one_rank, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LONG_LAYOUTS, ids=name_of)
+def test_long_layout(layout: dict[str, int], folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
+    check_layout(layout, folder, one_rank, tmp_path)
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recompute_changes_nothing(
+    recompute: str, folder: Path, one_rank: dict[str, Any], tmp_path: Path
+) -> None:
+    check_layout({}, folder, one_rank, tmp_path, recompute=recompute)
+
+
+def test_microbatch_size_changes_nothing(folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
+    check_layout({}, folder, one_rank, tmp_path, microbatch_tokens=1000, logprob_chunk_tokens=7)
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2}], ids=name_of)
+def test_dense_model_with_tied_output(layout: dict[str, int], tmp_path: Path) -> None:
+    """Uneven pipeline stages, the output layer is the embedding; bf16 export of a bf16 folder is the same bytes."""
+    dense = write_model(tmp_path / "dense", "qwen3", num_hidden_layers=3, tie_word_embeddings=True)
+    world = LayoutSection(**layout).world_size
+    results = run_ranks(scenarios.forward_update_export, world, str(dense), layout, str(tmp_path), {})
+    check_forward(results, dense, bound=1e-5)
+    original, loaded = (load_file(f / "model.safetensors") for f in (dense, tmp_path / "loaded"))
+    assert {name: tensor.tolist() for name, tensor in original.items()} == {
+        name: tensor.tolist() for name, tensor in loaded.items()
+    }
+
+
+def test_bfloat16_round_trip_and_training(tmp_path: Path) -> None:
+    half = write_model(tmp_path / "half", dtype=torch.bfloat16)
+    layout = {"ep": 2, "dp": 2}
+    results = run_ranks(
+        scenarios.forward_update_export, 2, str(half), layout, str(tmp_path), {"dtype": "bfloat16"}
+    )
+    original, loaded = (load_file(f / "model.safetensors") for f in (half, tmp_path / "loaded"))
+    assert original.keys() == loaded.keys()
+    assert all(torch.equal(original[n].view(torch.int16), loaded[n].view(torch.int16)) for n in original)
+    losses = [metrics["loss"] for metrics in results[0]["metrics"]]
+    assert losses[1] < losses[0]
+
+
+def test_export_is_what_transformers_loads(folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
+    """transformers, loading the export after training, computes what the worker computes (both exports of one rank)."""
+    result = run_ranks(scenarios.forward_after_export, 1, str(folder), {}, str(tmp_path))[0]
+    batch = random_batch(10, seed=1)
+    logprobs, _ = reference_logprobs(tmp_path / "trained", batch)
+    np.testing.assert_allclose(result["logprobs"], logprobs, atol=1e-5)
+
+
+def test_reference_role(folder: Path) -> None:
+    for result in run_ranks(scenarios.reference_role, 2, str(folder), {"ep": 2, "dp": 2}):
+        np.testing.assert_array_equal(result["reference"]["logprobs"], result["before"]["logprobs"])
+        assert np.abs(result["policy"]["logprobs"] - result["before"]["logprobs"]).max() > 1e-3
+        assert result["same"]
+        no_reference, swap_under_lease, offload_under_lease = result["errors"]
+        assert "snapshot_reference" in no_reference
+        assert "lease" in swap_under_lease and "lease" in offload_under_lease
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_offload_frees_memory_and_changes_nothing(dtype: str, folder: Path) -> None:
+    for result in run_ranks(scenarios.offload_and_reload, 2, str(folder), {"ep": 2, "dp": 2}, dtype):
+        assert result["resident"] > 100_000
+        assert result["gone"] == 0
+        assert result["same"]
+        assert "reload" in result["refused"]
+        assert result["generations"] == (0, 1)
+        first, second = (metrics["loss"] for metrics in result["metrics"])
+        assert second < first
+
+
+def test_a_loss_that_is_not_finite_skips_the_step_everywhere(folder: Path, one_rank: dict[str, Any]) -> None:
+    results = run_ranks(scenarios.poisoned_update, 2, str(folder), {"ep": 2, "dp": 2})
+    for result in results:
+        assert result["bad"]["skipped"] == 1.0 and result["unchanged"]
+        assert result["good"] == pytest.approx(one_rank["metrics"][0], abs=2e-5)
+
+
+def test_a_layout_that_does_not_fit_is_one_clear_error(folder: Path) -> None:
+    with pytest.raises(AssertionError, match="cannot be split into 3 equal parts"):
+        run_ranks(scenarios.worker, 3, str(folder), {"tp": 3})
