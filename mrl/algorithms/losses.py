@@ -139,7 +139,7 @@ def value_loss(
 
 def token_mean(values: Tensor, mask: Tensor, num_tokens: Denominator = None) -> Tensor:
     """Detached sum over masked-in tokens / num_tokens (their own count where it is None); bool counts as 0 and 1."""
-    floats = values.detach().to(values.dtype if values.is_floating_point() else torch.float32)
+    floats = values.detach().to(values.dtype if values.is_floating_point() else torch.float64)
     kept = floats.masked_fill(~mask, 0.0)
     count = torch.as_tensor(mask.sum() if num_tokens is None else num_tokens, device=kept.device)
     return kept.sum() / count.clamp(min=1)

@@ -1,0 +1,81 @@
+"""KL and entropy controllers, step by step, and through a checkpoint."""
+
+import json
+
+import pytest
+
+from mrl.algorithms.controllers import EntropyTarget, entropy_controller, kl_controller
+from mrl.algorithms.state import State
+from mrl.config.algorithm import AlgorithmSection, EntropySection, KlSection
+
+
+def section(**controller) -> KlSection:
+    return KlSection(place="reward", kind="k1", coefficient=0.2, controller=controller)
+
+
+def test_adaptive_follows_ziegler() -> None:
+    """Errors +0.2 (limited), +0.1, 0, -0.1, -0.2 (limited) of 256 samples, horizon 10000."""
+    controller = kl_controller(section(kind="adaptive", target=6.0))
+    path = []
+    for measured in (60.0, 6.6, 6.0, 5.4, 0.1):
+        controller.update(measured, num_samples=256)
+        path.append(controller.coefficient)
+    assert path == pytest.approx([0.201024, 0.20153862, 0.20153862, 0.20102268, 0.19999345], abs=5e-9)
+
+
+def test_window_moves_once_per_full_window() -> None:
+    rule = {"kind": "window", "low": 1.0, "high": 2.0, "factor": 2.0, "window_steps": 2}
+    controller = kl_controller(section(**rule))
+    path = []
+    for measured in (9.0, 9.0, 9.0, 1.5, 1.5, 1.5, 0.1, 0.1):
+        controller.update(measured, num_samples=1)
+        path.append(controller.coefficient)
+    assert path == pytest.approx([0.2, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8, 0.4])
+
+
+def test_fixed_stays() -> None:
+    controller = kl_controller(section())
+    controller.update(100.0, num_samples=100)
+    assert controller.coefficient == 0.2
+    assert entropy_controller(EntropySection(coefficient=0.01)).coefficient == 0.01
+
+
+def test_entropy_target(golden) -> None:
+    case = golden("D12")
+    p = case.params
+    controller = EntropyTarget(raw=p["init"], target=p["target"], delta=p["delta"], highest=p["max"])
+    path = []
+    for measured in case.inputs["window_entropy"]:
+        applied = controller.coefficient
+        controller.update(measured, num_samples=1)
+        path.append([applied, controller.raw])
+    case.check(case.tensor(path), case.expected["[applied_now, coef_for_next]"])
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        {"kind": "fixed"},
+        {"kind": "adaptive", "target": 0.1, "horizon": 100},
+        {"kind": "window", "low": 0.1, "high": 0.2, "window_steps": 3},
+    ],
+)
+def test_a_restored_controller_continues_as_if_never_stopped(controller) -> None:
+    config = AlgorithmSection(
+        kl={"place": "loss", "coefficient": 0.1, "controller": controller},
+        entropy={"coefficient": 0.1, "target": 0.5},
+    )
+    straight, first = State.of(config), State.of(config)
+    measurements = [(0.3, 0.4), (0.4, 0.6), (0.5, 0.3), (0.05, 0.2), (0.01, 0.9), (0.3, 0.1)]
+
+    def learn(state: State, pairs: list[tuple[float, float]]) -> None:
+        for kl, entropy in pairs:
+            state.after_update({"policy/kl_reference": kl, "policy/entropy": entropy}, num_samples=16)
+
+    learn(straight, measurements)
+    learn(first, measurements[:2])
+    second = State.of(config)
+    second.restore(json.loads(json.dumps(first.state())))
+    learn(second, measurements[2:])
+    assert second.coefficients() == straight.coefficients()
+    assert second.state() == straight.state()

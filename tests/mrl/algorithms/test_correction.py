@@ -1,0 +1,113 @@
+"""Correction weights by hand and by layout; always detached, always measured."""
+
+import math
+
+import pytest
+import torch
+
+from mrl.algorithms.correction import KINDS, measure, weights
+
+
+def one_token_two_nats_off() -> dict[str, torch.Tensor]:
+    """Four tokens, one of them at +2 nats: product 7.389, geometric 1.6487, token 7.389 at one place."""
+    sampler = torch.full((1, 4), -3.0, dtype=torch.float64)
+    old = sampler.clone()
+    old[0, 2] += 2.0
+    return {"old_logprobs": old, "sampler_logprobs": sampler, "loss_mask": torch.ones(1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("off", {}, [1, 1, 1, 1]),
+        ("truncated", {"high": 2.0}, [1, 1, 2, 1]),
+        ("truncated", {"low": 1.5, "high": 5.0}, [1.5, 1.5, 5, 1.5]),
+        ("icepop", {"low": 0.5, "high": 5.0}, [1, 1, 0, 1]),
+        ("icepop", {"low": 0.5, "high": 8.0}, [1, 1, math.exp(2), 1]),
+        ("sequence_mask", {"high": 1.6}, [0, 0, 0, 0]),
+        ("sequence_mask", {"high": 1.7}, [1, 1, 1, 1]),
+        ("sequence_mask", {"high": 1.7, "token_weights": "raw"}, [1, 1, math.exp(2), 1]),
+        ("sequence_mask", {"high": 1.7, "token_weights": "truncated"}, [1, 1, 1.7, 1]),
+        ("geometric", {"high": 2.0}, [math.exp(0.5)] * 4),
+        ("geometric", {"high": 1.2}, [1.2] * 4),
+        ("product", {"high": 10.0}, [math.exp(2)] * 4),
+        ("product", {"high": 3.0}, [3.0] * 4),
+    ],
+)
+def test_kinds(kind, options, expected) -> None:
+    found = weights(kind, **one_token_two_nats_off(), **options)
+    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+def test_measured_at_every_granularity() -> None:
+    found = measure(**one_token_two_nats_off())
+    assert float(found["policy/sampler_weight_token"]) == pytest.approx((3 + math.exp(2)) / 4)
+    assert float(found["policy/sampler_weight_geometric"]) == pytest.approx(math.exp(0.5))
+    assert float(found["policy/sampler_weight_product"]) == pytest.approx(math.exp(2))
+    assert float(found["policy/sampler_difference"]) == pytest.approx(0.5)
+    assert float(found["policy/sampler_difference_max"]) == pytest.approx(2.0)
+    assert float(found["policy/sampler_mismatch_kl"]) == pytest.approx((math.exp(2) - 1 - 2) / 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_equals_padded_and_no_gradient(kind, batch) -> None:
+    def call(part) -> torch.Tensor:
+        old = part.arrays["old_logprobs"].clone().requires_grad_()
+        return weights(
+            kind,
+            old_logprobs=old,
+            sampler_logprobs=part.arrays["sampler_logprobs"],
+            loss_mask=part.mask,
+            low=0.9,
+            high=1.1,
+            segment_ids=part.segment_ids,
+        )
+
+    packed = batch.packed()
+    padded = call(batch)
+    torch.testing.assert_close(packed.unpack(call(packed), batch), padded, atol=1e-12, rtol=0)
+    assert not padded.requires_grad
+    assert not bool(padded[~batch.mask].any())
+
+
+@pytest.mark.parametrize("kind", ["sequence_mask", "geometric", "product"])
+def test_sequences_cut_over_ranks(kind, batch) -> None:
+    packed = batch.packed()
+    common = {"low": 0.9, "high": 1.1}
+    arrays = {
+        "old_logprobs": packed.arrays["old_logprobs"],
+        "sampler_logprobs": packed.arrays["sampler_logprobs"],
+    }
+    whole = weights(kind, **arrays, loss_mask=packed.mask, segment_ids=packed.segment_ids, **common)
+    difference = (arrays["old_logprobs"] - arrays["sampler_logprobs"]) * packed.mask
+    full = {
+        True: torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, packed.mask.double()),
+        False: torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, difference),
+    }
+    mine = torch.arange(len(packed.mask)) % 2 == 0
+
+    def reduce(sums: torch.Tensor) -> torch.Tensor:
+        return full[bool((sums == sums.round()).all())]
+
+    part = weights(
+        kind,
+        **{name: values[mine] for name, values in arrays.items()},
+        loss_mask=packed.mask[mine],
+        segment_ids=packed.segment_ids[mine],
+        num_segments=12,
+        reduce=reduce,
+        **common,
+    )
+    torch.testing.assert_close(part, whole[mine], atol=1e-12, rtol=0)
+
+
+def test_bad_input() -> None:
+    arguments = one_token_two_nats_off()
+    with pytest.raises(ValueError, match="unknown correction 'icepopp': did you mean 'icepop'"):
+        weights("icepopp", **arguments)
+    with pytest.raises(ValueError, match=r"low = 2.0, high = 1.0"):
+        weights("truncated", low=2.0, high=1.0, **arguments)
+    with pytest.raises(ValueError, match="sampler_logprobs: -inf in sample 0"):
+        weights("off", **(arguments | {"sampler_logprobs": torch.full((1, 4), float("-inf"))}))
+    with pytest.raises(ValueError, match="unknown token_weights 'all'"):
+        weights("sequence_mask", token_weights="all", **arguments)

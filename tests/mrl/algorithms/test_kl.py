@@ -1,0 +1,66 @@
+"""KL estimators against golden numbers; the clamp and its count; gradients."""
+
+import pytest
+import torch
+
+from mrl.algorithms.kl import KINDS, estimate, estimate_counted
+
+
+@pytest.mark.parametrize(
+    ("kind", "clamp", "variant"),
+    [
+        ("k1", None, "k1"),
+        ("abs", None, "abs"),
+        ("k2", None, "k2"),
+        ("k3", None, "k3_unclamped"),
+        ("k3", 10.0, "k3_clamped(-10,10)"),
+        ("k1", 10.0, "openrlhf_k1_clamped"),
+        ("k2", 10.0, "openrlhf_k2_clamped"),
+    ],
+)
+def test_golden(golden, kind, clamp, variant) -> None:
+    case = golden("C01")
+    logprobs, reference = case.tensor(case.inputs["logp"]), case.tensor(case.inputs["ref_logp"])
+    found, clamped = estimate_counted(kind, logprobs, reference, clamp=clamp)
+    case.check(found, case.expected[variant])
+    assert clamped.tolist() == [False, False, False, clamp is not None]
+    assert torch.equal(found, estimate(kind, logprobs, reference, clamp=clamp))
+
+
+def test_times_ratio(golden) -> None:
+    case = golden("C04")
+    logprobs, old = case.tensor(case.inputs["logp"]), case.tensor(case.inputs["old_logp"])
+    k3 = estimate("k3", logprobs, case.tensor(case.inputs["ref_logp"]))
+    case.check(k3, case.expected["k3"])
+    case.check((logprobs - old).exp() * k3, case.expected["ratio*k3"])
+
+
+@pytest.mark.parametrize("clamp", [None, 0.05])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_against_finite_differences(kind, clamp) -> None:
+    start = torch.tensor([-1.0, -0.3, -2.0, -4.0], dtype=torch.float64)
+    reference = torch.tensor([-1.1, -0.5, -1.5, -3.9], dtype=torch.float64)
+    variable = start.clone().requires_grad_()
+    estimate(kind, variable, reference, clamp=clamp).sum().backward()
+    for position in range(4):
+        bump = torch.zeros_like(start)
+        bump[position] = 1e-6
+        high, low = (estimate(kind, start + b, reference, clamp=clamp).sum() for b in (bump, -bump))
+        assert float(variable.grad[position]) == pytest.approx(float(high - low) / 2e-6, abs=1e-7)
+
+
+def test_k3_of_a_wild_token_has_a_finite_gradient() -> None:
+    variable = torch.tensor([-500.0]).requires_grad_()
+    value = estimate("k3", variable, torch.tensor([-1.0]), clamp=10.0)
+    value.sum().backward()
+    assert value.tolist() == [10.0]
+    assert variable.grad.tolist() == [0.0]
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match=r"unknown KL kind 'k4': .*known: abs, k1, k2, k3"):
+        estimate("k4", torch.zeros(2), torch.zeros(2))
+    with pytest.raises(ValueError, match="ref_logprobs: shape"):
+        estimate("k1", torch.zeros(2), torch.zeros(3))
+    with pytest.raises(ValueError, match="clamp = 0"):
+        estimate("k1", torch.zeros(2), torch.zeros(2), clamp=0)
