@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from mrl.config.model import ModelSection
 from mrl.config.training import LayoutSection, OptimizerSection, TrainingSection
 from mrl.samples import TrainBatch
+from mrl.training.checkpoint_folder import prune
 from mrl.training.supervised import cross_entropy
 from mrl.training.worker import MegatronWorker
 from tests.tiny_models import random_batch
@@ -194,3 +196,23 @@ def forward_after_export(
     train(at, 2)
     at.export_hf(Path(out, "trained"))
     return at.forward(random_batch(10, seed=1))
+
+
+class SavingActor:
+    """One rank inside a Ray actor."""
+
+    def __init__(self, rank: int, port: int, folder: str) -> None:
+        self._at = worker(rank, 2, port, folder, {"ep": 2, "dp": 2})
+        self._saves = 0
+
+    def save(self, path: str) -> tuple[int, int]:
+        """(child processes, open files) after one save; keeps the two newest checkpoints."""
+        self._saves += 1
+        self._at.save_checkpoint(path, {"saves": self._saves})
+        if self._at.place.rank == 0:
+            prune(Path(path).parent, keep=2)
+        process = psutil.Process()
+        return len(process.children(recursive=True)), process.num_fds()
+
+    def load(self, path: str) -> int:
+        return self._at.load_checkpoint(path)["saves"]

@@ -1,0 +1,122 @@
+"""Checkpoints of real ranks: exact resume, resume in another layout, damage, and many saves inside actors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mrl.config.training import LayoutSection
+from tests.mrl.training import scenarios
+from tests.ranks import free_port, run_ranks
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.engine
+
+SAVED: dict[str, int] = {"ep": 2, "dp": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "moe")
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """(folder with a checkpoint after two steps, what the ranks then did)."""
+    out = tmp_path_factory.mktemp("saved")
+    return out, run_ranks(scenarios.save_then_go_on, 2, str(folder), SAVED, str(out), "float32")
+
+
+def resume(folder: Path, layout: dict[str, int], path: Path, out: Path, dtype: str = "float32") -> list[Any]:
+    world = LayoutSection(**layout).world_size
+    return run_ranks(
+        scenarios.resume_and_go_on, world, str(folder), layout, str(path), str(out), dtype, seconds=200
+    )
+
+
+def test_the_same_layout_goes_on_to_the_last_bit(
+    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    out, before = saved
+    after = resume(folder, SAVED, out / "step-00000002", tmp_path / "export")
+    for first, second in zip(before, after, strict=True):
+        for key in ("digest", "metrics", "drawn"):
+            assert first[key] == second[key], key
+        assert second["steps"] == 2
+        assert second["extra"]["position"] == 17
+        np.testing.assert_array_equal(second["extra"]["seeds"], np.arange(3))
+    ours, theirs = (load_file(p / "model.safetensors") for p in (tmp_path / "export", out / "after-0-2"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2, "vpp": 2}], ids=["one", "tp2", "pp2-vpp2"])
+def test_another_layout_goes_on_with_equal_state(
+    layout: dict[str, int], folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    """Two more Adam steps need parameters, moments, step count and schedule: all are those of the saved run."""
+    out, before = saved
+    after = resume(folder, layout, out / "step-00000002", tmp_path / "export")
+    for ours, theirs in zip(after[0]["metrics"], before[0]["metrics"], strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-5)
+    trained, expected = (load_file(p / "model.safetensors") for p in (tmp_path / "export", out / "after-0-2"))
+    for name, theirs in expected.items():
+        close = (trained[name] - theirs).abs() < 1e-5
+        assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"
+
+
+def test_bfloat16_resumes_to_the_last_bit(folder: Path, tmp_path: Path) -> None:
+    """The float32 master weights come from the checkpoint, not from the rounded parameters."""
+    before = run_ranks(scenarios.save_then_go_on, 1, str(folder), {}, str(tmp_path), "bfloat16")
+    after = resume(folder, {}, tmp_path / "step-00000002", tmp_path / "export", "bfloat16")
+    assert before[0]["metrics"] == after[0]["metrics"]
+    assert before[0]["digest"] == after[0]["digest"]
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(
+    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    out, _ = saved
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in (out / "step-00000002").iterdir():
+        data = bytearray(file.read_bytes())
+        if file.name == "__1_0.distcp":
+            data[len(data) // 2] ^= 1
+        (damaged / file.name).write_bytes(data)
+    with pytest.raises(AssertionError, match=r"CheckpointError: .*__1_0\.distcp does not have the SHA-256"):
+        resume(folder, {}, damaged, tmp_path / "export")
+
+
+@pytest.mark.parametrize("saves", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_many_saves_inside_actors(saves: int, folder: Path, tmp_path: Path) -> None:
+    """No hang, no process left, no open file gained, and the last one loads."""
+    import ray
+
+    repository = str(Path(__file__).parents[3])
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80_000_000,
+        runtime_env={"env_vars": {"PYTHONPATH": repository}},
+    )
+    try:
+        port = free_port()
+        actor = ray.remote(num_cpus=1)(scenarios.SavingActor)
+        ranks = [actor.remote(rank, port, str(folder)) for rank in range(2)]
+        for number in range(saves):
+            path = str(tmp_path / f"step-{number:08d}")
+            seen = ray.get([rank.save.remote(path) for rank in ranks], timeout=120)
+            if number == 2:
+                early = seen
+        assert [children for children, _ in seen] == [0, 0]
+        assert [files for _, files in seen] == [files for _, files in early]
+        assert len(list(tmp_path.iterdir())) == 2
+        assert ray.get([rank.load.remote(path) for rank in ranks], timeout=120) == [saves, saves]
+    finally:
+        ray.shutdown()

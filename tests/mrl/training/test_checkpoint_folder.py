@@ -1,0 +1,81 @@
+"""Which checkpoint folders are accepted, which refused, and what is pruned. No engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from mrl.errors import CheckpointError
+from mrl.training import checkpoint_folder as folders
+
+
+def write_checkpoint(parent: Path, name: str) -> Path:
+    """A committed folder with two files."""
+    path = parent / name
+    (path / "inner").mkdir(parents=True)
+    (path / "a.bin").write_bytes(b"first" * 100)
+    (path / "inner" / "b.bin").write_bytes(b"second" * 50)
+    files = folders.digests(path, folders.file_names(path))
+    (path / folders.MANIFEST).write_text(
+        json.dumps({"version": folders.VERSION, "about": {}, "files": files})
+    )
+    return path
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray((path / "inner" / "b.bin").read_bytes())
+    data[7] ^= 1
+    (path / "inner" / "b.bin").write_bytes(data)
+
+
+DAMAGES = {
+    "bit flipped": (flip_a_bit, "b.bin.*SHA-256"),
+    "file missing": (lambda path: (path / "a.bin").unlink(), "a.bin is missing"),
+    "file cut": (lambda path: (path / "a.bin").write_bytes(b"first"), "a.bin has 5 bytes"),
+    "file added": (lambda path: (path / "c.bin").write_bytes(b""), "c.bin is not listed"),
+    "manifest missing": (lambda path: (path / folders.MANIFEST).unlink(), "not complete"),
+    "manifest cut": (lambda path: (path / folders.MANIFEST).write_text('{"version'), "not complete"),
+    "other version": (lambda path: (path / folders.MANIFEST).write_text('{"version": 99}'), "version 99"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_and_the_one_before_is_taken(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newer = (write_checkpoint(tmp_path, name) for name in ("step-00000009", "step-00000010"))
+    assert folders.latest_checkpoint(tmp_path) == newer
+    spoil, reason = DAMAGES[damage]
+    spoil(newer)
+    with pytest.raises(CheckpointError, match=reason):
+        folders.verify(newer)
+    with caplog.at_level(logging.WARNING):
+        assert folders.latest_checkpoint(tmp_path) == older
+    assert "step-00000010" in caplog.text
+
+
+def test_all_broken_is_an_error_and_none_is_none(tmp_path: Path) -> None:
+    assert folders.latest_checkpoint(tmp_path) is None
+    assert folders.latest_checkpoint(tmp_path / "absent") is None
+    flip_a_bit(write_checkpoint(tmp_path, "step-00000001"))
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        folders.latest_checkpoint(tmp_path)
+
+
+def test_a_partial_folder_is_never_taken(tmp_path: Path) -> None:
+    older = write_checkpoint(tmp_path, "step-00000001")
+    write_checkpoint(tmp_path, "step-00000002" + folders.PARTIAL)
+    assert folders.latest_checkpoint(tmp_path) == older
+
+
+def test_prune_keeps_the_newest(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 11):
+        write_checkpoint(tmp_path, f"step-{step:08d}")
+    write_checkpoint(tmp_path, "step-00000012" + folders.PARTIAL)
+    removed = folders.prune(tmp_path, keep=2)
+    assert len(removed) == 3
+    assert [p.name for p in folders.candidates(tmp_path)] == ["step-00000011", "step-00000010"]
+    assert len(list(tmp_path.iterdir())) == 2
