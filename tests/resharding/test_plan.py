@@ -1,0 +1,338 @@
+"""Planning: bounds, boundaries, refusals, digests, and the sizes of real models."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.families import family_of
+from models.manifest import LocalTensor, Piece
+from mrl.errors import ConfigError, ReshardError
+from resharding import destinations, sources
+from resharding.explain import estimate, explain, window_traffic
+from resharding.layout import Layout
+from resharding.manifest import RankManifest
+from resharding.plan import PlanOptions, build_plan
+from resharding.simulate import execute, write_counts
+from resharding.topology import Topology
+from tests.resharding.worlds import random_world
+
+TINY = {
+    "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8, "moe_intermediate_size": 8, "intermediate_size": 16,
+}  # fmt: skip
+QWEN3_235B = {
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 94,
+    "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+    "moe_intermediate_size": 1536, "intermediate_size": 12288,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+    "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+
+
+def matrix(
+    name: str, tensor: str, start: int, rows: int, columns: int, dtype: str = "bfloat16"
+) -> LocalTensor:
+    return LocalTensor(name, 0, (rows, columns), dtype, (Piece(tensor, (start, 0), (rows, columns), (0, 0)),))
+
+
+def two_ranks(rows: int = 8, columns: int = 4, *, source_dtype: str = "bfloat16", dtype: str = "bfloat16"):
+    """Two trainer ranks with half the rows each; two rollout ranks that each want all of them."""
+    half = rows // 2
+    held = [RankManifest.of(r, [matrix("p", "t", r * half, half, columns, source_dtype)]) for r in range(2)]
+    needed = [RankManifest.of(r, [matrix("m.w", "t", 0, rows, columns, dtype)]) for r in range(2)]
+    return held, needed
+
+
+def test_worked_example():
+    held, needed = two_ranks()
+    plan = build_plan(held, needed, Topology.shared(2))
+    summary = plan.summary()
+    assert summary["bytes_needed"] == 2 * 8 * 4 * 2
+    assert summary["bytes_local"] == summary["bytes_intra_node"] == 8 * 4 * 2
+    assert summary["lower_bound_cross_slot_bytes"] == 8 * 4 * 2 and summary["bytes_inter_node"] == 0
+    part = plan.part(0)
+    window = part.windows[0]
+    assert window.local.tolist() == [(0, 0, 16, 0, 0, 16, 1, 16, 2, 0)]
+    assert window.unpack.tolist() == [(-1, 0, 16, 0, 16, 16, 1, 16, 2, 0)]
+    assert (
+        [(m.peer, m.num_bytes) for m in window.sends]
+        == [(m.peer, m.num_bytes) for m in window.receives]
+        == [(1, 32)]
+    )
+    assert window.opens == window.closes == (0,) and part.modules == ("m",)
+
+
+@pytest.mark.parametrize("bucket", [64, 63, 65, 48, 16, 1 << 20])
+def test_a_tensor_equal_to_larger_and_smaller_than_a_bucket(bucket):
+    held, needed = two_ranks(16, 4)
+    plan = build_plan(held, needed, Topology.shared(2), PlanOptions(bucket_bytes=bucket))
+    arrays = [[np.arange(32, dtype=np.uint16).reshape(8, 4) + 32 * rank] for rank in range(2)]
+    for result in execute(plan, arrays):
+        np.testing.assert_array_equal(result["m.w"].reshape(-1), np.arange(64))
+    for slot in range(2):
+        assert plan.part(slot).receive_bucket_bytes <= bucket
+    assert len(plan.windows) == (1 if bucket >= 64 else -(-64 // (bucket // 16 * 16)))
+
+
+def test_a_bucket_too_small_for_any_cut_is_refused():
+    held, needed = two_ranks()
+    with pytest.raises(ConfigError, match="t cannot be cut to fit a bucket of 8 bytes"):
+        build_plan(held, needed, Topology.shared(2), PlanOptions(bucket_bytes=8))
+
+
+def test_rank_with_nothing_empty_tensor_and_odd_sizes():
+    odd = LocalTensor("v", 0, (7,), "uint8", (Piece("odd", (0,), (7,), (0,)),))
+    wide = LocalTensor("x", 0, (3,), "float32", (Piece("wide", (0,), (3,), (0,)),))
+    held = [RankManifest.of(0, [odd, wide]), RankManifest.of(1, [])]
+    names = [dataclasses.replace(odd, name="m.v"), dataclasses.replace(wide, name="m.x")]
+    empty = LocalTensor("m.e", 0, (0, 4), "float32", ())
+    needed = [RankManifest.of(0, []), RankManifest.of(1, [*names, empty])]
+    plan = build_plan(held, needed, Topology.shared(2))
+    arrays = [[np.arange(7, dtype=np.uint8), np.array([1.5, -2.5, 3.5], np.float32)], []]
+    result = execute(plan, arrays)[1]
+    assert result["m.v"].tolist() == list(range(7)) and result["m.x"].tolist() == [1.5, -2.5, 3.5]
+    assert result["m.e"].shape == (0, 4)
+
+
+@pytest.mark.parametrize(("held", "wanted", "wire"), [("float32", "bfloat16", 2), ("bfloat16", "float32", 2)])
+def test_a_cast_travels_in_the_narrower_type(held, wanted, wire):
+    plan = build_plan(*two_ranks(source_dtype=held, dtype=wanted), Topology.shared(2))
+    summary = plan.summary()
+    assert summary["bytes_intra_node"] == summary["lower_bound_cross_slot_bytes"] == 2 * 4 * 4 * wire
+    values = np.array([[1.0, 2.5, -3.0, 0.125]] * 4, np.float32)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    arrays = [[values], [values]] if held == "float32" else [[bits], [bits]]
+    expected = np.concatenate([bits, bits] if wanted == "bfloat16" else [values, values])
+    for result in execute(plan, arrays):
+        np.testing.assert_array_equal(result["m.w"], expected)
+
+
+def test_what_nobody_holds_is_named():
+    held, needed = two_ranks()
+    with pytest.raises(ReshardError, match=r"t \[start \(4, 0\), shape \(4, 4\)\]"):
+        build_plan(held[:1], needed[:1], Topology.shared(1))
+
+
+def test_an_element_written_twice_and_a_hole_are_refused():
+    held, needed = two_ranks()
+    tensor = needed[0].tensors[0]
+    twice = dataclasses.replace(tensor, pieces=(*tensor.pieces, Piece("t", (0, 0), (1, 4), (3, 0))))
+    with pytest.raises(ReshardError, match=r"m\.w.*would write the same elements"):
+        build_plan(held, [RankManifest.of(0, [twice]), needed[1]], Topology.shared(2))
+    hole = dataclasses.replace(tensor, pieces=(Piece("t", (4, 0), (4, 4), (4, 0)),))
+    with pytest.raises(ReshardError, match=r"m\.w.*first 8 rows are in no box"):
+        build_plan(held, [RankManifest.of(0, [hole]), needed[1]], Topology.shared(2))
+
+
+def test_digest_is_equal_for_equal_inputs_and_differs_for_any_other():
+    world = random_world(11, family="qwen3_moe")
+    plans = [build_plan(world.sources, world.destinations, world.topology, world.options) for _ in range(2)]
+    assert plans[0].digest == plans[1].digest
+    other = sources.from_layout(TINY, Layout(tp=2, ep=2))
+    base = build_plan(other, destinations.from_layout(TINY, Layout(tp=2)), Topology.shared(2)).digest
+    changed = [
+        build_plan(sources.from_layout(TINY, Layout(tp=1, ep=2, dp=2)), destinations.from_layout(TINY, Layout(tp=2)), Topology.shared(2)),
+        build_plan(other, destinations.from_layout(TINY, Layout(tp=1, dp=2)), Topology.shared(2)),
+        build_plan(other, destinations.from_layout(TINY, Layout(tp=2)), Topology.shared(2, slots_per_node=1)),
+        build_plan(other, destinations.from_layout(TINY, Layout(tp=2)), Topology.shared(2), PlanOptions(bucket_bytes=1 << 20)),
+    ]  # fmt: skip
+    assert len({base, *(plan.digest for plan in changed)}) == 5
+
+
+def test_plans_do_not_depend_on_hash_order():
+    code = (
+        "from tests.resharding.worlds import random_world\n"
+        "from resharding.plan import build_plan\n"
+        "import hashlib\n"
+        "w = random_world(5, family='deepseek_v3')\n"
+        "p = build_plan(w.sources, w.destinations, w.topology, w.options)\n"
+        "h = hashlib.sha256(repr(p.windows).encode())\n"
+        "for s in range(p.topology.num_slots):\n"
+        "    for x in p.part(s).windows:\n"
+        "        h.update(x.local.tobytes() + x.pack.tobytes() + x.unpack.tobytes() + repr((x.sends, x.receives)).encode())\n"
+        "print(p.digest, h.hexdigest())\n"
+    )
+    root = Path(__file__).parents[2]
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1 and outputs.pop().strip()
+
+
+def test_nearest_holder_same_slot_then_node_then_rail():
+    one = matrix("p", "t", 0, 4, 4)
+    held = [RankManifest.of(rank, [one]) for rank in range(4)]
+    needed = [RankManifest.of(rank, [dataclasses.replace(one, name="m.w")]) for rank in range(3)]
+    topology = Topology(
+        nodes=(0, 0, 1, 1, 0, 2),
+        rails=(0, 1, 0, 1, 2, 1),
+        source_slots=(0, 1, 2, 3),
+        destination_slots=(2, 4, 5),
+    )
+    plan = build_plan(held, needed, topology)
+    chosen = {t.destination: t.candidates[t.chosen(0)] for t in plan.items[0].pattern.transfers}
+    assert chosen[0] == 2  # its own slot
+    assert chosen[1] in (0, 1)  # its node
+    assert chosen[2] in (1, 3)  # its rail, in another node
+
+
+def test_senders_share_the_load():
+    """Expert tensor parallel rollout over 8 engines: no trainer sends more than a tenth above the mean."""
+    hf = TINY | {"num_experts": 16, "num_hidden_layers": 8}
+    held = sources.from_layout(hf, Layout(tp=2, pp=2, ep=4, dp=4))
+    needed = destinations.from_layout(hf, Layout(tp=2, dp=8))
+    plan = build_plan(held, needed, Topology.shared(16, slots_per_node=2))
+    sent = plan.traffic[3] + plan.traffic[4]
+    assert sent.max() <= 1.1 * sent.mean()
+
+
+def test_interleaved_stages_load_all_senders_in_each_window():
+    layout = Layout(tp=1, pp=4, ep=1)
+    held = sources.from_layout(TINY, layout)
+    needed = destinations.from_layout(TINY, Layout(tp=2, dp=2))
+    plans = {
+        joined: build_plan(
+            held, needed, Topology.shared(4), PlanOptions(bucket_bytes=8192, interleave_stages=joined)
+        )
+        for joined in (False, True)
+    }
+    busiest = {j: sum(int(c.max()) for c in window_traffic(p)) for j, p in plans.items()}
+    assert busiest[True] < 0.7 * busiest[False]
+    open_modules = {j: most_open(p) for j, p in plans.items()}
+    assert open_modules[False] <= open_modules[True]
+
+
+def most_open(plan) -> int:
+    """Most modules left open at the end of a window on slot 0."""
+    opened, most = set(), 0
+    for window in plan.part(0).windows:
+        opened |= set(window.opens)
+        opened -= set(window.closes)
+        most = max(most, len(opened))
+    return most
+
+
+def test_every_module_opens_and_closes_once():
+    world = random_world(23, family="deepseek_v3")
+    plan = build_plan(world.sources, world.destinations, world.topology, PlanOptions(bucket_bytes=2048))
+    for slot in world.topology.destination_slots:
+        part = plan.part(slot)
+        opens = sorted(m for window in part.windows for m in window.opens)
+        closes = sorted(m for window in part.windows for m in window.closes)
+        assert opens == closes == list(range(len(part.modules)))
+
+
+def test_topologies_that_do_not_fit_are_refused():
+    held, needed = two_ranks()
+    with pytest.raises(ConfigError, match="two source ranks share a slot"):
+        Topology((0, 0), (0, 1), (0, 0), (0, 1))
+    with pytest.raises(ConfigError, match="2 source manifests but the topology places 3"):
+        build_plan(held, needed, Topology.shared(3))
+    plan = build_plan(held, needed, Topology.shared(2))
+    with pytest.raises(ConfigError, match="slot 2 is outside the plan's 2 slots"):
+        plan.part(2)
+
+
+def test_explain_states_the_summary():
+    plan = build_plan(
+        sources.from_layout(TINY, Layout(tp=2, pp=2, ep=2)),
+        destinations.from_layout(TINY, Layout(tp=2, dp=2)),
+        Topology.shared(4, slots_per_node=2),
+    )
+    text, seconds = explain(plan), estimate(plan)
+    assert plan.digest[:16] in text and "ratio 1.000" in text and "0 bytes" in text
+    assert seconds.windows_seconds >= seconds.network_seconds > 0
+
+
+def test_nothing_needs_the_gather_path_in_any_family():
+    for family in ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3"):
+        world = random_world(31, family=family)
+        plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+        needed = {piece.tensor for m in world.destinations for t in m.tensors for piece in t.pieces}
+        assert needed == {item.tensor for item in plan.items}
+        assert needed == {t.name for t in family_of(world.hf).checkpoint_tensors(world.hf)}
+        assert plan.summary()["fallback_bytes"] == 0
+        assert all(c.max(initial=0) <= 1 for counts in write_counts(plan) for c in counts.values())
+
+
+def model_bytes(hf: dict) -> int:
+    """Whole checkpoint in bfloat16 (correction biases are float32)."""
+    widths = {"bfloat16": 2, "float32": 4}
+    return sum(int(np.prod(t.shape)) * widths[t.dtype] for t in family_of(hf).checkpoint_tensors(hf))
+
+
+def test_qwen3_235b_on_64_gpus_moves_what_arithmetic_says():
+    """Every node of 8 trains one of 8 stages and serves the whole model: it must take the other stages' bytes in once,
+    and experts of its own stage never leave their slot (expert parallel 8 on both sides)."""
+    layout = Layout(tp=4, pp=8, ep=8, dp=2)
+    plan = build_plan(
+        sources.from_layout(QWEN3_235B, layout),
+        destinations.from_layout(QWEN3_235B, Layout(tp=8, ep=8, dp=8)),
+        Topology.shared(64),
+    )
+    summary = plan.summary()
+    moved = summary["bytes_intra_node"] + summary["bytes_inter_node"]
+    assert moved == summary["lower_bound_cross_slot_bytes"]
+    experts = 94 * 128 * 3 * 4096 * 1536 * 2
+    assert summary["bytes_local"] >= experts
+    assert 0.87 < summary["bytes_inter_node"] / summary["bytes_needed"] < 0.88
+    assert summary["bytes_needed"] > 8 * model_bytes(QWEN3_235B)
+    assert plan.traffic[4].max() < 1.08 * plan.traffic[4].mean()
+
+
+BIG = """
+import json, resource, sys, time
+from resharding import destinations, sources
+from resharding.layout import Layout
+from resharding.plan import build_plan
+from resharding.topology import Topology
+hf, train, rollout = json.loads(sys.argv[1])
+start = time.process_time()
+train, rollout = Layout(**train), Layout(**rollout)
+plan = build_plan(sources.from_layout(hf, train), destinations.from_layout(hf, rollout), Topology.shared(train.world_size))
+part = plan.part(train.world_size // 2 + 3)
+seconds = time.process_time() - start
+print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, part.num_copies]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hf", "gpus", "tp", "ep", "most_seconds"),
+    [
+        pytest.param(QWEN3_235B, 64, 8, 8, 20, id="qwen3-235b-ep8"),
+        pytest.param(QWEN3_235B, 64, 8, 1, 20, id="qwen3-235b-tp8", marks=pytest.mark.slow),
+        pytest.param(DEEPSEEK_V3, 256, 16, 16, 60, id="deepseek-v3-ep16", marks=pytest.mark.slow),
+        pytest.param(DEEPSEEK_V3, 256, 16, 1, 60, id="deepseek-v3-tp16", marks=pytest.mark.slow),
+    ],
+)
+def test_one_rank_plans_a_real_model_in_time(hf, gpus, tp, ep, most_seconds):
+    """Processor seconds of a fresh process, so that a busy machine does not decide."""
+    layouts = [{"tp": 4, "pp": 8, "ep": 8, "dp": gpus // 32}, {"tp": tp, "ep": ep, "dp": gpus // tp}]
+    done = subprocess.run(
+        [sys.executable, "-c", BIG, json.dumps([hf, *layouts])],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=280,
+    )
+    seconds, peak_bytes, copies = json.loads(done.stdout)
+    assert seconds < most_seconds and peak_bytes < 1 << 30 and copies > 1000
