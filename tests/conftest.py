@@ -7,6 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.tiny_models import write_model
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,8 +22,12 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     left = psutil.Process().children(recursive=True)
     _, alive = psutil.wait_procs(left, timeout=10)
-    names = [(p.pid, p.name()) for p in alive if p.is_running() and "resource_tracker" not in " ".join(_words(p))]
-    segments = sorted(str(s) for s in set(Path("/dev/shm").iterdir()) - before if "mrl" in s.name or "torch" in s.name)
+    names = [
+        (p.pid, p.name()) for p in alive if p.is_running() and "resource_tracker" not in " ".join(_words(p))
+    ]
+    segments = sorted(
+        str(s) for s in set(Path("/dev/shm").iterdir()) - before if "mrl" in s.name or "torch" in s.name
+    )
     assert not names, f"processes left by the tests: {names}"
     assert not segments, f"shared memory left by the tests: {segments}"
 
@@ -30,3 +37,27 @@ def _words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random float32 Qwen3-MoE in Hugging Face format."""
+    return write_model(tmp_path_factory.mktemp("model"), **ENGINE_SHAPE)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
+    """One engine of tp 1 for all tests of a session; each test sends the weights it needs."""
+    from mrl.config.rollout import RolloutSection
+    from mrl.config.sync import SyncSection
+
+    host = EngineHost(
+        rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=64),
+        model_path=str(tiny_model),
+        max_length=160,
+        seed=1,
+        stop_token_ids=(1,),
+        sync=SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0),
+    )
+    yield host
+    host.close()

@@ -18,7 +18,7 @@ import numpy as np
 from mrl.config.rollout import RolloutSection
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
-from mrl.rollout import environment
+from mrl.rollout import environment, limits
 from mrl.rollout.request import Request, Response
 from mrl.samples import Status
 from resharding.session import Progress, Session
@@ -67,6 +67,8 @@ class RolloutEngine:
         import torch
 
         on_cpu = not torch.cuda.is_available()
+        if on_cpu:
+            limits.check_cpu(model_path, tp=self._rollout.tp)
         eager = not self._rollout.compiled or (on_cpu and self._rollout.tp > 1)
         environment.disable_compilation(on_cpu and eager)
 

@@ -1,0 +1,37 @@
+"""What vLLM's CPU kernels cannot run, found from config.json before an engine starts. Pure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import ConfigError
+
+_CPU_MULTIPLE = 32
+"""vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
+
+
+def check_cpu(model_path: str, *, tp: int) -> None:
+    """ConfigError when the model's shapes do not fit vLLM's CPU kernels at this tensor-parallel size."""
+    config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
+    heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
+    head_dim = config.get("head_dim") or hidden // heads
+    problems = []
+    if not config.get("kv_lora_rank") and head_dim % _CPU_MULTIPLE:
+        problems.append(f"head_dim = {head_dim}")
+    if expert_size := config.get("moe_intermediate_size"):
+        if expert_size % (_CPU_MULTIPLE * tp):
+            # vLLM pads narrower experts at the first load, and a reload no longer fits the padded kernel weights.
+            problems.append(
+                f"moe_intermediate_size = {expert_size} at rollout.tp = {tp} ({expert_size / tp:g} a rank)"
+            )
+        if hidden % _CPU_MULTIPLE:
+            problems.append(f"hidden_size = {hidden}")
+    if heads % tp:
+        problems.append(f"num_attention_heads = {heads} at rollout.tp = {tp}")
+    if problems:
+        raise ConfigError(
+            f"vLLM's CPU kernels cannot run {model_path}: {', '.join(problems)}; widths must be multiples of "
+            f"{_CPU_MULTIPLE} on every rank (heads a multiple of tp)"
+        )

@@ -1,0 +1,90 @@
+"""A real RolloutEngine in a process of its own, which tests call into; killed with its children at the end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+
+ENGINE_SHAPE: dict[str, int] = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
+"""What a tiny model needs to run on vLLM's CPU kernels, at tp 1 and 2."""
+
+
+class EngineHost:
+    """`call(function, *args)` runs function(engine, *args) in the engine's process; function must be a module's."""
+
+    def __init__(self, *, seconds: float = 150.0, **engine_arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, engine_arguments, os.getpid()))
+        self.process.start()
+        theirs.close()
+        self.start_seconds: float = self.result(seconds)
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Begins a call; `result` gives its outcome."""
+        self._pipe.send((function, arguments))
+
+    def result(self, seconds: float = 60.0) -> Any:
+        """The call's value; its error is raised here."""
+        if not self._pipe.poll(seconds):
+            self.kill()
+            raise AssertionError(f"the engine's process did not answer within {seconds:.0f} s and was killed")
+        value, error, text = self._pipe.recv()
+        if error is not None:
+            raise error from AssertionError(text)
+        return value
+
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float = 60.0) -> Any:
+        self.start(function, *arguments)
+        return self.result(seconds)
+
+    def kill(self) -> list[psutil.Process]:
+        """SIGKILL to the engine's process alone; the processes that had been its descendants."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.join(10)
+        return family
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self._pipe.send(None)
+            self.process.join(30)
+        family = self.kill() if self.process.is_alive() else []
+        for process in family:
+            process.kill()
+
+
+def _serve(pipe: Any, engine_arguments: dict[str, Any], parent: int) -> None:
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    from mrl.rollout.engine import RolloutEngine
+
+    engine = None
+    call: Any = (lambda _: engine.start_seconds, ())
+    try:
+        engine = RolloutEngine(**engine_arguments)
+    except BaseException as error:
+        pipe.send((None, error, traceback.format_exc()))
+        return
+    while call is not None:
+        function, arguments = call
+        try:
+            pipe.send((function(engine, *arguments), None, ""))
+        except Exception as error:
+            pipe.send((None, error, traceback.format_exc()))
+        call = pipe.recv()
+    engine.close()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,70 @@
+"""Functions that run inside an engine's process (`EngineHost.call`), and the reference they are compared with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.request import Request, Response
+from resharding.session import Session
+
+
+def generate(engine: RolloutEngine, requests: list[Request], seconds: float = 60.0) -> list[Response]:
+    return engine.generate(requests, deadline=time.monotonic() + seconds)
+
+
+def version(engine: RolloutEngine) -> int:
+    return engine.policy_version
+
+
+def addresses(engine: RolloutEngine) -> list[str]:
+    return engine.prepare_sync()
+
+
+def receive(engine: RolloutEngine, session: Session) -> dict[str, Any]:
+    return engine.receive(session)
+
+
+def release(engine: RolloutEngine) -> None:
+    engine.release_sync()
+
+
+def requests(
+    count: int, *, length: int = 8, max_tokens: int = 8, seed: int = 0, **fields: Any
+) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            f"r{seed}.{i}",
+            rng.integers(2, 131, length).astype(np.int32),
+            1000 * seed + i,
+            max_tokens,
+            **fields,
+        )
+        for i in range(count)
+    ]
+
+
+def worst_gap(folder: Path, asked: list[Request], answers: list[Response]) -> float:
+    """Largest difference between the engine's log-probs and those of transformers in float32 on the same tokens."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    worst = 0.0
+    for request, answer in zip(asked, answers, strict=True):
+        tokens = torch.tensor(np.concatenate([request.prompt_tokens, answer.tokens]).astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(tokens).logits[0, len(request.prompt_tokens) - 1 : -1]
+        scale = 1.0 if request.greedy else request.temperature
+        expected = (
+            (logits / scale).log_softmax(-1).gather(1, torch.tensor(answer.tokens).long()[:, None])[:, 0]
+        )
+        worst = max(worst, float((expected - torch.tensor(answer.logprobs)).abs().max()))
+    return worst

@@ -1,0 +1,159 @@
+"""The rollout engine on real vLLM: what it refuses, what it returns, and that it returns the model's own log-probs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mrl.config.sync import SyncSection
+from mrl.errors import RolloutError
+from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.request import Request, sample_seed
+from mrl.samples import Status
+from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.mrl.rollout import driving
+from tests.resharding.feeding import Feeder, read
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.engine
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
+
+
+@pytest.fixture(scope="module")
+def serving(tiny_engine: EngineHost, tiny_model: Path) -> Iterator[EngineHost]:
+    """The engine with the tiny model's weights committed."""
+    start = tiny_engine.call(driving.version)
+    feeder = Feeder(tiny_engine.call(driving.addresses), SYNC)
+    weights = read(tiny_model)
+    session = feeder.session(weights, start, start + 1)
+    feeding = feeder.send(session, weights)
+    tiny_engine.call(driving.receive, session)
+    assert not feeding.end().errors
+    yield tiny_engine
+    tiny_engine.call(driving.release)
+    feeder.close()
+
+
+def test_log_probs_are_those_of_transformers(serving: EngineHost, tiny_model: Path) -> None:
+    asked = driving.requests(24, ignore_stop=True)
+    answers = serving.call(driving.generate, asked)
+    assert all(len(a.tokens) == len(a.logprobs) == len(a.policy_versions) == 8 for a in answers)
+    assert driving.worst_gap(tiny_model, asked, answers) < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_log_probs_are_of_the_distribution_sampled_from(
+    serving: EngineHost, tiny_model: Path, temperature: float
+) -> None:
+    asked = driving.requests(8, seed=3, temperature=temperature, ignore_stop=True)
+    assert driving.worst_gap(tiny_model, asked, serving.call(driving.generate, asked)) < 1e-4
+
+
+def test_greedy_takes_the_most_probable_token(serving: EngineHost, tiny_model: Path) -> None:
+    asked = driving.requests(6, seed=4, greedy=True, ignore_stop=True)
+    answers = serving.call(driving.generate, asked)
+    assert driving.worst_gap(tiny_model, asked, answers) < 1e-4
+    again = serving.call(driving.generate, driving.requests(6, seed=4, greedy=True, ignore_stop=True))
+    assert [a.tokens.tolist() for a in answers] == [a.tokens.tolist() for a in again]
+
+
+def test_samples_of_one_prompt_differ_and_a_seed_repeats(serving: EngineHost) -> None:
+    prompt = np.arange(2, 10, dtype=np.int32)
+    asked = [Request(f"s{i}", prompt, sample_seed(5, 0, i), 12, ignore_stop=True) for i in range(32)]
+    first = [a.tokens.tolist() for a in serving.call(driving.generate, asked)]
+    assert len({tuple(t) for t in first}) == 32
+    assert [a.tokens.tolist() for a in serving.call(driving.generate, asked)] == first
+
+
+def test_statuses_say_how_it_ended(serving: EngineHost) -> None:
+    """Every token of the vocabulary stops: the first one ends the response and is part of it."""
+    stopping = driving.requests(3, seed=6, stop_token_ids=tuple(range(131)))
+    answers = serving.call(driving.generate, stopping)
+    assert [a.status for a in answers] == [Status.FINISHED] * 3 and all(len(a.tokens) == 1 for a in answers)
+    answers = serving.call(driving.generate, driving.requests(3, seed=7, max_tokens=2, ignore_stop=True))
+    assert [a.status for a in answers] == [Status.TRUNCATED] * 3
+    answers = serving.call(
+        driving.generate, driving.requests(3, seed=8, max_tokens=150, ignore_stop=True), 0.0
+    )
+    assert [a.status for a in answers] == [Status.ABORTED] * 3
+
+
+def submit_poll_abort(
+    engine: RolloutEngine, requests: list[Request]
+) -> tuple[int, list[tuple[str, Status]], int]:
+    engine.submit(requests[:2])
+    engine.poll()
+    engine.submit(requests[2:])
+    engine.abort([requests[0].request_id, "unknown"])
+    unfinished, ended = engine.num_unfinished, []
+    while engine.num_unfinished or not ended:
+        ended += [(r.request_id, r.status) for r in engine.poll(30.0)]
+    return unfinished, sorted(ended), len(engine.poll())
+
+
+def test_requests_come_and_go_while_others_run(serving: EngineHost) -> None:
+    asked = driving.requests(4, seed=9, max_tokens=20, ignore_stop=True)
+    unfinished, ended, rest = serving.call(submit_poll_abort, asked)
+    assert (unfinished, rest) == (3, 0)
+    assert ended == [
+        (r.request_id, Status.ABORTED if i == 0 else Status.TRUNCATED) for i, r in enumerate(asked)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"prompt_tokens": np.zeros(0, np.int32)}, "prompt of 0"),
+        ({"prompt_tokens": np.ones(159, np.int32)}, "at most model.max_length = 160"),
+        ({"max_tokens": 0}, "0 new tokens"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, what: str) -> None:
+    request = Request(
+        **({"request_id": "bad", "prompt_tokens": np.ones(4, np.int32), "seed": 1, "max_tokens": 4} | fields)
+    )
+    with pytest.raises(RolloutError, match=f"request bad: .*{what}"):
+        serving.call(driving.generate, [request])
+
+
+def hand_over_while_busy(engine: RolloutEngine, requests: list[Request]) -> None:
+    from resharding.session import Session
+
+    engine.submit(requests)
+    try:
+        engine.receive(Session.new(engine.policy_version, engine.policy_version + 1, "d"))
+    finally:
+        engine.abort([r.request_id for r in requests])
+        engine.poll()
+
+
+def test_a_hand_over_waits_for_no_request(serving: EngineHost) -> None:
+    with pytest.raises(RolloutError, match="2 unfinished requests"):
+        serving.call(hand_over_while_busy, driving.requests(2, seed=10))
+    assert len(serving.call(driving.generate, driving.requests(2, seed=11))) == 2
+
+
+def test_a_new_version_forgets_the_old_ones_prefixes(
+    serving: EngineHost, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Prompts longer than a KV block: a block kept from the old weights would show in the log-probs."""
+    asked = driving.requests(4, seed=12, length=140, ignore_stop=True)
+    before = serving.call(driving.generate, asked)
+    assert driving.worst_gap(tiny_model, asked, before) < 1e-4
+    other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=5)
+    version = serving.call(driving.version)
+    feeder = Feeder(serving.call(driving.addresses), SYNC)
+    for folder in (other, tiny_model):
+        weights = read(folder)
+        session = feeder.session(weights, version, version + 1)
+        feeding = feeder.send(session, weights)
+        serving.call(driving.receive, session)
+        assert not feeding.end().errors
+        version += 1
+        after = serving.call(driving.generate, asked)
+        assert driving.worst_gap(folder, asked, after) < 1e-4
+        assert {int(v) for a in after for v in a.policy_versions} == {version}
+    assert [a.logprobs.tolist() for a in after] == [a.logprobs.tolist() for a in before]
+    serving.call(driving.release)
+    feeder.close()

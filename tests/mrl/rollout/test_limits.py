@@ -1,0 +1,38 @@
+"""Shapes that vLLM's CPU kernels cannot run are named before an engine starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.errors import ConfigError
+from mrl.rollout.limits import check_cpu
+
+GOOD = {"num_attention_heads": 4, "hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
+
+
+def folder(path: Path, **changes: int) -> str:
+    (path / "config.json").write_text(json.dumps(GOOD | changes))
+    return str(path)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
+    check_cpu(folder(tmp_path), tp=tp)
+    check_cpu(folder(tmp_path, head_dim=16, kv_lora_rank=512), tp=tp)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "what"),
+    [
+        ({"head_dim": 16}, 1, "head_dim = 16"),
+        ({"head_dim": 0}, 1, "head_dim = 16"),
+        ({"moe_intermediate_size": 48}, 1, "moe_intermediate_size = 48"),
+        ({"moe_intermediate_size": 96}, 2, r"moe_intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
+        ({"hidden_size": 72}, 1, "hidden_size = 72"),
+        ({"num_attention_heads": 3}, 2, "num_attention_heads = 3"),
+    ],
+)
+def test_others_are_named(tmp_path: Path, changes: dict[str, int], tp: int, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        check_cpu(folder(tmp_path, **changes), tp=tp)

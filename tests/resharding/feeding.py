@@ -1,0 +1,75 @@
+"""Feeds a Hugging Face folder's tensors to an engine, one sender per worker, as a trainer of one rank would."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.config.sync import SyncSection
+from resharding import gather, gather_plan
+from resharding.gather_plan import GatherPlan
+from resharding.sender import WeightSender
+from resharding.session import Session
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def plan_of(weights: dict[str, torch.Tensor], bucket_bytes: int) -> GatherPlan:
+    """One rank that holds every tensor whole."""
+    rows = [(name, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in weights.items()]
+    checkpoint = [CheckpointTensor(*row) for row in rows]
+    locals_ = [LocalTensor(n, 0, s, d, (Piece(n, (0,) * len(s), s, (0,) * len(s)),)) for n, s, d in rows]
+    return gather_plan.build(checkpoint, [locals_], bucket_bytes)
+
+
+class Feeder:
+    """The senders of one engine; `send` runs them in threads, so that the caller can start the engine's side."""
+
+    def __init__(self, addresses: list[str], sync: SyncSection) -> None:
+        self.sync = sync
+        self.senders = [WeightSender(address, sync) for address in addresses]
+
+    def session(self, weights: dict[str, torch.Tensor], start: int, end: int) -> Session:
+        return Session.new(start, end, plan_of(weights, self.sync.bucket_bytes).digest)
+
+    def send(self, session: Session, weights: dict[str, torch.Tensor]) -> Feeding:
+        return Feeding(self, session, weights)
+
+    def close(self) -> None:
+        for sender in self.senders:
+            sender.close()
+
+
+class Feeding:
+    def __init__(self, feeder: Feeder, session: Session, weights: dict[str, torch.Tensor]) -> None:
+        plan = plan_of(weights, feeder.sync.bucket_bytes)
+        self.stats: list[Any] = []
+        self.errors: list[Exception] = []
+
+        def run(sender: WeightSender) -> None:
+            try:
+                self.stats.append(
+                    gather.send(
+                        sender, session, plan, list(weights.values()), group=None, deadline_seconds=30.0
+                    )
+                )
+            except Exception as error:
+                self.errors.append(error)
+
+        self._threads = [threading.Thread(target=run, args=(s,), daemon=True) for s in feeder.senders]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> Feeding:
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a sender did not return"
+        return self

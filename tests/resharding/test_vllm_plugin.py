@@ -1,0 +1,206 @@
+"""Hand-overs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mrl.config.rollout import RolloutSection
+from mrl.config.sync import SyncSection
+from mrl.errors import ReshardError, RolloutError
+from mrl.rollout.engine import RolloutEngine
+from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.mrl.rollout import driving
+from tests.resharding.feeding import Feeder, read
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.engine
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
+ASKED = driving.requests(12, seed=2, ignore_stop=True)
+
+
+@pytest.fixture
+def feeder(tiny_engine: EngineHost) -> Iterator[Feeder]:
+    end = Feeder(tiny_engine.call(driving.addresses), SYNC)
+    yield end
+    tiny_engine.call(driving.release)
+    end.close()
+
+
+@pytest.fixture(scope="module")
+def fresh_answers(tiny_model: Path) -> list[list[float]]:
+    """Log-probs of another engine that read the folder itself: no hand-over touched it."""
+    host = EngineHost(
+        rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=64),
+        model_path=str(tiny_model),
+        max_length=160,
+        seed=1,
+        real_weights=True,
+    )
+    answers = host.call(driving.generate, ASKED)
+    host.close()
+    return [a.logprobs.tolist() for a in answers]
+
+
+def hand_over(host: EngineHost, feeder: Feeder, folder: Path, drop: str | None = None) -> Any:
+    """One session; the engine's error is raised, the sender's are returned."""
+    weights = {name: w for name, w in read(folder).items() if name != drop}
+    version = host.call(driving.version)
+    session = feeder.session(weights, version, version + 1)
+    feeding = feeder.send(session, weights)
+    try:
+        host.call(driving.receive, session)
+    finally:
+        feeding.end()
+    return feeding
+
+
+def test_what_was_sent_is_what_a_fresh_engine_has(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list[list[float]]
+) -> None:
+    feeding = hand_over(tiny_engine, feeder, tiny_model)
+    assert not feeding.errors and feeding.stats[0].num_bytes == sum(
+        w.nbytes for w in read(tiny_model).values()
+    )
+    assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
+
+
+def break_loading(engine: RolloutEngine, where: str) -> None:
+    """From now on the loader raises once: at its first, middle or last bucket, or between a module's tensors."""
+    from resharding.vllm_plugin import _ModelLoader
+
+    load, calls, seen = _ModelLoader.load, [], []
+
+    def failing(self: Any, tensors: list) -> None:
+        calls.append(len(tensors))
+        for name, tensor in tensors:
+            seen.append(name)
+            inside = where == "module" and name.endswith("layers.2.self_attn.k_proj.weight")
+            if (
+                inside
+                or len(calls) == {"first": 1, "middle": 9}.get(where, -1)
+                or len(seen) == {"last": 109}.get(where, -1)
+            ):
+                _ModelLoader.load = load
+                raise RuntimeError(f"broken on purpose at {where} ({name})")
+            load(self, [(name, tensor)])
+
+    _ModelLoader.load = failing
+
+
+def break_finish(engine: RolloutEngine) -> None:
+    from resharding import vllm_plugin
+
+    pack = vllm_plugin._pack_experts
+
+    def failing(model: Any) -> None:
+        vllm_plugin._pack_experts = pack
+        raise RuntimeError("broken on purpose at finish")
+
+    vllm_plugin._pack_experts = failing
+
+
+@pytest.mark.parametrize("where", ["first", "module", "middle", "last", "finish"])
+def test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit(
+    tiny_engine: EngineHost, tiny_model: Path, tmp_path: Path, feeder: Feeder, fresh_answers: list, where: str
+) -> None:
+    """The broken session carries other weights, so that anything left of it would show."""
+    hand_over(tiny_engine, feeder, tiny_model)
+    version = tiny_engine.call(driving.version)
+    other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=9)
+    if where == "finish":
+        tiny_engine.call(break_finish)
+    else:
+        tiny_engine.call(break_loading, where)
+    with pytest.raises(ReshardError, match=f"broken on purpose at {where}"):
+        hand_over(tiny_engine, feeder, other)
+    assert tiny_engine.call(driving.version) == version
+    with pytest.raises(RolloutError, match=f"serves nothing.*\n(.*\n)*.*broken on purpose at {where}"):
+        tiny_engine.call(driving.generate, ASKED)
+    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
+
+
+def test_the_sender_hears_the_engines_error(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder
+) -> None:
+    tiny_engine.call(break_loading, "module")
+    weights = read(tiny_model)
+    version = tiny_engine.call(driving.version)
+    session = feeder.session(weights, version, version + 1)
+    feeding = feeder.send(session, weights)
+    with pytest.raises(ReshardError):
+        tiny_engine.call(driving.receive, session)
+    assert "broken on purpose at module" in str(feeding.end().errors[0])
+    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        "model.layers.1.self_attn.v_proj.weight",
+        "model.layers.3.mlp.experts.5.up_proj.weight",
+        "lm_head.weight",
+    ],
+)
+def test_a_manifest_without_a_parameter_never_commits(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, drop: str
+) -> None:
+    with pytest.raises(ReshardError, match="vLLM did not load everything"):
+        hand_over(tiny_engine, feeder, tiny_model, drop=drop)
+    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+
+
+def test_a_stale_session_is_refused_and_the_engine_goes_on(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder
+) -> None:
+    hand_over(tiny_engine, feeder, tiny_model)
+    version = tiny_engine.call(driving.version)
+    stale = feeder.session(read(tiny_model), version - 1, version)
+    with pytest.raises(ReshardError, match=f"committed version is {version}"):
+        tiny_engine.call(driving.receive, stale)
+    assert len(tiny_engine.call(driving.generate, ASKED)) == len(ASKED)
+
+
+# -- tensor parallel workers --------------------------------------------------------------------------------------
+
+
+def leftovers() -> dict[str, set[str]]:
+    sockets = {
+        line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@mrl-" in line
+    }
+    temporary = {p for p in os.listdir("/tmp") if "vllm_dist" in p}
+    return {"shm": set(os.listdir("/dev/shm")), "sockets": sockets, "temporary": temporary}
+
+
+def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path) -> None:
+    before = leftovers()
+    host = EngineHost(
+        rollout=RolloutSection(tp=2, dtype="float32", kv_cache_bytes=64 << 20, max_num_seqs=64),
+        model_path=str(tiny_model),
+        max_length=160,
+        seed=1,
+        sync=SYNC,
+    )
+    with pytest.raises(RolloutError, match="never received weights"):
+        host.call(driving.generate, ASKED)
+    feeder = Feeder(host.call(driving.addresses), SYNC)
+    assert len(feeder.senders) == 2
+    assert not hand_over(host, feeder, tiny_model).errors
+    assert driving.worst_gap(tiny_model, ASKED, host.call(driving.generate, ASKED)) < 1e-4
+
+    weights = read(tiny_model)
+    session = feeder.session(weights, 0, 1)
+    host.start(driving.receive, session)  # killed while both workers wait inside the hand-over
+    time.sleep(1.0)
+    family = host.kill()
+    assert sum("python" in p.name() or "VLLM" in p.name() for p in family if p.is_running()) >= 2
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, f"survivors: {[(p.pid, p.cmdline()) for p in alive]}"
+    feeder.close()
+    after = leftovers()
+    assert {k: after[k] - before[k] for k in after} == {"shm": set(), "sockets": set(), "temporary": set()}
