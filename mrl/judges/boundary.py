@@ -105,7 +105,11 @@ def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
 
 def _trial(boundary: Boundary) -> str:
     """Why a boundary does not work; empty when it does."""
-    with BoundaryRun(boundary, CodeRules()) as run:
+    try:
+        run = BoundaryRun(boundary, CodeRules())
+    except OSError as error:
+        return str(error)
+    with run:
         ready, _, _ = select.select([run.replies], [], [], _PROBE_SECONDS)
         data = os.read(run.replies, 64) if ready else b""
         if b"ready" in data:
@@ -145,6 +149,12 @@ class BoundaryRun:
                 start_new_session=True,
                 preexec_fn=_preparation(boundary, self._cgroup),
             )
+        except BaseException:
+            os.close(self.requests)
+            os.close(self.replies)
+            if self._cgroup is not None:
+                self._cgroup.close()
+            raise
         finally:
             os.close(requests_out)
             os.close(replies_in)

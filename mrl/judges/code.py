@@ -177,8 +177,8 @@ def _run_test(task: CodeTask, session: CandidateSession) -> tuple[Outcome, str]:
         except CandidateRaised as error:
             raised.append(error.name)
             kind = getattr(builtins, error.name, None)
-            known = isinstance(kind, type) and issubclass(kind, Exception)
-            raise (kind if known else RuntimeError)("raised by the candidate") from None
+            known = kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
+            raise known("raised by the candidate") from None
 
     names: dict[str, Any] = {"__name__": "test"}
     try:

@@ -47,8 +47,8 @@ class JudgePool:
         self._group_size = group_size
         self._lanes: dict[str, Lane] = {}
         self._open: dict[str, Ticket] = {}
-        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request]]] = collections.defaultdict(
-            list
+        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, JudgePart]]] = (
+            collections.defaultdict(list)
         )
         self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
         self._room = threading.Condition()
