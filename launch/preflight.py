@@ -123,7 +123,7 @@ def _gather_all(nodes: Sequence[dict[str, Any]], folder: str, deadline_seconds: 
         task.options(scheduling_strategy=_on(node)).remote(number, folder, time.time())
         for number, node in enumerate(nodes)
     ]
-    ready, late = ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
+    _, late = ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
     if late:
         names = [f"node {calls.index(ref)} ({nodes[calls.index(ref)]['NodeManagerAddress']})" for ref in late]
         raise WorkerLost(f"preflight: {', '.join(names)} did not answer within {deadline_seconds:g} s")

@@ -14,6 +14,8 @@ from resharding.layout import Layout
 
 FULL_SHARE = 0.08
 """Free share of the device below which a moment is called tight."""
+SMALL_OFF_RAIL = 0.05
+"""Share of the bytes between nodes that may leave their rail unmentioned (attention and embeddings mostly do)."""
 SMALL_SLICE = 256
 """Inner width of an expert's slice below which its matrix products are called too small."""
 
@@ -85,8 +87,8 @@ def layout_warnings(
         found.append(f"the world of {layout.world_size} does not fill nodes of {node}")
     if rollout.tp > node:
         found.append(
-            f"rollout.tp = {rollout.tp} is above the {node} slots of a node: an engine's ranks are processes of one node, so "
-            "that this plan says what such engines would need, and `mrl train` refuses them"
+            f"rollout.tp = {rollout.tp} is above the {node} slots of a node: `mrl train` starts an "
+            "engine's ranks on one node, so that this plan says what larger engines would need"
         )
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         found.append(
@@ -121,13 +123,23 @@ def _expert_warnings(facts: Facts, training: TrainingSection, rollout: RolloutSe
 
 def traffic_warnings(moved: Traffic) -> list[str]:
     """Bytes that leave their rail."""
-    network = sum(moved.network_in)
-    if not moved.off_rail:
+    share = moved.off_rail / max(1, sum(moved.network_in))
+    if share < SMALL_OFF_RAIL:
         return []
-    share = moved.off_rail / network
     return [
         f"rail misalignment: {share:.0%} of the bytes between nodes have no holder on the receiver's rail and cross to "
-        "another; a tp (and ep x etp) that divides the GPUs of a node keeps them on it"
+        "another; training.layout.ep (tp) equal to rollout.tp keeps experts (the rest) on it"
+    ]
+
+
+def cache_warnings(concurrent: int, samples: int, rollout: RolloutSection) -> list[str]:
+    """An engine that can decode only a part of its samples at once."""
+    wanted = min(samples, rollout.max_num_seqs)
+    if concurrent >= wanted:
+        return []
+    return [
+        f"the KV cache holds {concurrent} sequences of mean length, an engine has {samples} and may run {rollout.max_num_seqs}: "
+        "more device memory, a larger rollout.tp or memory_fraction, or shorter responses make generation faster"
     ]
 
 
@@ -179,7 +191,7 @@ def memory_suggestions(
             found.append(
                 f"a lower rollout.memory_fraction (now {rollout.memory_fraction:g}) leaves room beside the KV cache"
             )
-    return found[:3]
+    return list(dict.fromkeys(found))[:3]
 
 
 def _gb(size: float) -> str:

@@ -74,8 +74,8 @@ def _estimates(subject: Subject) -> dict:
     slot = _slot(subject, training, engine, cache, engine_working)
     all_moments = moments(slot, hardware, sleeps=subject.sleeps)
     moved = traffic(facts, config.rollout, layout, gpus_per_node=hardware.gpus_per_node)
-    told = _advice(subject, all_moments, moved, cache)
     made = _generation(subject, engine, cache)
+    told = _advice(subject, all_moments, moved, cache, made)
     return {
         "fits": not told.errors,
         "training": _training_rows(training),
@@ -140,7 +140,9 @@ def _generation(subject: Subject, engine: EngineMemory, cache: int) -> Generatio
     )
 
 
-def _advice(subject: Subject, all_moments: list[Moment], moved: Traffic, cache: int) -> advice.Advice:
+def _advice(
+    subject: Subject, all_moments: list[Moment], moved: Traffic, cache: int, made: Generation
+) -> advice.Advice:
     config, hardware, facts, layout = subject.config, subject.hardware, subject.facts, subject.layout
     errors = advice.memory_errors(all_moments, hardware)
     if cache <= 0:
@@ -150,6 +152,8 @@ def _advice(subject: Subject, all_moments: list[Moment], moved: Traffic, cache: 
         )
     warnings = advice.layout_warnings(facts, layout, config.training, config.rollout, hardware)
     warnings += advice.traffic_warnings(moved) + advice.memory_warnings(all_moments, hardware)
+    samples = -(-subject.work.samples // config.num_engines)
+    warnings += advice.cache_warnings(made.concurrent, samples, config.rollout)
     suggestions: list[str] = []
     for moment in [m for m in all_moments if m.free < 0][:1]:
         suggestions = advice.memory_suggestions(

@@ -1,0 +1,156 @@
+"""A training run on all machines of a torchrun: `torchrun --nnodes N --nproc-per-node 1 ... -m launch.torchrun CONFIG...`.
+
+torchrun's rendezvous says which node this is and gives a store. Every node starts its part of a Ray cluster; node 0 then
+looks at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's process go to
+the driver. (torchrun itself ends with 1 whenever the code is not 0.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+from launch.ray_node import Node, head_address, own_address, ray_node, token_environment
+from mrl.config.load import load, split_arguments
+from mrl.config.root import Config
+from mrl.errors import ConfigError, WorkerLost
+
+POLL_SECONDS = 5.0
+SILENCE_SECONDS = 60.0
+"""A node leaves when node 0 has not written to the store for so long."""
+LEAVE_SECONDS = 60.0
+"""Node 0 keeps its store this long for the others to read the exit code."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """This node's part; returns the driver's exit code."""
+    config = load(*split_arguments(arguments))
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) != 1:
+        raise ConfigError("launch.torchrun wants one process per node: torchrun --nproc-per-node 1")
+    store, number, num_nodes = _rendezvous(config.launch.start_deadline_seconds)
+    slots, gpus = node_slots(config, num_nodes)
+    address = own_address()
+    if number == 0:
+        base = int(os.environ.get("MRL_PORT_BASE", "12000"))
+        store.set("cluster", f"{head_address(address, base)} {secrets.token_hex(32)} {base}")
+    head, token, base = store.get("cluster").decode().split()
+    node = Node(
+        number=number, address=address, head=head, slots=slots, token=token, gpus=gpus, port_base=int(base)
+    )
+    with ray_node(node, deadline_seconds=config.launch.start_deadline_seconds):
+        if number == 0:
+            return _lead(store, arguments, node, num_nodes)
+        return _follow(store, number)
+
+
+def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
+    """(store, this node's number, nodes) from torchrun's environment."""
+    from torch.distributed import rendezvous
+
+    if "RANK" not in os.environ:
+        raise ConfigError("RANK is not set: start this with torchrun, or use `mrl train` on one machine")
+    store, number, num_nodes = next(
+        rendezvous("env://", timeout=timedelta(seconds=deadline_seconds))  # type: ignore[arg-type]
+    )
+    return store, number, num_nodes
+
+
+def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
+    """(slots, GPUs) of this node: configured, else its GPUs, else an equal share of the layout's ranks."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    slots = config.launch.slots_per_node or gpus or -(-config.training.layout.world_size // num_nodes)
+    return slots, min(gpus, slots)
+
+
+def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> int:
+    """Node 0: preflight, then the driver; tells the others the exit code and waits until they have it."""
+    environment = {**os.environ, **token_environment(node.token), "RAY_ADDRESS": node.head}
+    environment.pop("MRL_SESSION", None)  # the driver is no part of the node it runs on
+    code = 1
+    try:
+        commands = (
+            ["launch.preflight", *arguments, "--nodes", str(num_nodes)],
+            ["mrl.cli", "train", *arguments],
+        )
+        for command in commands:
+            code = _run([sys.executable, "-m", *command], environment, store)
+            if code:
+                break
+    finally:
+        store.set("exit_code", str(code))
+        _wait_for_readers(store, num_nodes)
+    return code
+
+
+def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
+    """The command's exit code; signals are passed on, and the others hear that node 0 lives."""
+    process = subprocess.Popen(command, env=environment)
+    with _forwarding(process):
+        while True:
+            store.set("alive", str(time.time()))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(POLL_SECONDS)
+                return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def forward(number: int, frame: FrameType | None) -> None:
+        if process.poll() is None:
+            process.send_signal(number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    old = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _wait_for_readers(store: Any, num_nodes: int) -> None:
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while store.add("readers", 0) < num_nodes - 1 and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def _follow(store: Any, number: int) -> int:
+    """Another node: stays until node 0 tells the exit code, or is silent for too long."""
+    heard, word = time.monotonic(), b""
+    while True:
+        try:
+            store.wait(["exit_code"], timedelta(seconds=POLL_SECONDS))
+            code = int(store.get("exit_code"))
+            store.add("readers", 1)
+            return code
+        except RuntimeError:  # not yet, or the store is gone
+            latest = _last_word(store)
+            if latest != word:
+                heard, word = time.monotonic(), latest
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise WorkerLost(
+                    f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving"
+                ) from None
+
+
+def _last_word(store: Any) -> bytes:
+    """Node 0's newest sign of life; nothing before the first or when its store is gone."""
+    try:
+        return store.get("alive") if store.check(["alive"]) else b""
+    except RuntimeError:
+        return b""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""Parameter counts against the published configurations and an independent count by transformers' own models."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from launch.plan.facts import find_facts
+from launch.plan.hardware import CONFIGS, load_hardware
+from mrl.config.model import ModelSection
+from mrl.errors import ConfigError
+
+PUBLISHED = {
+    # Elements in the published safetensors (DeepSeek-V3: without the multi-token-prediction layer).
+    "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
+    "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
+    "DeepSeek-V3": (671_026_419_200, 37_552_297_472),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_are_exact(name: str) -> None:
+    facts = find_facts(ModelSection(path=f"weights/{name}"))
+    total, active = PUBLISHED[name]
+    assert facts.parameters_total == total
+    assert facts.parameters_active == active
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_agree_with_transformers(name: str) -> None:
+    """transformers builds the model on the meta device; router correction biases are buffers there."""
+    import transformers
+
+    hf = json.loads((CONFIGS / "models" / name / "config.json").read_text())
+    config = transformers.AutoConfig.for_model(**hf)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    count = sum(p.numel() for p in model.parameters())
+    count += sum(b.numel() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias"))
+    assert count == PUBLISHED[name][0]
+
+
+def test_a_models_own_folder_comes_first(tmp_path) -> None:
+    folder = tmp_path / "Qwen3-30B-A3B"
+    folder.mkdir()
+    hf = json.loads((CONFIGS / "models" / "Qwen3-30B-A3B" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(hf | {"num_hidden_layers": 2}))
+    facts = find_facts(ModelSection(path=str(folder)))
+    assert facts.num_layers == 2
+    assert facts.origin == str(folder / "config.json")
+
+
+def test_a_new_model_needs_no_folder() -> None:
+    facts = find_facts(ModelSection.model_validate({"path": "nowhere", "new": {"vocab_size": 500}}))
+    tensors = facts.family.checkpoint_tensors(facts.hf)
+    assert facts.vocab == 512
+    assert facts.parameters_total == sum(math.prod(t.shape) for t in tensors)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="configs/models knows only"):
+        find_facts(ModelSection(path="weights/unknown"))
+
+
+def test_hardware_by_name_and_by_file(tmp_path) -> None:
+    known = load_hardware("8x80gb")
+    path = tmp_path / "mine.yaml"
+    path.write_text((CONFIGS / "hardware" / "8x80gb.yaml").read_text() + "training_efficiency: 0.5\n")
+    assert load_hardware(path).training_efficiency == 0.5
+    assert load_hardware(path).peak_flops == known.peak_flops
+    with pytest.raises(ConfigError, match="neither a file nor one of"):
+        load_hardware("8x8gb")
+    path.write_text("gpus: 8\n")
+    with pytest.raises(ConfigError, match="does not describe hardware"):
+        load_hardware(path)

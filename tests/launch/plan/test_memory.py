@@ -1,0 +1,136 @@
+"""Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, hand-over moments."""
+
+import pytest
+
+from launch.plan.activations import activations, in_flight
+from launch.plan.facts import find_facts
+from launch.plan.handover import SlotMemory, moments
+from launch.plan.hardware import load_hardware
+from launch.plan.rollout_memory import engine_memory, kv_cache_bytes
+from launch.plan.training_memory import buffer_elements, layout_of, stage_memory
+from mrl.config.model import ModelSection
+from mrl.config.rollout import RolloutSection
+from mrl.config.training import TrainingSection
+from resharding.layout import Layout
+
+GB = 1e9
+
+
+def training(**layout: int) -> TrainingSection:
+    return TrainingSection.model_validate({"layout": layout})
+
+
+def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
+    """59 GB rollout weights and 7.6 GB trainer weights fit 80 GB; 15 GB gradients and 44 GB of optimizer state do not."""
+    facts = find_facts(ModelSection(path="weights/Qwen3-235B-A22B"))
+    stages = stage_memory(facts, training(tp=4, pp=8, dp=2, ep=8))
+    worst = max(stages, key=lambda stage: stage.weights)
+    engine = engine_memory(facts, RolloutSection(tp=8, expert_parallel=True))
+    assert engine.weights == pytest.approx(59.0 * GB, rel=0.01)
+    assert worst.weights == pytest.approx(7.6 * GB, rel=0.06)
+    assert worst.gradients == 2 * worst.weights
+    assert worst.optimizer == pytest.approx(44 * GB, rel=0.06)
+
+
+def test_parameters_of_all_ranks_are_the_model_and_its_replicas() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    section = training(tp=2, pp=2, dp=2, ep=4)
+    held = sum(stage.parameters for stage in stage_memory(facts, section))
+    layers, tp = facts.num_layers, 2
+    replicated = layers * (2 * 2048 + 2 * 128 + 128 * 2048) + 2048
+    routed = facts.parameters_routed
+    rest = facts.parameters_total - routed - replicated
+    assert held == routed // 4 + rest // tp + replicated
+
+
+def test_buffers_are_padded_like_megatrons() -> None:
+    assert buffer_elements([1], 1) == 128
+    assert buffer_elements([65, 64], 1) == 256  # the second starts at 128, ends at 192
+    assert buffer_elements([128, 128], 3) == 384  # a multiple of 3 x 128
+    assert buffer_elements([], 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "microbatches", "expected"),
+    [
+        (Layout(), 0, 8, 1),
+        (Layout(pp=4), 0, 8, 4),
+        (Layout(pp=4), 3, 8, 1),
+        (Layout(pp=4), 0, 2, 2),
+        # Interleaved: (4 - 0 - 1) x 2 + (2 - 1) x 4 + 1 = 11 chunks of half a stage.
+        (Layout(pp=4, vpp=2), 0, 8, 5.5),
+        (Layout(pp=4, vpp=2), 3, 8, 2.5),
+    ],
+)
+def test_microbatches_in_flight(layout: Layout, stage: int, microbatches: int, expected: float) -> None:
+    assert in_flight(layout, stage, microbatches) == expected
+
+
+def test_recompute_saves_activations_in_order() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    kept = {}
+    for recompute in ("off", "selective", "full"):
+        section = training(tp=4, dp=2, ep=8).model_copy(update={"recompute": recompute})
+        kept[recompute] = activations(
+            facts, section, layout_of(section), stage=0, tokens=8192, num_microbatches=4
+        ).kept
+    assert kept["full"] < kept["selective"] < kept["off"]
+    # One hidden state per layer, split over tp, and the final norm's surroundings.
+    hidden = 8192 // 4 * 2048 * 2
+    assert kept["full"] == 48 * hidden + 2 * hidden + 4 * hidden
+
+
+def test_key_value_cache_counts_heads_and_latent_rows() -> None:
+    qwen = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    assert engine_memory(qwen, RolloutSection(tp=1)).kv_bytes_per_token == 48 * 2 * 4 * 128 * 2
+    assert engine_memory(qwen, RolloutSection(tp=8)).kv_bytes_per_token == 48 * 2 * 1 * 128 * 2
+    deepseek = find_facts(ModelSection(path="weights/DeepSeek-V3"))
+    # The latent row is on every rank: 512 + 64 elements a layer.
+    assert engine_memory(deepseek, RolloutSection(tp=16)).kv_bytes_per_token == 61 * 576 * 2
+
+
+def test_the_cache_gets_what_the_fraction_leaves() -> None:
+    facts, hardware = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), load_hardware("8x80gb")
+    rollout = RolloutSection(tp=2, memory_fraction=0.8)
+    engine = engine_memory(facts, rollout)
+    cache, working = kv_cache_bytes(facts, rollout, hardware, engine)
+    assert cache + working + engine.weights == int(0.8 * hardware.memory_bytes)
+
+
+SLOT = SlotMemory(
+    weights=1,
+    gradients=2,
+    optimizer=4,
+    activations=8,
+    working=16,
+    log_prob_working=32,
+    engine_weights=64,
+    engine_working=128,
+    kv_cache=256,
+    buckets=512,
+    staging=1024,
+)
+
+
+def test_moments_hold_exactly_their_parts() -> None:
+    """Each part is a power of two: a total says which parts are in it."""
+    hardware = load_hardware("8x80gb").model_copy(update={"process_bytes": 0})
+    found = {moment.name: moment.total for moment in moments(SLOT, hardware, sleeps=True)}
+    assert found == {
+        "update": 512 + 1 + 2 + 4 + 8 + 16,
+        "log-probs": 512 + 1 + 32,
+        "gradients and optimizer left": 512 + 1,
+        "rollout weights woke": 512 + 1 + 64,
+        "reshard": 512 + 1 + 64 + 1024,
+        "trainer weights left": 512 + 64,
+        "generate": 512 + 64 + 256 + 128,
+        "engine asleep": 512,
+        "trainer back": 512 + 1 + 2 + 4,
+    }
+
+
+def test_an_engine_that_never_sleeps_is_in_every_moment() -> None:
+    hardware = load_hardware("laptop")
+    for moment in moments(SLOT, hardware, sleeps=False):
+        assert moment.parts["rollout weights"] == 64
+        assert moment.parts["KV cache"] == 256
