@@ -1,0 +1,130 @@
+"""Loading: counts of all that was left out, golds checked, bad rows named by file and line."""
+
+from typing import Any
+
+import pytest
+
+from mrl.config.data import DataSection
+from mrl.config.judge import JudgeSection
+from mrl.data.load import load_data
+from mrl.errors import DataError
+
+MATHS = JudgeSection(kind="maths")
+
+
+def row(n: int, **fields: Any) -> dict[str, Any]:
+    return {"prompt": f"{n}+{n}=", "answer": 2 * n, **fields}
+
+
+def test_the_simple_case(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(n) for n in range(5)], "train.jsonl")
+    validation = write_rows([row(n) for n in range(10, 13)], "validation.jsonl")
+    data = load_data(DataSection(train=train, validation=validation), MATHS, plain_tokenizer)
+    prompts = data.stream(seed=0).take(5)
+    assert sorted(p.gold for p in prompts) == ["0", "2", "4", "6", "8"]
+    assert [(p.index, p.gold, p.row) for p in data.validation_prompts(2)] == [
+        (-1, "20", f"{validation}:1"), (-2, "22", f"{validation}:2"),
+    ]  # fmt: skip
+    assert (data.report.rows, data.report.validation_rows) == (5, 3)
+    assert prompts[0].tokens[0] == 1 and len(prompts[0].tokens) == 1 + len(prompts[0].text)
+
+
+def test_repeated_prompts_are_dropped_and_counted(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1), row(2), row(1), row(1, prompt=" 1+1= ")])
+    data = load_data(DataSection(train=train), MATHS, plain_tokenizer)
+    assert (data.report.rows, data.report.duplicates) == (2, 2)
+    assert load_data(DataSection(train=train, dedupe=False), MATHS, plain_tokenizer).report.rows == 4
+
+
+def test_over_long_prompts_are_filtered_or_refused(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1), row(2, prompt="x" * 50)])
+    data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)
+    assert (data.report.rows, data.report.over_long) == (1, 1)
+    with pytest.raises(DataError, match=r"rows\.jsonl:2 with 51 tokens"):
+        load_data(DataSection(train=train, max_prompt_tokens=20, over_long="refuse"), MATHS, plain_tokenizer)
+
+
+def test_overlap_with_validation_is_reported_dropped_or_refused(
+    write_rows: Any, plain_tokenizer: Any
+) -> None:
+    train, validation = write_rows([row(1), row(2), row(3)], "t.jsonl"), write_rows([row(2)], "v.jsonl")
+
+    def load(rule: str) -> Any:
+        return load_data(
+            DataSection(train=train, validation=validation, overlap=rule), MATHS, plain_tokenizer
+        )
+
+    assert (load("report").report.overlapping, len(load("report").train[0].rows)) == (1, 3)
+    assert [p.gold for p in load("drop").train[0].rows] == ["2", "6"]
+    with pytest.raises(DataError, match=r"t\.jsonl:2 and .*v\.jsonl:1"):
+        load("refuse")
+
+
+def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1), row(2, answer=None), row(3, answer="\\frac{1}{0}"), row(4, prompt="")])
+    with pytest.raises(DataError) as caught:
+        load_data(DataSection(train=train), MATHS, plain_tokenizer)
+    message = str(caught.value)
+    assert "3 of 4 rows" in message
+    assert all(f"{train}:{line}:" in message for line in (2, 3, 4))
+    assert "no gold answer" in message
+
+
+def test_many_bad_rows_do_not_flood_the_message(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(n, answer=None) for n in range(500)])
+    with pytest.raises(DataError, match="and 490 more"):
+        load_data(DataSection(train=train), MATHS, plain_tokenizer)
+
+
+DOMAINS = {
+    "domains": {
+        "sums": {"kind": "maths"},
+        "code": {"kind": "code"},
+        "style": {"parts": [{"kind": "instructions"}, {"kind": "repetition", "weight": 0.1}]},
+    }
+}
+
+
+def test_domains_have_their_golds_and_exact_shares(write_rows: Any, plain_tokenizer: Any) -> None:
+    sums = write_rows([row(n) for n in range(6)], "sums.jsonl")
+    task = {"entry_point": "f", "cases": [{"args": [1], "expected": 2}]}
+    code = write_rows([{"prompt": f"write f {n}", "answer": task} for n in range(3)], "code.jsonl")
+    style = write_rows([{"prompt": "say", "answer": [{"check": "no_commas"}], "tag": "short"}], "style.jsonl")
+    section = DataSection.model_validate(
+        {
+            "train": [
+                {"domain": "sums", "path": sums, "probability": 0.5},
+                {"domain": "code", "path": code, "probability": 0.25},
+                {"domain": "style", "path": style, "probability": 0.25},
+            ],
+            "validation": [{"domain": "sums", "path": sums}, {"domain": "code", "path": code}],
+        }
+    )
+    data = load_data(section, JudgeSection.model_validate(DOMAINS), plain_tokenizer)
+    taken = [p.domain for p in data.stream(seed=0).take(80)]
+    assert {d: taken.count(d) for d in set(taken)} == {"sums": 40, "code": 20, "style": 20}
+    by_domain = {p.domain: p for p in data.stream(seed=0).take(8)}
+    assert by_domain["code"].gold.entry_point == "f"
+    assert by_domain["style"].gold["instructions"][0].name == "no_commas"
+    assert by_domain["style"].tag == "short"
+    assert [p.domain for p in data.validation_prompts(4)] == ["sums", "code", "sums", "code"]
+
+
+def test_a_domain_without_a_judge_is_named(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1, domain="sums"), row(2, domain="musc")])
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:2: domain 'musc' has no judge.*\['code', 'style', 'sums'\]"
+    ):
+        load_data(DataSection(train=train), JudgeSection.model_validate(DOMAINS), plain_tokenizer)
+
+
+def test_probabilities_are_given_for_all_or_none(write_rows: Any) -> None:
+    with pytest.raises(ValueError, match="all or none"):
+        DataSection.model_validate({"train": [{"path": "a", "probability": 1.0}, {"path": "b"}]})
+
+
+def test_messages_reach_judges_and_tokens_alike(write_rows: Any, chat_tokenizer: Any) -> None:
+    train = write_rows([{"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"}])
+    (prompt,) = load_data(DataSection(train=train), MATHS, chat_tokenizer).stream(0).take(1)
+    assert prompt.text == "<user>1+1<assistant>"
+    assert prompt.metadata["messages"] == ({"role": "user", "content": "1+1"},)
