@@ -493,6 +493,8 @@ class AlgorithmSection(Section):
             raise ValueError(
                 "gdpo normalises reward parts on their own and has no place for kl.place = reward; use loss"
             )
-        if self.estimator.name == "rloo_process" and self.kl.place == "reward":
-            raise ValueError("rloo_process keeps process and outcome rewards apart; use kl.place = loss")
+        if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.place == "reward":
+            raise ValueError(
+                f"{self.estimator.name} normalises process rewards, which a KL on every token would change; use kl.place = loss"
+            )
         return self

@@ -1,0 +1,196 @@
+"""The objective: same loss and gradient for any split, every term, old log-prob modes, refusals."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mrl.algorithms import kl
+from mrl.algorithms.aggregation import aggregate
+from mrl.algorithms.losses import policy_loss
+from mrl.algorithms.objective import Objective, ValueObjective
+from mrl.algorithms.policy_losses import PerToken, Tokens, reinforce
+from mrl.config.algorithm import AlgorithmSection
+from mrl.errors import ConfigError
+
+LOSS_NAMES = ["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15"]
+
+EVERYTHING = {
+    "kl": {"place": "loss", "kind": "k3", "coefficient": 0.3, "times_ratio": True},
+    "entropy": {"coefficient": 0.2},
+    "correction": {"kind": "truncated", "high": 1.1},
+}
+
+
+def arrays_of(part) -> dict[str, Tensor]:
+    names = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "advantages")
+    return {name: part.arrays[name] for name in names} | {"loss_mask": part.mask}
+
+
+def run(
+    config: AlgorithmSection, part, logprobs: Tensor, entropy: Tensor, **changed
+) -> tuple[Tensor, dict[str, Tensor]]:
+    return Objective(config)(
+        logprobs=logprobs,
+        entropy=entropy,
+        arrays=changed.pop("arrays", arrays_of(part)),
+        segment_ids=part.segment_ids,
+        denominators={"num_tokens": 50.0, "num_sequences": 11.0} | changed,
+    )
+
+
+@pytest.mark.parametrize(
+    "aggregation", [{"mode": "token_mean"}, {"mode": "sequence_mean"}, {"mode": "constant", "length": 8}]
+)
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_shares_of_microbatches_add_up(name, aggregation, batch) -> None:
+    config = AlgorithmSection.model_validate(
+        EVERYTHING | {"loss": {"name": name}, "aggregation": aggregation}
+    )
+    whole = {key: batch.arrays[key].clone().requires_grad_() for key in ("logprobs", "entropy")}
+    packed = type(batch)(batch.arrays | whole, batch.mask, batch.group_ids).packed()
+    total, metrics = run(config, packed, packed.arrays["logprobs"], packed.arrays["entropy"])
+    total.backward()
+    split = {key: batch.arrays[key].clone().requires_grad_() for key in ("logprobs", "entropy")}
+    shares, found = [], []
+    for rows in ([4, 0, 9], [11, 3], [1, 10, 2, 7, 5, 8, 6]):
+        part = type(batch)(batch.arrays | split, batch.mask, batch.group_ids).packed(rows)
+        loss, numbers = run(config, part, part.arrays["logprobs"], part.arrays["entropy"])
+        shares.append(loss)
+        found.append(numbers)
+    torch.stack(shares).sum().backward()
+    assert float(sum(shares).detach()) == pytest.approx(float(total.detach()), abs=1e-13)
+    for key in whole:
+        torch.testing.assert_close(split[key].grad, whole[key].grad, atol=1e-15, rtol=0)
+        assert float(whole[key].grad.abs().max()) > 0
+    for key, value in metrics.items():
+        combine = max if key.endswith("_max") else sum
+        assert combine(float(n[key]) for n in found) == pytest.approx(float(value), abs=1e-12), key
+
+
+def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
+    packed = batch.packed()
+    config = AlgorithmSection.model_validate(
+        {
+            "kl": {"place": "loss", "kind": "k2", "coefficient": 0.3},
+            "entropy": {"coefficient": 0.2},
+            "correction": {"kind": "icepop", "low": 0.8, "high": 1.2},
+            "aggregation": {"mode": "token_mean"},
+        }
+    )
+    loss, metrics = run(config, packed, packed.arrays["logprobs"], packed.arrays["entropy"])
+    a, ids = packed.arrays, {"segment_ids": packed.segment_ids, "num_tokens": 50.0}
+    ratio = torch.exp(a["old_logprobs"] - a["sampler_logprobs"])
+    policy, _ = policy_loss(
+        "ppo_clip",
+        logprobs=a["logprobs"],
+        old_logprobs=a["old_logprobs"],
+        advantages=a["advantages"],
+        loss_mask=packed.mask,
+        weights=ratio.masked_fill((ratio < 0.8) | (ratio > 1.2), 0.0),
+        **ids,
+    )
+    divergence = aggregate(
+        kl.estimate("k2", a["logprobs"], a["ref_logprobs"]), packed.mask, "token_mean", **ids
+    )
+    entropy = aggregate(a["entropy"], packed.mask, "token_mean", **ids)
+    assert float(loss) == pytest.approx(float(policy + 0.3 * divergence - 0.2 * entropy), abs=1e-14)
+    assert float(metrics["policy/entropy"]) == pytest.approx(float(entropy), abs=1e-14)
+    assert float(metrics["policy/kl_reference"]) == pytest.approx(float(divergence), abs=1e-14)
+    moved, _ = run(config, packed, a["logprobs"], a["entropy"], kl_coefficient=0.0, entropy_coefficient=0.5)
+    assert float(moved) == pytest.approx(float(policy - 0.5 * entropy), abs=1e-14)
+
+
+def test_old_logprob_modes(batch) -> None:
+    packed = batch.packed()
+    a = packed.arrays
+
+    def loss(arrays: dict[str, Tensor], **config) -> float:
+        section = AlgorithmSection.model_validate(config)
+        return float(run(section, packed, a["logprobs"], a["entropy"], arrays=arrays)[0])
+
+    def by_hand(old: Tensor, weights: Tensor | None = None) -> float:
+        found, _ = policy_loss(
+            "ppo_clip",
+            logprobs=a["logprobs"],
+            old_logprobs=old,
+            advantages=a["advantages"],
+            loss_mask=packed.mask,
+            segment_ids=packed.segment_ids,
+            aggregation="sequence_mean",
+            num_sequences=11,
+            weights=weights,
+        )
+        return float(found)
+
+    every = arrays_of(packed)
+    assert loss(every) == pytest.approx(by_hand(a["old_logprobs"]), abs=1e-14)
+    assert loss(every, old_logprobs="sampler") == pytest.approx(by_hand(a["sampler_logprobs"]), abs=1e-14)
+    weights = torch.exp(a["old_logprobs"] - a["sampler_logprobs"]).clamp(max=1.1)
+    decoupled = loss(every, old_logprobs="decoupled", correction={"kind": "truncated", "high": 1.1})
+    assert decoupled == pytest.approx(by_hand(a["old_logprobs"], weights), abs=1e-14)
+    without = {name: values for name, values in every.items() if name != "old_logprobs"}
+    assert loss(without) == pytest.approx(by_hand(a["logprobs"]), abs=1e-14)
+    with pytest.raises(ValueError, match=r"no old_logprobs, but epochs = 2 and minibatches = 3"):
+        loss(without, epochs=2, minibatches=3)
+
+
+@pytest.mark.parametrize(
+    ("missing", "config", "match"),
+    [
+        ("advantages", {}, r"no advantages, which comes from the advantage estimator"),
+        (
+            "ref_logprobs",
+            {"kl": {"place": "loss", "coefficient": 0.1}},
+            r"no ref_logprobs, .*kl\.place = loss",
+        ),
+        (
+            "sampler_logprobs",
+            {"correction": {"kind": "icepop"}},
+            r"no sampler_logprobs, .*correction\.kind = icepop",
+        ),
+        ("sampler_logprobs", {"old_logprobs": "sampler"}, "no sampler_logprobs"),
+    ],
+)
+def test_a_missing_array_names_its_source(missing, config, match, batch) -> None:
+    packed = batch.packed()
+    arrays = {name: values for name, values in arrays_of(packed).items() if name != missing}
+    section = AlgorithmSection.model_validate(config)
+    with pytest.raises(ValueError, match=match):
+        run(section, packed, packed.arrays["logprobs"], packed.arrays["entropy"], arrays=arrays)
+
+
+def scaled_reinforce(tokens: Tokens, *, factor: float = 1.0) -> PerToken:
+    """A user's loss, found by its path."""
+    plain = reinforce(tokens)
+    return PerToken(factor * plain.loss, plain.ratio, plain.clipped_low, plain.clipped_high)
+
+
+def test_a_users_function_by_path(batch) -> None:
+    packed = batch.packed()
+    a = packed.arrays
+    custom = {"name": "custom", "function": f"{__name__}:scaled_reinforce", "options": {"factor": 3.0}}
+    found, _ = run(AlgorithmSection.model_validate({"loss": custom}), packed, a["logprobs"], a["entropy"])
+    plain, _ = run(
+        AlgorithmSection.model_validate({"loss": {"name": "reinforce"}}), packed, a["logprobs"], a["entropy"]
+    )
+    assert float(found) == pytest.approx(3 * float(plain), abs=1e-13)
+    with pytest.raises(ConfigError, match=r"algorithm\.loss\.function = nowhere:loss: cannot be imported"):
+        Objective(AlgorithmSection.model_validate({"loss": custom | {"function": "nowhere:loss"}}))
+
+
+def test_value_objective_shares_add_up(batch) -> None:
+    config = AlgorithmSection.model_validate(
+        {"estimator": {"name": "gae"}, "value": {"aggregation": "sequence_mean"}}
+    )
+
+    def share(part) -> float:
+        loss, _ = ValueObjective(config)(
+            values=part.arrays["values"] + part.arrays["advantages"],
+            arrays={n: part.arrays[n] for n in ("values", "returns")} | {"loss_mask": part.mask},
+            segment_ids=part.segment_ids,
+            denominators={"num_tokens": 50.0, "num_sequences": 11.0},
+        )
+        return float(loss)
+
+    parts = [batch.packed(rows) for rows in ([4, 0, 9], [11, 3], [1, 10, 2, 7, 5, 8, 6])]
+    assert sum(share(part) for part in parts) == pytest.approx(share(batch.packed()), abs=1e-14)

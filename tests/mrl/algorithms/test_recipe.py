@@ -1,0 +1,250 @@
+"""Rewards to advantages as configured: order of the blocks, domains, KL in the reward, unjudged samples, estimators."""
+
+import numpy as np
+import pytest
+
+from mrl.algorithms.estimators import ESTIMATORS
+from mrl.algorithms.outcomes import Outcomes, policy_lengths
+from mrl.algorithms.recipe import shape_and_estimate
+from mrl.algorithms.state import State
+from mrl.config.algorithm import AlgorithmSection
+from mrl.loops.batch import pack
+from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
+
+
+def sample(
+    prompt: int,
+    index: int,
+    value: float | None,
+    *,
+    length: int = 3,
+    status: Status = Status.FINISHED,
+    domain: str = "default",
+    parts: dict[str, float] | None = None,
+    token_values: list[float] | None = None,
+) -> Sample:
+    """A response of `length` tokens whose second is the environment's."""
+    mask = np.ones(length, dtype=bool)
+    mask[1:2] = False
+    kind = VerdictKind.UNJUDGED if value is None else VerdictKind.SCORED
+    values = None if token_values is None else np.array(token_values, dtype=np.float32)
+    return Sample(
+        prompt_index=prompt,
+        sample_index=index,
+        prompt_tokens=np.array([7, 8], dtype=np.int32),
+        response_tokens=np.arange(length, dtype=np.int32),
+        loss_mask=mask,
+        sampler_logprobs=np.full(length, -1.0, dtype=np.float32),
+        policy_versions=np.zeros(length, dtype=np.int32),
+        status=status,
+        domain=domain,
+        verdict=Verdict(kind=kind, value=value, parts=parts or {}, token_values=values),
+    )
+
+
+def groups_of(*samples: Sample) -> list[Group]:
+    found: dict[int, list[Sample]] = {}
+    for one in samples:
+        found.setdefault(one.prompt_index, []).append(one)
+    prompts = {n: Prompt(index=n, tokens=np.array([7, 8], np.int32), text="", gold=None) for n in found}
+    return [Group(prompt=prompts[n], samples=tuple(found[n])) for n in found]
+
+
+def per_sample(batch: TrainBatch, name: str = "advantages") -> list[float]:
+    """The value on each sample's last token."""
+    return [float(batch.arrays[name][stop - 1]) for stop in batch.cu_seqlens[1:]]
+
+
+def estimated(
+    config: dict, *samples: Sample, state: State | None = None, **arrays
+) -> tuple[TrainBatch, dict[str, float]]:
+    groups = groups_of(*samples)
+    section = AlgorithmSection.model_validate(config)
+    return shape_and_estimate(section, pack(groups).with_arrays(**arrays), groups, state=state)
+
+
+FOUR = [sample(1, 0, 1.0), sample(1, 1, 0.0, length=5), sample(4, 0, 0.0), sample(4, 1, 0.0)]
+
+
+def test_defaults_are_grpo() -> None:
+    batch, metrics = estimated({}, *FOUR)
+    assert per_sample(batch) == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=2e-6)
+    assert not batch.arrays["advantages"][~batch.loss_mask].any()
+    assert batch.arrays["advantages"].dtype == np.float32
+    assert metrics["reward/raw_mean"] == 0.25
+    assert metrics["group/degenerate_samples_frac"] == 0.5
+    assert policy_lengths(batch).tolist() == [2, 4, 2, 2]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_configured_estimator_runs_and_prefers_the_rewarded(name) -> None:
+    values = {"values": np.zeros(22, dtype=np.float32)} if name == "gae" else {}
+    batch, metrics = estimated({"estimator": {"name": name}}, *FOUR, **values)
+    advantages = per_sample(batch)
+    assert advantages[0] > max(advantages[1:])
+    assert all(np.isfinite(list(metrics.values())))
+
+
+def test_a_sample_without_a_verdict_enters_nothing() -> None:
+    samples = [sample(1, 0, 1.0), sample(1, 1, 0.0), sample(1, 2, None), sample(1, 3, 0.0)]
+    batch, metrics = estimated({"estimator": {"name": "rloo"}}, *samples)
+    assert per_sample(batch) == pytest.approx([1.0, -0.5, 0.0, -0.5])
+    assert not batch.loss_mask[batch.cu_seqlens[2] : batch.cu_seqlens[3]].any()
+    assert metrics["reward/unjudged"] == 1.0
+    assert metrics["reward/raw_mean"] == pytest.approx(1 / 3)
+
+
+def test_shaping_runs_in_its_order() -> None:
+    """Clip to 10, overlong -0.5 (policy length 4 of max 5, buffer 2), halved for truncation, minus 1, weight 2."""
+    config = {
+        "estimator": {"name": "dr_grpo"},
+        "shaping": {
+            "clip_high": 10.0,
+            "overlong": {"max_tokens": 5, "buffer_tokens": 2},
+            "stop_properly": 0.5,
+            "missing_end_penalty": 1.0,
+            "weight": 2.0,
+        },
+    }
+    samples = [sample(1, 0, 30.0, length=5, status=Status.TRUNCATED), sample(1, 1, 0.0)]
+    batch, metrics = estimated(config, *samples)
+    shaped = ((10.0 - 0.5) * 0.5 - 1.0) * 2.0
+    assert per_sample(batch) == pytest.approx([shaped / 2, -shaped / 2])
+    assert metrics["reward/clipped_frac"] == 0.5
+    assert metrics["reward/shaped_mean"] == pytest.approx(shaped / 2)
+
+
+def test_domains_are_shaped_and_normalised_apart() -> None:
+    config = {
+        "estimator": {"name": "reinforce_pp", "whiten": "off"},
+        "shaping": {"normalise": {"mean": "batch"}},
+        "shaping_by_domain": {"code": {"weight": 10.0}},
+    }
+    samples = [
+        sample(1, 0, 1.0, domain="maths"),
+        sample(1, 1, 0.0, domain="maths"),
+        sample(2, 0, 5.0, domain="code"),
+        sample(2, 1, 5.0, domain="code"),
+    ]
+    batch, _ = estimated(config, *samples)
+    assert per_sample(batch) == pytest.approx([0.5, -0.5, 50.0, 50.0])
+    whitened, metrics = estimated(
+        {"estimator": {"name": "reinforce_pp", "whiten_per_domain": True}}, *samples[:2], *samples[2:]
+    )
+    assert per_sample(whitened)[2:] == [0.0, 0.0]
+    assert metrics["advantage/token_mean"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_kl_in_the_reward_by_hand() -> None:
+    """reinforce_pp without whitening: minus 0.1 * k1 on each policy token, summed from the right."""
+    config = {
+        "estimator": {"name": "reinforce_pp", "whiten": "off"},
+        "kl": {"place": "reward", "kind": "k1", "coefficient": 0.1, "clamp": 1.0},
+    }
+    old = np.zeros(5, dtype=np.float32)
+    reference = np.array([9, 9, -0.5, 9, -3.0], dtype=np.float32)
+    batch, metrics = estimated(config, sample(1, 0, 2.0), old_logprobs=old, ref_logprobs=reference)
+    assert batch.arrays["advantages"].tolist() == pytest.approx([0, 0, 2.0 - 0.1 - 0.05, 0, 2.0 - 0.1])
+    assert metrics["reward/kl_reference"] == pytest.approx(0.75)
+    assert metrics["reward/kl_clamped_frac"] == 0.5
+
+
+def test_an_adaptive_coefficient_is_used_and_moves() -> None:
+    kl = {
+        "place": "reward",
+        "kind": "k1",
+        "coefficient": 0.1,
+        "controller": {"kind": "adaptive", "target": 0.1, "horizon": 10},
+    }
+    config = {"estimator": {"name": "reinforce_pp", "whiten": "off"}, "kl": kl}
+    arrays = {"old_logprobs": np.zeros(5, np.float32), "ref_logprobs": np.full(5, -1.0, np.float32)}
+    with pytest.raises(ValueError, match=r"state: required.*State.of"):
+        estimated(config, sample(1, 0, 1.0), **arrays)
+    state = State.of(AlgorithmSection.model_validate(config))
+    first, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
+    second, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
+    assert per_sample(first) == pytest.approx([0.9])
+    assert per_sample(second) == pytest.approx([1 - 0.1 * (1 + 0.2 / 10)])
+
+
+def test_running_normalisation_remembers_each_domain() -> None:
+    config = {
+        "estimator": {"name": "reinforce_pp", "whiten": "off"},
+        "shaping": {"normalise": {"mean": "running", "std": "running", "eps": 0.0}},
+    }
+    state = State.of(AlgorithmSection.model_validate(config))
+    estimated(config, sample(1, 0, 0.0), sample(1, 1, 2.0), state=state)
+    batch, _ = estimated(config, sample(1, 0, 4.0), sample(1, 1, 2.0), state=state)
+    assert per_sample(batch) == pytest.approx([2 / (8 / 3) ** 0.5, 0.0])
+    assert state.moments["default"].count == 4
+
+
+def test_gdpo_reads_the_judges_parts() -> None:
+    config = {"estimator": {"name": "gdpo", "part_weights": {"correct": 1.0, "format": 0.5}, "eps": 1e-4}}
+    golden = [
+        [(1.0, 0.2), (0.0, 0.4), (1.0, 0.6), (0.0, 0.8)],
+        [(0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.0, 1.0)],
+    ]
+    samples = [
+        sample(p, i, sum(pair), parts={"correct": pair[0], "format": pair[1]})
+        for p, row in enumerate(golden)
+        for i, pair in enumerate(row)
+    ]
+    batch, _ = estimated(config, *samples)
+    expected = [0.358619376231, -1.33240532727, 1.33240532727, -0.358619376231]
+    assert per_sample(batch)[:4] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ValueError, match=r"names style, but the judges gave the parts: correct, format"):
+        estimated({"estimator": {"name": "gdpo", "part_weights": {"style": 1.0}}}, *samples)
+
+
+def test_process_rewards_reach_the_estimators_that_keep_them() -> None:
+    """token_values with NaN where there is no step end; environment tokens are left out."""
+    nan = float("nan")
+    samples = [
+        sample(1, 0, 1.0, length=4, token_values=[1.0, 9.0, nan, 0.0]),
+        sample(1, 1, 0.0, length=4, token_values=[0.0, 9.0, nan, 1.0]),
+    ]
+    batch, _ = estimated({"estimator": {"name": "grpo_process", "ddof": 0, "eps": 0.0}}, *samples)
+    assert batch.arrays["advantages"].tolist() == [0, 0, 0, 0, -1, -1, 0, 0, 0, 0, 1, 1]
+    summed, _ = estimated({"estimator": {"name": "reinforce_pp", "whiten": "off"}}, *samples)
+    assert summed.arrays["advantages"].tolist() == [0, 0, 2, 0, 1, 1, 0, 0, 1, 0, 1, 1]
+    apart, _ = estimated({"estimator": {"name": "rloo_process", "whiten": "off"}}, *samples)
+    # process: mean of each sample 0.5, shaped 2 r - 1 at step ends; outcome: +-1 on the last token
+    assert apart.arrays["advantages"].tolist() == [0, 0, 1, 0, 0, 0, 0, 0, -1, 0, 0, 0]
+    plain, _ = estimated({}, *samples)
+    assert per_sample(plain) == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=2e-6)
+
+
+def test_clip_of_advantages_and_scores_for_topr() -> None:
+    config = {"estimator": {"name": "grpo", "clip": 0.5}, "loss": {"name": "topr"}}
+    batch, metrics = estimated(config, *FOUR)
+    assert per_sample(batch) == pytest.approx([0.5, -0.5, 0, 0])
+    assert per_sample(batch, "scores") == [1, 0, 0, 0]
+    assert metrics["advantage/clipped_frac"] == pytest.approx(0.6)
+
+
+def test_plain_rewards_and_groups_agree() -> None:
+    groups = groups_of(*FOUR)
+    config = AlgorithmSection()
+    by_groups, _ = shape_and_estimate(config, pack(groups), groups)
+    by_rewards, _ = shape_and_estimate(config, pack(groups), np.array([1.0, 0, 0, 0]))
+    assert np.array_equal(by_groups.arrays["advantages"], by_rewards.arrays["advantages"])
+
+
+def test_bad_input() -> None:
+    groups = groups_of(*FOUR)
+    batch = pack(groups)
+    with pytest.raises(ValueError, match="outcomes: 3 samples, but the batch has 4"):
+        shape_and_estimate(AlgorithmSection(), batch, np.zeros(3))
+    with pytest.raises(ValueError, match="rewards: inf in sample 1"):
+        shape_and_estimate(AlgorithmSection(), batch, np.array([0, np.inf, 0, 0]))
+    gae = AlgorithmSection.model_validate({"estimator": {"name": "gae"}})
+    with pytest.raises(ValueError, match="no values, which gae needs"):
+        shape_and_estimate(gae, batch, np.zeros(4))
+    kl = AlgorithmSection.model_validate({"kl": {"place": "reward", "coefficient": 0.1}})
+    with pytest.raises(ValueError, match=r"no old_logprobs, which kl.place = reward needs"):
+        shape_and_estimate(kl, batch, np.zeros(4))
+    with pytest.raises(ValueError, match="finished: 1 entries, but there are 2 rewards"):
+        Outcomes(np.zeros(2), np.ones(1, bool), np.zeros(2, bool), ("a", "b"))
+    with pytest.raises(ValueError, match=r"sample 1.0: 2 token_values for 3 tokens"):
+        Outcomes.of(groups_of(sample(1, 0, 1.0, token_values=[1.0, 2.0])))

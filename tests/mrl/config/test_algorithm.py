@@ -1,0 +1,109 @@
+"""The algorithm section: defaults, names, and combinations that cannot work."""
+
+import subprocess
+import sys
+import typing
+
+import pytest
+from pydantic import ValidationError
+
+from mrl.algorithms.aggregation import MODES
+from mrl.algorithms.correction import KINDS as CORRECTIONS
+from mrl.algorithms.estimators import ESTIMATORS
+from mrl.algorithms.kl import KINDS
+from mrl.algorithms.policy_losses import LOSSES
+from mrl.config import algorithm
+from mrl.config.algorithm import AlgorithmSection
+
+
+def test_names_of_the_section_are_those_of_the_blocks() -> None:
+    assert set(typing.get_args(algorithm._Estimators)) == set(ESTIMATORS)
+    assert set(typing.get_args(algorithm._Losses)) == set(LOSSES) | {"custom"}
+    assert set(typing.get_args(algorithm._Aggregations)) == set(MODES)
+    assert set(typing.get_args(algorithm._KlKinds)) == set(KINDS)
+    assert set(typing.get_args(algorithm._Corrections)) == set(CORRECTIONS)
+
+
+def test_default_is_grpo_without_kl() -> None:
+    section = AlgorithmSection()
+    assert (section.estimator.name, section.loss.name, section.aggregation.mode) == (
+        "grpo",
+        "ppo_clip",
+        "sequence_mean",
+    )
+    assert section.kl.place == "off"
+    assert not section.needs_reference
+    assert not section.needs_values
+    assert AlgorithmSection.model_validate(section.model_dump(mode="json")) == section
+
+
+def test_each_loss_has_its_own_default_bounds() -> None:
+    bounds = {
+        name: AlgorithmSection.model_validate({"loss": {"name": name}}).loss
+        for name in ("ppo_clip", "gspo", "cispo")
+    }
+    assert [(loss.clip_low, loss.clip_high) for loss in bounds.values()] == [
+        (0.2, 0.2),
+        (3e-4, 4e-4),
+        (1.0, 4.0),
+    ]
+    assert AlgorithmSection.model_validate({"loss": {"clip_high": 0.28}}).loss.clip_high == 0.28
+
+
+@pytest.mark.parametrize(
+    ("tree", "match"),
+    [
+        (
+            {"loss": {"name": "cispi"}},
+            "unknown loss 'cispi': did you mean 'cispo'\\? known: ppo_clip, dual_clip",
+        ),
+        ({"estimator": {"name": "grop"}}, "unknown estimator 'grop': did you mean 'grpo'\\? known: gae"),
+        ({"kl": {"kind": "k4"}}, "unknown KL kind 'k4'.*known: k1, abs, k2, k3"),
+        ({"correction": {"kind": "ice"}}, "unknown correction 'ice'.*icepop"),
+        ({"aggregation": {"mode": "tokenmean"}}, "did you mean 'token_mean'"),
+        ({"loss": {"name": "reinforce", "clip_low": 0.1}}, "Extra inputs are not permitted"),
+        ({"loss": {"clip_high": -0.1}}, "greater than or equal to 0"),
+        ({"loss": {"name": "custom", "function": "no colon"}}, "should match pattern"),
+        ({"aggregation": {"mode": "constant"}}, "constant needs a length"),
+        ({"aggregation": {"mode": "token_mean", "length": 5}}, "the other modes take none"),
+        ({"kl": {"coefficient": 0.1}}, "choose reward or loss"),
+        ({"kl": {"place": "loss"}}, "needs kl.coefficient above 0"),
+        (
+            {"kl": {"place": "reward", "coefficient": 1, "times_ratio": True}},
+            "times_ratio is for kl.place = loss",
+        ),
+        ({"kl": {"controller": {"kind": "adaptive"}}}, "needs kl.controller.target"),
+        ({"kl": {"controller": {"kind": "window", "low": 2, "high": 1}}}, "needs low < high"),
+        ({"correction": {"kind": "icepop", "low": 3}}, "must be below correction.high"),
+        ({"old_logprobs": "sampler", "correction": {"kind": "icepop"}}, "already holds the difference"),
+        ({"old_logprobs": "decoupled"}, "needs a correction.kind"),
+        (
+            {"estimator": {"name": "gdpo"}, "kl": {"place": "reward", "coefficient": 1}},
+            "no place for kl.place = reward",
+        ),
+        (
+            {"estimator": {"name": "rloo_process"}, "kl": {"place": "reward", "coefficient": 1}},
+            "use kl.place = loss",
+        ),
+        (
+            {"estimator": {"name": "grpo_process"}, "kl": {"place": "reward", "coefficient": 1}},
+            "use kl.place = loss",
+        ),
+        ({"estimator": {"part_weights": {"a": 1}}}, "read by gdpo only"),
+        ({"estimator": {"scale": "leave_one_out"}}, "is for rloo"),
+        ({"shaping": {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}}, "exceeds max_tokens = 5"),
+        ({"shaping": {"clip_low": 1, "clip_high": 1}}, "must be below clip_high"),
+        ({"filter": {"min_spread": None}}, "are all None"),
+        ({"filter": {"mean_low": 1, "mean_high": 0}}, "must be below filter.mean_high"),
+        ({"value": {"aggregation": "constant"}}, "choose token_mean or sequence_mean"),
+        ({"estimater": {}}, "Extra inputs are not permitted"),
+    ],
+)
+def test_refusals(tree, match) -> None:
+    with pytest.raises(ValidationError, match=match):
+        AlgorithmSection.model_validate(tree)
+
+
+def test_importing_the_section_imports_no_torch() -> None:
+    code = "import sys, mrl.config.algorithm; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
