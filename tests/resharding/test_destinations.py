@@ -1,0 +1,78 @@
+"""Destination manifests without an engine: worked boxes, traces of views, refusals."""
+
+import pytest
+
+from models.manifest import CheckpointTensor, Piece
+from models.vllm_names import Shard
+from mrl.errors import ConfigError, ReshardError
+from resharding import destinations
+from resharding.layout import Layout
+from tests.resharding.test_sources import QWEN3_MOE
+
+
+def tensor(manifest, name: str):
+    return next(t for t in manifest.tensors if t.name == name)
+
+
+def test_expert_slabs_of_tensor_parallel_and_expert_parallel_rollouts():
+    name = "model.layers.1.mlp.experts.routed_experts.w13_weight"
+    split = tensor(destinations.from_layout(QWEN3_MOE, Layout(tp=2))[1], name)
+    assert split.shape == (8, 8, 16)
+    assert split.pieces[1] == Piece("model.layers.1.mlp.experts.0.up_proj.weight", (4, 0), (4, 16), (0, 4, 0))
+    whole = tensor(destinations.from_layout(QWEN3_MOE, Layout(tp=2, ep=2))[1], name)
+    assert whole.shape == (4, 16, 16)
+    assert whole.pieces[0] == Piece(
+        "model.layers.1.mlp.experts.4.gate_proj.weight", (0, 0), (8, 16), (0, 0, 0)
+    )
+
+
+def test_key_value_heads_are_replicated_where_tp_exceeds_them():
+    manifests = destinations.from_layout(QWEN3_MOE, Layout(tp=4))
+    found = [tensor(m, "model.layers.0.self_attn.qkv_proj.weight").pieces for m in manifests]
+    assert [p[1].start for p in found] == [(0, 0), (0, 0), (4, 0), (4, 0)]
+    assert [p[0].start for p in found] == [(0, 0), (8, 0), (16, 0), (24, 0)]
+
+
+def test_vocabulary_is_padded_to_64_and_replicas_are_equal():
+    manifests = destinations.from_layout(QWEN3_MOE, Layout(tp=2, dp=2))
+    assert [m.tensors[0].shape for m in manifests[:2]] == [(64, 16), (64, 16)]
+    assert [m.tensors[0].pieces[0].shape for m in manifests[:2]] == [(64, 16), (36, 16)]
+    assert [m.digest for m in manifests[:2]] == [m.digest for m in manifests[2:]]
+
+
+def test_experts_are_placed_as_the_engine_places_them():
+    placement = pytest.importorskip("vllm.model_executor.layers.fused_moe.expert_map_manager")
+    for count, ep in ((8, 2), (10, 4), (7, 3)):
+        for rank in range(ep):
+            local, where, _ = placement.determine_expert_map(ep, rank, count)
+            mine = Shard(1, 0, ep, rank).experts(count)
+            assert len(mine) == local and [int(where[e]) for e in mine] == list(range(local))
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=3, dp=3), Layout(tp=3)])
+def test_layouts_an_engine_does_not_have_are_refused(layout):
+    with pytest.raises(ConfigError):
+        destinations.from_layout(QWEN3_MOE, layout)
+
+
+CHECKPOINT = [CheckpointTensor("a", (8, 6), "bfloat16"), CheckpointTensor("bias", (4,), "float32")]
+
+
+def test_views_become_boxes():
+    """Columns 2..3 of rows 4..7 of a [8, 6] into expert 1 of a [2, 4, 2]."""
+    records = [("w", 8, (4, 2), (2, 1), "a", 4 * 6 + 2, (6, 1)), ("w", 0, (4, 2), (2, 1), "a", 2, (6, 1))]
+    parameters = {"w": ((2, 4, 2), "bfloat16"), "b": ((4,), "float32"), "tied": ((8, 6), "bfloat16")}
+    manifest = destinations.from_trace(
+        records, parameters, CHECKPOINT, loaded_whole={"b": "bias"}, aliases=("tied",)
+    )
+    assert manifest.tensors[0].pieces == (
+        Piece("a", (0, 2), (4, 2), (0, 0, 0)),
+        Piece("a", (4, 2), (4, 2), (1, 0, 0)),
+    )
+    assert manifest.tensors[1].pieces == (Piece("bias", (0,), (4,), (0,)),) and len(manifest.tensors) == 2
+
+
+def test_a_transposed_load_and_an_unfilled_parameter_are_named():
+    parameters = {"w": ((6, 8), "bfloat16"), "never": ((4,), "float32")}
+    with pytest.raises(ReshardError, match=r"a -> w: not a box.*never: nothing fills it"):
+        destinations.from_trace([("w", 0, (8, 6), (1, 8), "a", 0, (6, 1))], parameters, CHECKPOINT)
