@@ -1,0 +1,159 @@
+"""Folders in and out without an engine: every layout's ranks load their pieces, and the pieces make the folder again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.families import family_of
+from mrl.errors import CheckpointError, ConfigError
+from mrl.training import hf_export, hf_folder
+from resharding.layout import Layout
+from tests.tiny_models import write_model
+
+LAYOUTS = [
+    Layout(),
+    Layout(tp=2, ep=4, dp=2),
+    Layout(pp=2, vpp=2),
+    Layout(tp=4, etp=2, ep=2, pp=2),
+    Layout(pp=4, ep=2, dp=2),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "moe", dtype=torch.bfloat16)
+
+
+def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.Tensor]:
+    """(rank, chunk, parameter) -> what that rank would load."""
+    config = hf_folder.read_config(folder)
+    family = family_of(config)
+    files = hf_folder.tensor_files(folder)
+    shapes = {tensor.name: tuple(tensor.shape) for tensor in family.checkpoint_tensors(config)}
+    loaded = {}
+    for place in layout.places():
+        targets = [
+            (local, torch.full(local.shape, 7.0, dtype=torch.bfloat16))
+            for local in family.local_tensors(config, layout, place)
+        ]
+        hf_folder.load_pieces(targets, files, shapes)
+        loaded |= {(place.rank, local.chunk, local.name): tensor for local, tensor in targets}
+    return loaded
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_pieces_of_all_ranks_make_the_folder_again(layout: Layout, folder: Path, tmp_path: Path) -> None:
+    config = hf_folder.read_config(folder)
+    family = family_of(config)
+    loaded = load_all(folder, layout)
+    tensors = family.checkpoint_tensors(config)
+    writer = hf_export.FolderWriter(tmp_path, tensors, dtype="bfloat16", file_bytes=100_000)
+    plan = hf_export.gather_plan(family, config, layout)
+    for tensor in tensors:
+        full = torch.full(tensor.shape, float("nan"), dtype=torch.bfloat16)
+        for part in plan[tensor.name]:
+            for chunk, name, piece in part.sources:
+                value = hf_folder.box(loaded[part.rank, chunk, name], piece.local_start, piece.shape)
+                target = hf_folder.box(full, piece.start, piece.shape)
+                assert target.isnan().all(), f"{tensor.name}: {piece} is covered twice"
+                target.copy_(value)
+        writer.write(tensor, full)
+    writer.close()
+    original = load_file(folder / "model.safetensors")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(original) and len(set(index["weight_map"].values())) > 3
+    again = {}
+    for file in set(index["weight_map"].values()):
+        again |= load_file(tmp_path / file)
+    assert all(torch.equal(again[n].view(torch.int16), original[n].view(torch.int16)) for n in original)
+
+
+def test_sharded_and_single_folders_load_the_same(folder: Path, tmp_path: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="200KB")
+    assert len(set(hf_folder.tensor_files(tmp_path).values())) == 3
+    single, sharded = load_all(folder, LAYOUTS[1]), load_all(tmp_path, LAYOUTS[1])
+    assert all(torch.equal(single[key], sharded[key]) for key in single)
+
+
+def test_padding_of_the_vocabulary_is_zero(folder: Path) -> None:
+    loaded = load_all(folder, Layout(tp=4))
+    last = loaded[3, 0, "embedding.word_embeddings.weight"]
+    assert last.shape[0] * 4 == 132
+    assert (last[-1] == 0).all() and (last[-2] != 0).any()
+
+
+@pytest.fixture
+def spoiled(folder: Path, tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A folder to be written again with other tensors."""
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    return tmp_path, load_file(folder / "model.safetensors")
+
+
+def check(folder: Path) -> None:
+    config = hf_folder.read_config(folder)
+    expected = family_of(config).checkpoint_tensors(config)
+    hf_folder.check_names(hf_folder.tensor_files(folder), expected, folder=folder, tied=False)
+    load_all(folder, Layout())
+
+
+def test_a_missing_tensor_is_named(spoiled: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, tensors = spoiled
+    del tensors["model.layers.2.mlp.experts.5.up_proj.weight"]
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"lacks 1 of .*experts\.5\.up_proj"):
+        check(path)
+
+
+def test_an_unknown_tensor_is_named(spoiled: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, tensors = spoiled
+    save_file(tensors | {"model.surprise": torch.zeros(1)}, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"does not know, first \['model\.surprise'\]"):
+        check(path)
+
+
+def test_a_tensor_of_another_shape_is_named(spoiled: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, tensors = spoiled
+    tensors["model.norm.weight"] = torch.zeros(47)
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight .* is \[47\], config\.json says \[48\]"):
+        check(path)
+
+
+def test_a_folder_without_weights_or_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json does not exist"):
+        hf_folder.read_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        hf_folder.tensor_files(tmp_path)
+
+
+def test_export_never_overwrites(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="exists already"):
+        hf_export.prepare_folder(tmp_path)
+
+
+def test_side_files_are_copied_and_the_type_is_set(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("config.json", "generation_config.json"):
+        (source / name).write_text((folder / name).read_text())
+    (source / "tokenizer.json").write_text("{}")
+    (source / "model.safetensors").write_bytes(b"")
+    for dtype in ("bfloat16", "float32"):
+        out = tmp_path / dtype
+        out.mkdir()
+        hf_export.copy_side_files(source, out, dtype=dtype)
+        assert sorted(p.name for p in out.iterdir()) == [
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+        ]
+        assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+    assert (tmp_path / "bfloat16" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
