@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         config = load(*split_arguments(options.config))
-        ray.init(log_to_driver=False, logging_level="ERROR")
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
         for node in run(config, num_nodes=options.nodes, deadline_seconds=options.deadline):
             print(f"preflight: {node.line()}", flush=True)
     except (WorkerLost, ConfigError) as error:

@@ -54,13 +54,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
     """(store, this node's number, nodes) from torchrun's environment."""
-    from torch.distributed import rendezvous
+    from torch.distributed.rendezvous import rendezvous
 
     if "RANK" not in os.environ:
         raise ConfigError("RANK is not set: start this with torchrun, or use `mrl train` on one machine")
-    store, number, num_nodes = next(
-        rendezvous("env://", timeout=timedelta(seconds=deadline_seconds))  # type: ignore[arg-type]
-    )
+    store, number, num_nodes = next(rendezvous("env://", timeout=timedelta(seconds=deadline_seconds)))
     return store, number, num_nodes
 
 

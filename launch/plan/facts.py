@@ -82,16 +82,20 @@ class Facts:
         return 2 * head_dim(self.hf)
 
     @functools.cached_property
+    def _counts(self) -> tuple[int, int]:
+        """(elements of the checkpoint, of these in routed experts)."""
+        sizes = [(t.name, math.prod(t.shape)) for t in self.family.checkpoint_tensors(self.hf)]
+        return sum(size for _, size in sizes), sum(size for name, size in sizes if ".experts." in name)
+
+    @property
     def parameters_total(self) -> int:
         """Elements of the checkpoint, router correction biases included, multi-token-prediction layers not."""
-        tensors = self.family.checkpoint_tensors(self.hf)
-        return sum(math.prod(tensor.shape) for tensor in tensors)
+        return self._counts[0]
 
-    @functools.cached_property
+    @property
     def parameters_routed(self) -> int:
         """Elements of all routed experts."""
-        tensors = self.family.checkpoint_tensors(self.hf)
-        return sum(math.prod(tensor.shape) for tensor in tensors if ".experts." in tensor.name)
+        return self._counts[1]
 
     @property
     def parameters_active(self) -> int:

@@ -106,7 +106,9 @@ def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_n
         name: [0] * world for name in ("need", "local", "node_in", "network_in", "node_out", "network_out")
     }
     off_rail = 0
-    demands = [list(_demands(facts, rollout, layout, index)) for index in range(rollout.tp)]
+    element = ELEMENT_BYTES[rollout.dtype]
+    stages = [_stage_bytes(facts, layout, stage, element) for stage in range(layout.pp)]
+    demands = [list(_demands(facts, rollout, layout, stages, index)) for index in range(rollout.tp)]
     for slot in range(world):
         for demand in demands[slot % rollout.tp]:
             source = holders.nearest(slot, demand, turn=slot // rollout.tp)
@@ -155,11 +157,12 @@ def _off_rail(plan: Plan) -> int:
     )
 
 
-def _demands(facts: Facts, rollout: RolloutSection, layout: Layout, index: int) -> Iterator[Demand]:
+def _demands(
+    facts: Facts, rollout: RolloutSection, layout: Layout, stages: list[dict[str, int]], index: int
+) -> Iterator[Demand]:
     """What engine rank `index` takes, stage by stage; sizes are exact because every split divides."""
-    element, tp = ELEMENT_BYTES[rollout.dtype], rollout.tp
-    for stage in range(layout.pp):
-        sizes = _stage_bytes(facts, layout, stage, element)
+    tp = rollout.tp
+    for stage, sizes in enumerate(stages):
         yield Demand(stage, "all", 0, sizes["all"])
         for shard in range(layout.tp):
             held = sizes["gathered"] // layout.tp
@@ -167,11 +170,11 @@ def _demands(facts: Facts, rollout: RolloutSection, layout: Layout, index: int) 
             shards = min(tp, facts.kv_heads)
             held += _overlap(sizes["keys"], index * shards // tp, shards, shard, layout.tp)
             yield Demand(stage, "tp", shard, held)
-        yield from _expert_demands(facts, rollout, layout, stage, index, sizes["experts"])
+        yield from _expert_demands(rollout, layout, stage, index, sizes["experts"])
 
 
 def _expert_demands(
-    facts: Facts, rollout: RolloutSection, layout: Layout, stage: int, index: int, total: int
+    rollout: RolloutSection, layout: Layout, stage: int, index: int, total: int
 ) -> Iterator[Demand]:
     if not total:
         return
