@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--dry-run", action="store_true", help="resolve and check the configuration, print it, stop")
     _config_command(commands, "warm-start", _warm_start, "supervised start of a new model, exported as a model folder")
     make = commands.add_parser("make", help="make task files or a tokenizer")
-    make.add_argument("what", choices=["arithmetic", "tokenizer"])
+    make.add_argument("what", choices=["arithmetic", "domains", "tokenizer"])
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
@@ -106,6 +106,11 @@ def _make(options: argparse.Namespace) -> int:
         from mrl.prepare import arithmetic
 
         print(f"wrote {arithmetic.write(options.out, largest=options.largest)}")
+        return 0
+    if options.what == "domains":
+        from mrl.prepare import domains
+
+        print(f"wrote {domains.write(options.out)}")
         return 0
     from mrl.prepare import tokenizer
 

@@ -1,0 +1,103 @@
+"""Three small tasks for a run over several domains: sums, tiny functions, and instructions about words.
+
+    sums    {"prompt": "37+58=", "answer": "95"}
+    code    {"prompt": "f=a*3+b:", "answer": {"entry_point": "f", "cases": [...]}}      wants  def f(a,b):return a*3+b
+    style   {"prompt": "3 words no e:", "answer": [{"check": "num_words", ...}, ...]}   wants  sun sky moon
+
+Every prompt lies in exactly one of a domain's training file, its validation file and warm_start.jsonl; all are a pure
+function of the seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrl.prepare.arithmetic import Sum
+
+WORDS = "sun sky moon tree bird fish hill rain wind snow leaf lake star rock sand fog owl fox cat dog ant bee".split()  # noqa: SIM905
+_OPERATORS = "+-*"
+_INPUTS = ((2, 5), (7, 3), (0, 1), (4, 9))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt, what its judge wants, and one response that is right."""
+
+    prompt: str
+    answer: Any
+    response: str
+    tag: str
+
+
+def write(folder: str | Path, *, num_validation: int = 40, num_warm_start: int = 2400, seed: int = 0) -> Path:
+    """Writes {sums,code,style}.jsonl, the same with _validation, and warm_start.jsonl; returns the folder."""
+    rng = random.Random(seed)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    warm: list[dict[str, Any]] = []
+    for name, tasks in (("sums", _sums()), ("code", _functions()), ("style", _instructions(rng))):
+        rng.shuffle(tasks)
+        num_warm = min(num_warm_start // 3, (len(tasks) - num_validation) // 2)
+        validation, rest = tasks[:num_validation], tasks[num_validation:]
+        _write(folder / f"{name}_validation.jsonl", [_question(task) for task in validation])
+        _write(folder / f"{name}.jsonl", [_question(task) for task in rest[num_warm:]])
+        warm += [{"prompt": task.prompt, "response": task.response} for task in rest[:num_warm]]
+    rng.shuffle(warm)
+    _write(folder / "warm_start.jsonl", warm)
+    return folder
+
+
+def _sums() -> list[Task]:
+    sums = [Sum(a, b) for a in range(50) for b in range(50)]
+    return [Task(s.prompt, s.answer, s.answer, s.tag) for s in sums]
+
+
+def _functions() -> list[Task]:
+    """f = a OP n OP b for all operators and small n, and with the names exchanged."""
+    tasks = []
+    for first, second in ("ab", "ba"):
+        for left in _OPERATORS:
+            for right in _OPERATORS:
+                for number in range(1, 40):
+                    body = f"{first}{left}{number}{right}{second}"
+                    cases = [{"args": list(args), "expected": _value(body, args)} for args in _INPUTS]
+                    answer = {"entry_point": "f", "cases": cases}
+                    tasks.append(Task(f"f={body}:", answer, f"def f(a,b):return {body}", f"{left}{right}"))
+    return tasks
+
+
+def _value(body: str, args: tuple[int, int]) -> int:
+    return eval(body, {"__builtins__": {}}, {"a": args[0], "b": args[1]})  # our own text, from above
+
+
+def _instructions(rng: random.Random) -> list[Task]:
+    """So many words, perhaps without a letter, perhaps in capitals."""
+    tasks = []
+    for count in range(1, 6):
+        for letter in ["", *"abcdefghiklmnorstuwxy"]:
+            for capitals in (False, True):
+                allowed = [word for word in WORDS if not letter or letter not in word]
+                words = " ".join(rng.sample(allowed, count))
+                checks: list[dict[str, Any]] = [{"check": "num_words", "relation": "exactly", "count": count}]
+                checks.append({"check": "all_upper_case" if capitals else "all_lower_case"})
+                if letter:
+                    checks.append(
+                        {"check": "letter_frequency", "letter": letter, "relation": "at_most", "count": 0}
+                    )
+                prompt = f"{count} {'WORDS' if capitals else 'words'}{' no ' + letter if letter else ''}:"
+                tag = "letter" if letter else "count"
+                tasks.append(Task(prompt, checks, words.upper() if capitals else words, tag))
+    return tasks
+
+
+def _question(task: Task) -> dict[str, Any]:
+    return {"prompt": task.prompt, "answer": task.answer, "tag": task.tag}
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
