@@ -23,23 +23,13 @@ _FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "e
 class CudaSegment:
     """Owner's side."""
 
-    kind = "cuda"
-
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._token = uuid.uuid4().hex
         self.buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        shared = self.buffer.untyped_storage()._share_cuda_()  # exported once, here
-        self._handle = [v.hex() if isinstance(v, bytes) else v for v in shared]
-        self._uuid = str(torch.cuda.get_device_properties(device).uuid)
+        self._description = describe_storage(self.buffer.untyped_storage())  # exported once, here
 
     def export(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "token": self._token,
-            "device_uuid": self._uuid,
-            "num_bytes": self.buffer.numel(),
-            "handle": self._handle,
-        }
+        return self._description | {"token": self._token, "num_bytes": self.buffer.numel()}
 
     def close(self) -> None:
         """The receiver must have closed its side first."""
@@ -76,6 +66,13 @@ class OpenedCudaSegment:
         gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.ipc_collect()
+
+
+def describe_storage(storage: torch.UntypedStorage) -> dict[str, Any]:
+    """One export of a storage; to be opened exactly once."""
+    handle = [v.hex() if isinstance(v, bytes) else v for v in storage._share_cuda_()]
+    device_uuid = str(torch.cuda.get_device_properties(storage.device).uuid)
+    return {"kind": "cuda", "device_uuid": device_uuid, "handle": handle}
 
 
 def _device_of(device_uuid: str) -> torch.device:

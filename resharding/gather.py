@@ -8,10 +8,9 @@ Unblocked by: the agreement before each bucket, so that one rank's failure is ra
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,9 @@ from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
 from resharding.gather_plan import Copy, GatherPlan, Window
 from resharding.messages import Span, Verified
+from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.session import Session
-
-_ERROR_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def send(
         raise ReshardError(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
         )
-    ranks = _Ranks(group, deadline_seconds, sender.device)
+    ranks = Ranks(group, deadline_seconds, sender.device)
     started, gather_seconds = time.monotonic(), 0.0
     try:
         ranks.together(lambda: sender.open(session, plan.tensors))
@@ -92,61 +90,12 @@ def _advance(sender: WeightSender, filled: Window | None) -> WeightSender:
     return sender
 
 
-class _Ranks:
-    """The trainer ranks of a hand-over; a group of None is this process alone."""
-
-    def __init__(
-        self, group: dist.ProcessGroup | None, deadline_seconds: float, device: torch.device
-    ) -> None:
-        self._group = group
-        self._timeout = datetime.timedelta(seconds=deadline_seconds)
-        self._device = device
-        self.rank = dist.get_rank(group) if group is not None else 0
-        self.size = dist.get_world_size(group) if group is not None else 1
-
-    def together(self, action: Callable):
-        """Runs the action on every rank; an error on any of them is raised on all, with its origin."""
-        result, error = None, None
-        try:
-            result = action()
-        except Exception as caught:
-            error = caught
-        if self.size == 1:
-            if error is not None:
-                raise error
-            return result
-        failed = torch.tensor([0 if error is None else 1], dtype=torch.int32, device=self._device)
-        self._wait(dist.all_reduce(failed, group=self._group, async_op=True))
-        if int(failed):
-            raise ReshardError("the hand-over failed:\n" + self._collect(error)) from error
-        return result
-
-    def broadcast(self, data: torch.Tensor, holder: int) -> None:
-        """From a rank of the group, numbered inside it."""
-        assert self._group is not None
-        source = dist.get_global_rank(self._group, holder)
-        self._wait(dist.broadcast(data, source, group=self._group, async_op=True))
-
-    def _collect(self, error: Exception | None) -> str:
-        """Every rank's error text, cut to its last bytes."""
-        text = "" if error is None else "".join(traceback.format_exception(error))
-        own = text.encode()[-_ERROR_BYTES:].ljust(_ERROR_BYTES, b"\0")
-        mine = torch.tensor(list(own), dtype=torch.uint8, device=self._device)
-        every = [torch.empty_like(mine) for _ in range(self.size)]
-        self._wait(dist.all_gather(every, mine, group=self._group, async_op=True))
-        texts = [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in every]
-        return "\n".join(f"trainer rank {rank}: {text}" for rank, text in enumerate(texts) if text)
-
-    def _wait(self, work) -> None:
-        work.wait(self._timeout)
-
-
 def _fill(
     buffer: torch.Tensor,
     window: Window,
     plan: GatherPlan,
     local_tensors: Sequence[torch.Tensor],
-    ranks: _Ranks,
+    ranks: Ranks,
 ) -> None:
     """Puts the window's full tensors into the buffer, on every rank."""
     boxes = []

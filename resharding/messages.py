@@ -4,7 +4,9 @@ sender                                   receiver
 Open (session, buffers)            ->
                                    <-    Opened (manifest wanted?) | Refused
 Manifest (names, dtypes, shapes)   ->    (only when wanted)
+  or PlanTables
 Bucket (spans, digest) ...         ->
+  or Window (buffer, digest) ...
                                    <-    Done (the buffer is free again) | Failed
 End (totals)                       ->
                                    <-    Verified (what was loaded) | Failed
@@ -39,6 +41,10 @@ class Open(Message):
     start_ticks: Size
     buffers: list[dict[str, Any]]
     """`Segment.export` of the two buffers."""
+    lease: list[dict[str, Any]] | None = None
+    """Planned mode: the trainer's parameter memory, for this session only. None: full tensors come in buckets."""
+    tables_digest: str = ""
+    """Planned mode: of this slot's tables."""
 
 
 class Opened(Message):
@@ -55,6 +61,12 @@ class Manifest(Message):
     kind: Literal["manifest"] = "manifest"
     tensors: list[tuple[str, str, list[Size]]]
     """(name, dtype, shape) in the order they travel."""
+
+
+class PlanTables(Message):
+    kind: Literal["tables"] = "tables"
+    tables: dict[str, Any]
+    """`Tables.encode`."""
 
 
 class Span(BaseModel):
@@ -78,6 +90,16 @@ class Bucket(Message):
     spans: list[Span]
     digest: int | None
     """Of the buffer's first used_bytes; None where digests are off."""
+
+
+class Window(Message):
+    """The receive bucket of one window of the plan is filled; the window's copies from leased memory may run too."""
+
+    kind: Literal["window"] = "window"
+    index: Size
+    buffer: Literal[0, 1]
+    digest: int | None
+    """Of the bucket's filled bytes; None where digests are off or nothing was received."""
 
 
 class Done(Message):
@@ -117,7 +139,20 @@ class Failed(Message):
 
 
 AnyMessage = Annotated[
-    Open | Opened | Refused | Manifest | Bucket | Done | End | Verified | Commit | Abort | Committed | Failed,
+    Open
+    | Opened
+    | Refused
+    | Manifest
+    | PlanTables
+    | Bucket
+    | Window
+    | Done
+    | End
+    | Verified
+    | Commit
+    | Abort
+    | Committed
+    | Failed,
     Field(discriminator="kind"),
 ]
 _ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)

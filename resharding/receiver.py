@@ -1,6 +1,6 @@
 """The receiving end of a slot: takes buckets, checks them, hands tensors to a consumer, commits or fails.
 
-Owns the protocol, not the model: a `Consumer` loads (vLLM's is in `vllm_plugin`). It runs inside one blocking call with
+Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm_modules`). It runs inside one blocking call with
 a deadline on every wait. Whatever goes wrong, the consumer is told to put itself back, the sender gets the traceback,
 and the state is failed until a full session commits.
 """
@@ -17,15 +17,17 @@ import torch
 from mrl.errors import ReshardError
 from resharding import memory
 from resharding import messages as m
-from resharding.assembly import Assembly
+from resharding.assembly import DTYPES, Assembly
 from resharding.channel import Listener, own_address
 from resharding.digest import digest
+from resharding.lease import Lease
 from resharding.processes import ProcessId
 from resharding.session import Progress, Session, WireTensor, wire_digest
+from resharding.tables import LeasedTensor, Tables
 
 
-class Consumer(Protocol):
-    """What a receiver feeds."""
+class TensorConsumer(Protocol):
+    """What a receiver feeds with complete tensors."""
 
     def start(self, tensors: Sequence[WireTensor]) -> None:
         """A session's bytes are about to arrive."""
@@ -44,6 +46,20 @@ class Consumer(Protocol):
         ...
 
 
+class PlanConsumer(Protocol):
+    """What a receiver feeds with the windows of a plan."""
+
+    def start(self, tables: Tables) -> None: ...
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket."""
+        ...
+
+    def finish(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
 class Receiver:
     """One per generation rank; lives as long as its process."""
 
@@ -54,6 +70,8 @@ class Receiver:
         self._listener = Listener(own_address())
         self._buffers: list[memory.Opened] = []
         self._manifests: dict[str, list[WireTensor]] = {}
+        self._known_tables: dict[tuple[str, str], Tables] = {}
+        self._lease: Lease | None = None
         self._sender: tuple[bytes, ProcessId] | None = None
         self._spent: dict[str, float] = {}
 
@@ -62,31 +80,51 @@ class Receiver:
         """Where this rank's sender connects."""
         return self._listener.address
 
-    def receive(self, session: Session, consumer: Consumer) -> m.Verified:
-        """Takes one whole session; returns after commit. ReshardError carries the cause; the state is then failed."""
+    def receive(
+        self, session: Session, tensors: TensorConsumer, plan: PlanConsumer | None = None
+    ) -> m.Verified:
+        """Takes one whole session, in the mode its sender chose; returns after commit.
+
+        Any error is raised after the consumer was put back, the lease ended and the sender told; the state is then failed.
+        """
         self.progress.prepare(session)
         self._spent = dict.fromkeys(("wait", "copy", "load", "process"), 0.0)
         self._sender = None
-        started = False
+        consumer: TensorConsumer | PlanConsumer | None = None
         try:
-            tensors = self._accept(session)
-            self.progress.receiving()
-            started = True
-            consumer.start(tensors)
-            assembly = self._take_buckets(session, tensors, consumer)
-            verified = self._finish(session, assembly, consumer)
-            self.progress.verified()
+            opening = self._accept(session)
+            if opening.lease is None:
+                content = self._manifest(session)
+                self.progress.receiving()
+                consumer = tensors
+                num_tensors, num_bytes = self._take_buckets(session, content, tensors)
+            elif plan is not None:
+                tables = self._tables(session, opening)
+                self.progress.receiving()
+                consumer = plan
+                num_tensors, num_bytes = self._take_windows(session, opening.lease, tables, plan)
+            else:
+                raise ReshardError(f"{session} follows a plan; this receiver takes whole tensors only")
+            verified = self._finish(session, consumer, num_tensors, num_bytes)
             self._commit(session, verified)
-            self.progress.commit()
             return verified
         except BaseException as error:
-            text = "".join(traceback.format_exception(error))
-            self.progress.fail(text)
-            if started:
-                consumer.abort()
-            if self._sender is not None:
-                self._listener.send(self._sender[0], m.Failed(session_id=session.session_id, error=text))
+            self._fail(session, error, consumer)
             raise
+
+    def _fail(
+        self, session: Session, error: BaseException, consumer: TensorConsumer | PlanConsumer | None
+    ) -> None:
+        text = "".join(traceback.format_exception(error))
+        self.progress.fail(text)
+        traceback.clear_frames(
+            error.__traceback__
+        )  # frames of the failed call would keep leased memory mapped
+        if consumer is not None:
+            consumer.abort()
+        self._end_lease()
+        if self._sender is not None:
+            self._listener.send(self._sender[0], m.Failed(session_id=session.session_id, error=text))
 
     def release(self) -> None:
         """Unmaps the buffers; the owner may free them when this has returned."""
@@ -100,7 +138,7 @@ class Receiver:
 
     # -- the phases of a session ---------------------------------------------------------------------------------
 
-    def _accept(self, session: Session) -> list[WireTensor]:
+    def _accept(self, session: Session) -> m.Open:
         """Waits for this session's sender; any other sender is refused and does no harm."""
         deadline = time.monotonic() + self._seconds
         while True:
@@ -115,11 +153,16 @@ class Receiver:
             raise ReshardError(reason)
         self._sender = (sender, ProcessId(message.pid, message.start_ticks))
         self._map(message.buffers)
-        known = self._manifests.get(session.digest)
-        self._listener.send(sender, m.Opened(session_id=session.session_id, wants_manifest=known is None))
-        return known if known is not None else self._take_manifest(session)
+        return message
 
-    def _take_manifest(self, session: Session) -> list[WireTensor]:
+    def _manifest(self, session: Session) -> list[WireTensor]:
+        """What will come, from the sender or from an earlier session with the same digest."""
+        known = self._manifests.get(session.digest)
+        self._listener.send(
+            self._sender_id(), m.Opened(session_id=session.session_id, wants_manifest=known is None)
+        )
+        if known is not None:
+            return known
         message = self._next(session, "the manifest")
         if not isinstance(message, m.Manifest):
             raise ReshardError(f"expected the manifest of {session}, got {message.kind}")
@@ -131,17 +174,40 @@ class Receiver:
         self._manifests = {session.digest: tensors}
         return tensors
 
-    def _take_buckets(self, session: Session, tensors: list[WireTensor], consumer: Consumer) -> Assembly:
+    def _tables(self, session: Session, opening: m.Open) -> Tables:
+        """This slot's tables, from the sender or from an earlier session with the same digests, checked against memory."""
+        key = (session.digest, opening.tables_digest)
+        known = self._known_tables.get(key)
+        self._listener.send(
+            self._sender_id(), m.Opened(session_id=session.session_id, wants_manifest=known is None)
+        )
+        if known is None:
+            message = self._next(session, "the plan's tables")
+            if not isinstance(message, m.PlanTables):
+                raise ReshardError(f"expected the tables of {session}, got {message.kind}")
+            known = Tables.decode(message.tables)
+            if known.digest() != opening.tables_digest:
+                raise ReshardError(
+                    f"the tables of {session} do not have the digest {opening.tables_digest[:12]}"
+                )
+            self._known_tables = {key: known}
+        assert opening.lease is not None
+        known.check([d["num_bytes"] for d in opening.lease], self._buffers[0].buffer.numel())
+        return known
+
+    def _take_buckets(
+        self, session: Session, tensors: list[WireTensor], consumer: TensorConsumer
+    ) -> tuple[int, int]:
+        """(tensors, bytes) loaded."""
+        consumer.start(tensors)
         assembly = Assembly(tensors, device=self._device)
         expected = 0
         while True:
             message = self._next(session, f"bucket {expected}")
             if isinstance(message, m.End):
-                if message.num_buckets != expected:
-                    raise ReshardError(
-                        f"{session}: {expected} buckets arrived, {message.num_buckets} were sent"
-                    )
-                return assembly
+                self._check_end(session, message, expected)
+                assembly.require_complete()
+                return assembly.num_complete, assembly.num_bytes
             if not isinstance(message, m.Bucket) or message.index != expected:
                 raise ReshardError(f"{session}: expected bucket {expected}, got {message!r:.200}")
             copy = self._copy(message)
@@ -151,6 +217,55 @@ class Receiver:
             consumer.load(complete)
             self._spent["load"] += time.monotonic() - mark
             expected += 1
+
+    def _take_windows(
+        self, session: Session, lease: list[dict], tables: Tables, consumer: PlanConsumer
+    ) -> tuple[int, int]:
+        """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged as complete."""
+        self._lease = Lease(lease)
+        sources = [self._leased(tensor) for tensor in tables.sources]
+        consumer.start(tables)
+        for expected in range(len(tables.windows)):
+            message = self._next(session, f"window {expected}")
+            if not isinstance(message, m.Window) or message.index != expected:
+                raise ReshardError(f"{session}: expected window {expected}, got {message!r:.200}")
+            received = self._buffers[message.buffer].buffer[: tables.windows[expected].bucket_bytes]
+            mark = time.monotonic()
+            if message.digest is not None and digest(received) != message.digest:
+                raise ReshardError(
+                    f"window {expected}: the bytes received do not have the digest of those sent"
+                )
+            self._spent["copy"] += time.monotonic() - mark
+            mark = time.monotonic()
+            consumer.apply(expected, sources, received)
+            memory.synchronize(self._device)
+            self._spent["load"] += time.monotonic() - mark
+            self._listener.send(self._sender_id(), m.Done(session_id=session.session_id, index=expected))
+        message = self._next(session, "the end of the windows")
+        if not isinstance(message, m.End):
+            raise ReshardError(
+                f"{session}: expected the end after {len(tables.windows)} windows, got {message.kind}"
+            )
+        self._check_end(session, message, len(tables.windows))
+        sources.clear()
+        self._end_lease()
+        return len(tables.targets), tables.num_bytes
+
+    def _leased(self, tensor: LeasedTensor) -> torch.Tensor:
+        assert self._lease is not None
+        dtype = DTYPES[tensor.dtype]
+        size = tensor.num_elements * dtype.itemsize
+        return self._lease.buffers[tensor.buffer][tensor.byte_offset : tensor.byte_offset + size].view(dtype)
+
+    def _end_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+
+    @staticmethod
+    def _check_end(session: Session, end: m.End, arrived: int) -> None:
+        if end.num_buckets != arrived:
+            raise ReshardError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
 
     def _copy(self, bucket: m.Bucket) -> torch.Tensor:
         """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""
@@ -169,25 +284,28 @@ class Receiver:
         self._spent["copy"] += time.monotonic() - mark
         return copy
 
-    def _finish(self, session: Session, assembly: Assembly, consumer: Consumer) -> m.Verified:
-        assembly.require_complete()
+    def _finish(
+        self, session: Session, consumer: TensorConsumer | PlanConsumer, num_tensors: int, num_bytes: int
+    ) -> m.Verified:
         mark = time.monotonic()
         consumer.finish()
         memory.synchronize(self._device)
         self._spent["process"] += time.monotonic() - mark
         return m.Verified(
             session_id=session.session_id,
-            num_tensors=assembly.num_complete,
-            num_bytes=assembly.num_bytes,
+            num_tensors=num_tensors,
+            num_bytes=num_bytes,
             seconds=dict(self._spent),
         )
 
     def _commit(self, session: Session, verified: m.Verified) -> None:
+        self.progress.verified()
         self._listener.send(self._sender_id(), verified)
         message = self._next(session, "the commit")
         if not isinstance(message, m.Commit):
             raise ReshardError(f"expected the commit of {session}, got {message.kind}")
         self._listener.send(self._sender_id(), m.Committed(session_id=session.session_id))
+        self.progress.commit()
 
     # -- pieces --------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,10 @@ Owns the protocol; what fills the buffers is its caller's (`gather`, later the s
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -18,6 +20,14 @@ from resharding.channel import Dialer, listener_of
 from resharding.digest import digest
 from resharding.processes import ProcessId
 from resharding.session import Session, WireTensor
+from resharding.tables import Tables
+
+
+def _announcement(session: Session, content: Sequence[WireTensor] | Tables) -> m.Message:
+    if isinstance(content, Tables):
+        return m.PlanTables(session_id=session.session_id, tables=content.encode())
+    rows = [(t.name, t.dtype, list(t.shape)) for t in content]
+    return m.Manifest(session_id=session.session_id, tensors=rows)
 
 
 class WeightSender:
@@ -44,8 +54,17 @@ class WeightSender:
         """Where the buffers are."""
         return self._segments[0].buffer.device
 
-    def open(self, session: Session, tensors: Sequence[WireTensor]) -> None:
-        """Announces the session; returns when the receiver accepted it and knows the manifest."""
+    def open(
+        self,
+        session: Session,
+        content: Sequence[WireTensor] | Tables,
+        *,
+        lease: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        """Announces the session; returns when the receiver accepted it and was told what will come.
+
+        Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory (`lease.describe_*`).
+        """
         if self._session is not None:
             raise ReshardError(f"{session} refused: this sender has {self._session} open")
         own = ProcessId.own()
@@ -60,12 +79,13 @@ class WeightSender:
                 pid=own.pid,
                 start_ticks=own.start_ticks,
                 buffers=[s.export() for s in self._segments],
+                lease=None if lease is None else list(lease),
+                tables_digest=content.digest() if isinstance(content, Tables) else "",
             )
         )
         opened = self._next(m.Opened, "the receiver to accept")
         if opened.wants_manifest:
-            rows = [(t.name, t.dtype, list(t.shape)) for t in tensors]
-            self._dialer.send(m.Manifest(session_id=session.session_id, tensors=rows))
+            self._dialer.send(_announcement(session, content))
 
     def next_buffer(self) -> torch.Tensor:
         """[bucket_bytes] uint8 to fill next; waits until the receiver is done with what was in it."""
@@ -95,6 +115,22 @@ class WeightSender:
         )
         self._sent += 1
 
+    def send_window(self, received_bytes: int) -> None:
+        """Planned mode: the buffer `next_buffer` gave holds what this slot received in the next window."""
+        which = self._sent % 2
+        received = self._segments[which].buffer[:received_bytes]
+        memory.synchronize(received.device)
+        checked = self._sync.digests and received_bytes > 0
+        self._dialer.send(
+            m.Window(
+                session_id=self._open_session().session_id,
+                index=self._sent,
+                buffer=which,
+                digest=digest(received) if checked else None,
+            )
+        )
+        self._sent += 1
+
     def finish(self) -> m.Verified:
         """No more buckets; returns when the receiver has loaded, checked and processed everything."""
         self._dialer.send(m.End(session_id=self._open_session().session_id, num_buckets=self._sent))
@@ -109,11 +145,19 @@ class WeightSender:
         self._next(m.Committed, "the commit to be confirmed")
         self._session = None
 
-    def abort(self, error: str) -> None:
-        """Gives the session up; the receiver's state is then failed. Without an open session nothing happens."""
-        if self._session is not None:
-            self._dialer.send(m.Abort(session_id=self._session.session_id, error=error))
-            self._session = None
+    def abort(self, error: str, *, wait: bool = False) -> None:
+        """Gives the session up; the receiver's state is then failed. Without an open session nothing happens.
+
+        `wait`: returns only when the receiver has let go of everything it was lent, or is gone, or at the deadline.
+        """
+        if self._session is None:
+            return
+        self._dialer.send(m.Abort(session_id=self._session.session_id, error=error))
+        if wait:
+            with contextlib.suppress(ReshardError):  # its Failed, its end or the deadline: all end the wait
+                while True:
+                    self._next(m.Done, "the receiver to let go")
+        self._session = None
 
     def close(self) -> None:
         """Frees the buffers; the receiver must have released its mapping before."""

@@ -26,8 +26,6 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class SharedSegment:
     """Owner's side. `buffer` is the memory as a [size] uint8 tensor; views of it must be gone before `close`."""
 
-    kind = "memfd"
-
     def __init__(self, num_bytes: int) -> None:
         self._fd = os.memfd_create("mrl-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, num_bytes)
@@ -40,7 +38,7 @@ class SharedSegment:
         """What the peer needs to open it; plain values."""
         owner = ProcessId.own()
         return {
-            "kind": self.kind,
+            "kind": "memfd",
             "token": self._token,
             "pid": owner.pid,
             "start_ticks": owner.start_ticks,

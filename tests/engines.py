@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 
-
 ENGINE_SHAPE: dict[str, int] = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
 """What a tiny model needs to run on vLLM's CPU kernels, at tp 1 and 2."""
 

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from models.manifest import CheckpointTensor
 from mrl.config.rollout import RolloutSection
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
 from mrl.rollout import environment, limits
 from mrl.rollout.request import Request, Response
 from mrl.samples import Status
+from resharding.manifest import RankManifest
 from resharding.session import Progress, Session
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -228,6 +230,11 @@ class RolloutEngine:
         """The addresses of this engine's workers, by tensor-parallel rank; the same at every call."""
         answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds)
         return [a["address"] for a in answers]
+
+    def destination_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
+        """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0)."""
+        rows = [(t.name, t.shape, t.dtype) for t in checkpoint]
+        return [a["manifest"] for a in self._on_workers("mrl_destination", rows)]
 
     def receive(self, session: Session) -> dict[str, Any]:
         """Takes one session on all workers; blocks until it committed (then the version is visible) or failed.

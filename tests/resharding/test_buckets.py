@@ -17,6 +17,7 @@ from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding import gather, gather_plan
 from resharding.gather_plan import GatherPlan
+from resharding.ranks import Ranks
 from resharding.receiver import Receiver
 from resharding.sender import WeightSender
 from resharding.session import Session, State, WireTensor
@@ -251,7 +252,7 @@ def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender
     sender.open(session, plan.tensors)
     for window in plan.windows:
         if all(box.tensor != 6 for box in window.boxes):
-            gather._fill(sender.next_buffer(), window, plan, values, gather._Ranks(None, 5.0, CPU))
+            gather._fill(sender.next_buffer(), window, plan, values, Ranks(None, 5.0, CPU))
             gather._advance(sender, window)
     with pytest.raises(ReshardError, match=r"1 of 7 tensors did not arrive.*t6"):
         sender.finish()

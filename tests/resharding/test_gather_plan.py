@@ -11,8 +11,9 @@ from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import ReshardError
 from resharding import gather_plan
 from resharding.assembly import DTYPES, Assembly
-from resharding.gather import _fill, _Ranks
+from resharding.gather import _fill
 from resharding.messages import Span
+from resharding.ranks import Ranks
 
 
 def whole(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[CheckpointTensor, LocalTensor]:
@@ -47,7 +48,7 @@ def test_random_tensors_come_back_byte_for_byte(seed: int) -> None:
     bucket_bytes = rng.choice([64, 128, 1024, 65536])
     plan = gather_plan.build(checkpoint, [locals_], bucket_bytes)
     assembly = Assembly(plan.tensors, device=torch.device("cpu"))
-    ranks = _Ranks(None, 1.0, torch.device("cpu"))
+    ranks = Ranks(None, 1.0, torch.device("cpu"))
     buffer = torch.empty(bucket_bytes, dtype=torch.uint8)
     found: dict[str, torch.Tensor] = {}
     for window in plan.windows:

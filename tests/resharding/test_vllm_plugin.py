@@ -71,9 +71,9 @@ def test_what_was_sent_is_what_a_fresh_engine_has(
 
 def break_loading(engine: RolloutEngine, where: str) -> None:
     """From now on the loader raises once: at its first, middle or last bucket, or between a module's tensors."""
-    from resharding.vllm_plugin import _ModelLoader
+    from resharding.vllm_modules import TensorLoader
 
-    load, calls, seen = _ModelLoader.load, [], []
+    load, calls, seen = TensorLoader.load, [], []
 
     def failing(self: Any, tensors: list) -> None:
         calls.append(len(tensors))
@@ -85,23 +85,23 @@ def break_loading(engine: RolloutEngine, where: str) -> None:
                 or len(calls) == {"first": 1, "middle": 9}.get(where, -1)
                 or len(seen) == {"last": 109}.get(where, -1)
             ):
-                _ModelLoader.load = load
+                TensorLoader.load = load
                 raise RuntimeError(f"broken on purpose at {where} ({name})")
             load(self, [(name, tensor)])
 
-    _ModelLoader.load = failing
+    TensorLoader.load = failing
 
 
 def break_finish(engine: RolloutEngine) -> None:
-    from resharding import vllm_plugin
+    from resharding import vllm_modules
 
-    pack = vllm_plugin._pack_experts
+    pack = vllm_modules._pack_experts
 
     def failing(model: Any) -> None:
-        vllm_plugin._pack_experts = pack
+        vllm_modules._pack_experts = pack
         raise RuntimeError("broken on purpose at finish")
 
-    vllm_plugin._pack_experts = failing
+    vllm_modules._pack_experts = failing
 
 
 @pytest.mark.parametrize("where", ["first", "module", "middle", "last", "finish"])

@@ -1,0 +1,212 @@
+"""How weights enter vLLM's modules: complete tensors through its own loaders, or a plan's copies straight into parameters.
+
+Both use vLLM's layerwise reload, so that every module is processed as at first load and kernel tensors keep their addresses.
+Two classes of modules under a plan: *direct* (loader storage is kernel storage: written in place) and *staged*
+(materialised at the first window, processed and copied at the last). Does not own the protocol (`receiver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
+
+from mrl.errors import ReshardError
+from resharding.copies import run
+from resharding.session import WireTensor
+from resharding.tables import Tables
+
+_POISON = 0xFF
+"""Byte that staged parameters are filled with first: what the plan left out would read NaN."""
+
+
+class TensorLoader:
+    """Feeds complete checkpoint tensors to vLLM's own loaders (`receiver.TensorConsumer`)."""
+
+    def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
+        self._model, self._model_config = model, model_config
+        self._expected: set[str] = set()
+        self._loaded: set[str] = set()
+
+    def start(self, tensors: Sequence[WireTensor]) -> None:
+        initialize_layerwise_reload(self._model)
+        self._expected = {name for name, _ in self._model.named_parameters()}
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        # The reload keeps references until a module is complete: these tensors are the receiver's own copies.
+        self._loaded |= self._model.load_weights(tensors) or set()
+
+    def finish(self) -> None:
+        self._require_complete()
+        _finalize(self._model, self._model_config)
+
+    def abort(self) -> None:
+        put_back(self._model)
+
+    def _require_complete(self) -> None:
+        """Every parameter was loaded, and every module whole; padding of the vocabulary is nobody's to load."""
+        missing = self._expected - self._loaded - _tied(self._expected, self._model_config)
+        partial = []
+        for name, module in self._model.named_modules():
+            info = get_layerwise_info(module)
+            total = info.load_numel_total or 0
+            if 0 < info.load_numel < total and not isinstance(module, VocabParallelEmbedding):
+                partial.append(f"{name} ({info.load_numel} of {total} elements)")
+        if missing or partial:
+            raise ReshardError(
+                f"vLLM did not load everything: {len(missing)} parameters without a source {sorted(missing)[:6]}, "
+                f"{len(partial)} modules in part {partial[:6]}; the manifest does not fit this model"
+            )
+
+
+class PlanLoader:
+    """Runs a slot's tables into the modules' parameters (`receiver.PlanConsumer`)."""
+
+    def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
+        self._model, self._model_config = model, model_config
+        self._tables = Tables((), (), (), ())
+        self._flat: list[torch.Tensor | None] = []
+        self._open: set[int] = set()
+        self._closed: set[int] = set()
+        self._written: list[int] = []
+
+    def start(self, tables: Tables) -> None:
+        """ReshardError when the tables are not for this model's loader layout."""
+        initialize_layerwise_reload(self._model)
+        self._tables = tables
+        self._flat = [None] * len(tables.targets)
+        self._written = tables.written()
+        parameters = dict(self._model.named_parameters())
+        wrong = []
+        for target in tables.targets:
+            found = parameters.get(target.name)
+            if found is None or (tuple(found.shape), found.dtype) != (
+                target.shape,
+                getattr(torch, target.dtype),
+            ):
+                have = "absent" if found is None else f"{tuple(found.shape)} {found.dtype}"
+                wrong.append(f"{target.name}: planned {target.shape} {target.dtype}, here {have}")
+        names = {t.name for t in tables.targets}
+        missing = set(parameters) - names - _tied(set(parameters), self._model_config)
+        if wrong or missing:
+            raise ReshardError(
+                f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
+            )
+
+    @torch.no_grad()
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        """One window: `sources` flat leased tensors, `bucket` the filled bytes."""
+        window = self._tables.windows[index]
+        for module in window.opens:
+            self._open_module(module)
+        run(window.local, sources, self._flat)
+        run(window.unpack, bucket, self._flat)
+        for module in window.closes:
+            self._close_module(module)
+
+    def finish(self) -> None:
+        if self._open or len(self._closed) != len(self._tables.modules):
+            raise ReshardError(
+                f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
+            )
+        _finalize(self._model, self._model_config)
+
+    def abort(self) -> None:
+        self._flat = []
+        put_back(self._model)
+
+    def _open_module(self, number: int) -> None:
+        name = self._tables.modules[number]
+        module = self._model.get_submodule(name)
+        direct = _is_direct(module)
+        if direct:
+            _restore(module)
+        else:
+            materialize_layer(module, get_layerwise_info(module))
+        for index, target in enumerate(self._tables.targets):
+            if target.name.rpartition(".")[0] == name:
+                flat = module.get_parameter(target.name.rpartition(".")[2]).data.view(-1)
+                if not direct:
+                    flat.view(torch.uint8).fill_(_POISON)
+                flat[self._written[index] :].zero_()  # padding, which vLLM's loaders fill so too
+                self._flat[index] = flat
+        self._open.add(number)
+
+    def _close_module(self, number: int) -> None:
+        name = self._tables.modules[number]
+        module = self._model.get_submodule(name)
+        info = get_layerwise_info(module)
+        for index, target in enumerate(self._tables.targets):
+            if target.name.rpartition(".")[0] == name:
+                self._flat[index] = None
+        if info.can_load():
+            _layerwise_process(module, info)
+        self._open.discard(number)
+        self._closed.add(number)
+
+
+def put_back(model: torch.nn.Module) -> None:
+    """Half-loaded modules get their kernel tensors back; else the next reload would finish early on a mixture."""
+    for module in model.modules():
+        if get_layerwise_info(module).can_load():
+            _restore(module)
+
+
+def _restore(module: torch.nn.Module) -> None:
+    """The module leaves the reload with its kernel tensors as they are."""
+    info = get_layerwise_info(module)
+    if info.kernel_tensors is not None:
+        parameters, buffers = info.kernel_tensors
+        for name in [*module._parameters, *module._buffers]:
+            if getattr(module, name, None) is not None:
+                delattr(module, name)
+        for name, parameter in parameters.items():
+            module.register_parameter(name, parameter)
+        for name, buffer in buffers.items():
+            module.register_buffer(name, buffer, persistent=name not in info.kernel_non_persistent_buffers)
+    info.reset()
+
+
+def _is_direct(module: torch.nn.Module) -> bool:
+    """Nothing is processed after loading, and the kernel's tensors have the loader's shapes: norms, for instance."""
+    info = get_layerwise_info(module)
+    if getattr(module, "quant_method", None) is not None or info.kernel_tensors is None:
+        return False
+    if hasattr(module, "process_weights_after_loading"):
+        return False
+    kernel, loader = info.kernel_tensors[0], dict(module._parameters)
+    return all(
+        name in loader
+        and k.shape == loader[name].shape
+        and k.dtype == loader[name].dtype
+        and k.is_contiguous()
+        for name, k in kernel.items()
+    )
+
+
+def _tied(names: set[str], model_config: Any) -> set[str]:
+    """The output layer of a model that shares it with the embedding."""
+    if not getattr(model_config.hf_config, "tie_word_embeddings", False):
+        return set()
+    return {name for name in names if name.endswith("lm_head.weight")}
+
+
+def _finalize(model: torch.nn.Module, model_config: Any) -> None:
+    finalize_layerwise_reload(model, model_config)
+    _pack_experts(model)
+
+
+def _pack_experts(model: torch.nn.Module) -> None:
+    """vLLM 0.32 packs expert weights for its CPU kernel at the first load and not after a reload: without this call
+    the loaded rows would be read as packed ones."""
+    if next(model.parameters()).device.type != "cpu":
+        return
+    for module in model.modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and hasattr(module, "w13_weight"):
+            kernel.fused_experts.process_weights_after_loading(module)
