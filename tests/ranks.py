@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import random
 import socket
 import tempfile
 import time
@@ -16,13 +17,18 @@ from typing import Any
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port that was free a moment ago, below the range that the system hands out to connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 120.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 240.0) -> list[Any]:
     """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
 
     AssertionError with the traceback of the first rank that failed, or with the ranks still running at the deadline.

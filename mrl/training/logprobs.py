@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
 _SMALLEST = -1e30
 """Stands in for the -inf of padded columns where it is multiplied by 0."""
 

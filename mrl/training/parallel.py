@@ -16,9 +16,6 @@ from mrl.errors import CheckpointError, ConfigError, MrlError
 from mrl.training import cpu_platform
 from resharding.layout import Layout, Place
 
-START_SECONDS = 120.0
-"""Deadline of the rendezvous of all ranks."""
-
 
 def start_process_groups(
     layout: Layout,

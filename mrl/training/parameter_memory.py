@@ -7,8 +7,10 @@ reads the memory: while one is live, nothing may move or swap it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,7 +34,6 @@ class ParameterMemory:
         self.leases = 0
         self.generation = 0
         """Grows with every reload: what was exported before it is stale."""
-        self._start = [b.param_data.data_ptr() for b in self.buffers]
         if device.type == "cpu":
             self._share()
 
@@ -120,6 +121,22 @@ class ParameterMemory:
     def _check_present(self, action: str) -> None:
         if self.offloaded:
             raise ReshardError(f"cannot {action}: parameters are off-loaded; call reload() first")
+
+
+@contextlib.contextmanager
+def exportable_allocations(device: torch.device) -> Iterator[None]:
+    """Allocate so that another process can map the memory: legacy CUDA IPC does not cover expandable segments."""
+    if device.type == "cpu":
+        yield
+        return
+    # Not yet run on a GPU.
+    before = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    try:
+        yield
+    finally:
+        if "expandable_segments:True" in before:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 def _free_pages(fd: int) -> None:

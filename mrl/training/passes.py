@@ -103,6 +103,7 @@ class Passes:
     ) -> list[Mapping[str, Tensor]]:
         """Accumulate gradients of the objective; returns its metrics per microbatch (empty off the last stage)."""
         prepared = self._prepare(batch, all_tokens=False)
+        self._scale_router_loss(prepared)
         loss = self._objective_loss(batch, objective, denominators, temperature)
         return self._run(prepared, loss, forward_only=False)
 
@@ -120,6 +121,21 @@ class Passes:
             wanted[:] = True
         wanted[batch.cu_seqlens[:-1]] = False
         return [self._to_device(plan, wanted) for plan in plans]
+
+    def _scale_router_loss(self, prepared: list[Prepared]) -> None:
+        """Make the load-balancing loss a mean over the step's tokens.
+
+        Megatron weighs each microbatch's by its tokens on this rank (a tensor-parallel share of them) and leaves the
+        division to its loss normalisation, which is off here: gradients are sums.
+        """
+        if not self._training.router_aux_loss:
+            return
+        total = torch.tensor(
+            [sum(item.tokens.shape[1] for item in prepared)], dtype=torch.float64, device=self._device
+        )
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        scale = self._layout.tp / float(total.item())
+        self._chunks.config.moe_aux_loss_coeff = self._training.router_aux_loss * scale
 
     def _check_lengths(self, batch: TrainBatch) -> None:
         lengths = batch.lengths()

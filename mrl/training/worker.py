@@ -32,7 +32,7 @@ from mrl.training import checkpoint, hf_export, hf_folder
 from mrl.training.metrics import reduce_metrics
 from mrl.training.optimizer import Optimizer
 from mrl.training.parallel import run_on_rank_zero, start_process_groups, stop_process_groups
-from mrl.training.parameter_memory import ParameterMemory
+from mrl.training.parameter_memory import ParameterMemory, exportable_allocations
 from mrl.training.passes import Objective, Passes
 from resharding.layout import Layout
 
@@ -80,7 +80,8 @@ class MegatronWorker:
             self.hf_config, training, self.layout, max_length=model.max_length, device=self.device
         )
         self._chunks.config.finalize_model_grads_func = _sum_gradients
-        self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self._chunks.models)]
+        with exportable_allocations(self.device):
+            self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self._chunks.models)]
         self.memory = ParameterMemory(self._models, device=self.device)
         self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=self.device)
         self._passes = Passes(

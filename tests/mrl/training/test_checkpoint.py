@@ -34,9 +34,7 @@ def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def resume(folder: Path, layout: dict[str, int], path: Path, out: Path, dtype: str = "float32") -> list[Any]:
     world = LayoutSection(**layout).world_size
-    return run_ranks(
-        scenarios.resume_and_go_on, world, str(folder), layout, str(path), str(out), dtype, seconds=200
-    )
+    return run_ranks(scenarios.resume_and_go_on, world, str(folder), layout, str(path), str(out), dtype)
 
 
 def test_the_same_layout_goes_on_to_the_last_bit(

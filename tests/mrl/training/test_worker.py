@@ -70,9 +70,7 @@ def check_layout(
     layout: dict[str, int], folder: Path, one_rank: dict[str, Any], out: Path, **changes: Any
 ) -> None:
     world = LayoutSection(**layout).world_size
-    results = run_ranks(
-        scenarios.forward_update_export, world, str(folder), layout, str(out), changes, seconds=240
-    )
+    results = run_ranks(scenarios.forward_update_export, world, str(folder), layout, str(out), changes)
     check_forward(results, folder, bound=1e-5)
     for result in results:
         for ours, theirs in zip(result["metrics"], one_rank["metrics"], strict=True):
