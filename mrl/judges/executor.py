@@ -18,8 +18,9 @@ from typing import Any
 from mrl.judges.lifeline import die_with_parent
 from mrl.judges.wire import FrameBuffer, frame, parse_reply, read_frame
 
-STARVED_SHARE = 0.3
-"""A child that got less than this share of its deadline in processor time was starved, not slow."""
+STARVED_FACTOR = 20.0
+"""The deadline is processor time; a child that did not even get it in so many times as much wall time was starved,
+which is the machine's fault and not the sample's."""
 
 
 class ForkedExecutor:
@@ -31,17 +32,22 @@ class ForkedExecutor:
         self._pid = 0
         self._to_child = self._from_child = -1
         self._cpu_before = 0.0
+        self._ended_by_itself = False
 
     def run(self, request: Any, *, deadline_seconds: float) -> dict[str, Any]:
-        """The child's reply, or {"limit": ...} where the sample used up its time or memory, or {"failed": ...}."""
+        """The child's reply, or {"limit": ...} where the sample used up its time or memory, or {"failed": ...}.
+
+        `deadline_seconds` is processor time, so that a busy machine does not decide about samples.
+        """
         if not self._pid:
             self._fork()
         self._cpu_before = _cpu_seconds(self._pid)
         payload = pickle.dumps(request)
         try:
             _write_all(self._to_child, frame(payload))
-            reply = self._wait(time.monotonic() + deadline_seconds)
+            reply = self._wait(deadline_seconds)
         except BrokenPipeError:
+            self._ended_by_itself = True
             reply = None
         if reply is not None:
             return reply
@@ -51,33 +57,43 @@ class ForkedExecutor:
         if self._pid:
             self._end(0.0)
 
-    def _wait(self, deadline: float) -> dict[str, Any] | None:
+    def _wait(self, deadline_seconds: float) -> dict[str, Any] | None:
         buffer = FrameBuffer()
-        while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([self._from_child], [], [], left)
-            if not ready:
+        last = time.monotonic() + STARVED_FACTOR * deadline_seconds
+        while (wall_left := last - time.monotonic()) > 0:
+            cpu_left = deadline_seconds - self._cpu_used()
+            if cpu_left <= 0:
                 return None
+            # One thread's processor time grows no faster than the clock, so nothing is missed by waiting this long.
+            ready, _, _ = select.select([self._from_child], [], [], min(wall_left, cpu_left + 0.01))
+            if not ready:
+                continue
             data = os.read(self._from_child, 1 << 16)
             if not data:
+                self._ended_by_itself = True
                 return None
             for payload in buffer.feed(data):
                 return parse_reply(payload)
         return None
 
+    def _cpu_used(self) -> float:
+        return _cpu_seconds(self._pid) - self._cpu_before
+
     def _end(self, deadline_seconds: float) -> dict[str, Any]:
         """Kill and reap the child; say why it had to go."""
-        used = _cpu_seconds(self._pid) - self._cpu_before
-        finished, status = os.waitpid(self._pid, os.WNOHANG)
-        if not finished:
+        used = self._cpu_used()
+        died, self._ended_by_itself = self._ended_by_itself, False
+        if not died:
             os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        _, status = os.waitpid(self._pid, 0)
         os.close(self._to_child)
         os.close(self._from_child)
         self._pid = 0
-        if finished:
+        if died:
             return {"failed": f"the judge's process died with status {os.waitstatus_to_exitcode(status)}"}
-        if used < STARVED_SHARE * deadline_seconds:
-            return {"failed": f"no verdict in {deadline_seconds:g} s, with {used:.2f} s of processor time"}
+        if used < deadline_seconds:
+            wall = STARVED_FACTOR * deadline_seconds
+            return {"failed": f"the judge's process got {used:.2f} s of processor time in {wall:g} s"}
         return {"limit": f"time limit of {deadline_seconds:g} s"}
 
     def _fork(self) -> None:

@@ -307,3 +307,62 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
     parent.stdout.close()
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def hanging(n: int) -> str:
+    """Passes the gate, and expands for hours."""
+    return f"\\boxed{{(x+{n})^{{999}}(x^2-3)^{{998}}(x-7)^{{997}}}}"
+
+
+def test_symbolic_samples_that_hang_are_wrong_and_cost_their_deadline(make_pair: Any, judge_all: Any) -> None:
+    pairs = [make_pair(n, hanging(n), "x+1") for n in range(3)]
+    pairs += [make_pair(10 + n, f"\\boxed{{1+x+{n}}}", f"x+{n + 1}") for n in range(5)]
+    with JudgePool(JudgeSection(kind="maths", deadline_seconds=0.5, pool_workers=1)) as pool:
+        verdicts = judge_all(pool, pairs)
+        counts = pool.counts()
+    assert [verdicts[f"{n}.0"].value for n in range(3)] == [0.0] * 3
+    assert all("time limit of 0.5 s" in verdicts[f"{n}.0"].reason for n in range(3))
+    assert [verdicts[f"{10 + n}.0"].value for n in range(5)] == [1.0] * 5
+    assert counts["limit"] == 3 and "processes_lost" not in counts, (
+        "the judge's process itself was never lost"
+    )
+
+
+@pytest.mark.slow
+def test_throughput_and_delays(make_pair: Any, judge_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rates of the recipe on two free cores; not in CI, because a busy machine would decide."""
+    with JudgePool(JudgeSection(kind="maths", pool_workers=2)) as pool:
+        judge_all(
+            pool,
+            [
+                make_pair(-1, "#### 1", "1"),
+                make_pair(-2, "\\boxed{1+x}", "x+1"),
+                make_pair(-3, "\\boxed{1+y}", "y+1"),
+            ],
+        )
+        start = time.monotonic()
+        judge_all(pool, [make_pair(n, f"words\n#### {n}", str(n)) for n in range(4000)])
+        exact = 4000 / (time.monotonic() - start)
+        start = time.monotonic()
+        judge_all(
+            pool, [make_pair(n, f"\\boxed{{{n}+2\\sqrt{{3}}}}", f"{n}+\\sqrt{{12}}") for n in range(400)]
+        )
+        symbolic = 400 / (time.monotonic() - start)
+    section = JudgeSection(kind="maths", deadline_seconds=2.0, pool_workers=2)
+    with JudgePool(section) as pool:
+        judge_all(pool, [make_pair(-1, "#### 1", "1"), make_pair(-2, "\\boxed{1+x}", "x+1")])
+        start = time.monotonic()
+        for n in range(64):
+            pool.submit(*make_pair(n, hanging(n), "x+1"))
+        for n in range(64, 1000):
+            pool.submit(*make_pair(n, f"#### {n}", str(n)))
+        when: dict[int, float] = {}
+        while len(when) < 1000:
+            when |= {int(i[:-2]): time.monotonic() - start for i, _ in pool.collect(60.0)}
+    delay, last = max(when[n] for n in range(64, 1000)), max(when.values())
+    with capsys.disabled():
+        print(
+            f"\nexact {exact:.0f}/s, symbolic {symbolic:.0f}/s, exact delay {delay:.2f} s, last symbolic {last:.1f} s"
+        )
+    assert exact >= 2000 and symbolic >= 100
+    assert delay <= 2.0 and last <= 64 * 2.0 / 2 * 1.05
