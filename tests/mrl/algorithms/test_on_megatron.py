@@ -1,0 +1,114 @@
+"""Every loss, aggregation, KL and correction name through a real Megatron update, equal on every layout.
+
+Bound: loss, gradient norm and metrics agree with one rank and one microbatch to 2e-4, relative or absolute, in float32.
+"""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.config import algorithm
+from mrl.config.training import LayoutSection
+from mrl.samples import TrainBatch
+from tests.mrl.algorithms import megatron_scenarios as scenarios
+from tests.mrl.training.scenarios import TEMPERATURE
+from tests.ranks import run_ranks
+from tests.tiny_models import random_batch, reference_logprobs, write_model
+
+pytestmark = pytest.mark.engine
+
+SPECIAL = {
+    "custom": {"function": "mrl.algorithms.policy_losses:kimi15", "options": {"tau": 0.5}},
+    "dual_clip": {"dual_clip": 1.05},
+}
+"""Options where the defaults would not show on ratios near 1."""
+
+
+def loss_of(name: str) -> dict[str, Any]:
+    return {"name": name} | SPECIAL.get(name, {})
+
+
+def mode_of(name: str) -> dict[str, Any]:
+    return {"mode": name, "length": 12} if name == "constant" else {"mode": name}
+
+
+CONFIGS: list[dict[str, Any]] = [
+    *({"loss": loss_of(n)} | scenarios.EXTRAS for n in typing.get_args(algorithm._Losses)),
+    *({"aggregation": mode_of(n)} | scenarios.EXTRAS for n in typing.get_args(algorithm._Aggregations)),
+    *({"kl": {"place": "loss", "kind": n, "coefficient": 0.5}} for n in typing.get_args(algorithm._KlKinds)),
+    *({"correction": {"kind": n, "low": 0.95, "high": 1.1}} for n in typing.get_args(algorithm._Corrections)),
+    {"old_logprobs": "sampler"},
+    {"old_logprobs": "decoupled", "correction": {"kind": "truncated"}},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "moe", num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def batch(folder: Path) -> TrainBatch:
+    """Old, sampler and reference log-probs near the model's own, so that all ratios are near 1."""
+    plain = random_batch(10, seed=5)
+    logprobs, _ = reference_logprobs(folder, plain, temperature=TEMPERATURE)
+    noise = np.random.default_rng(1).normal(size=(3, plain.num_tokens)).astype(np.float32)
+    near = {n: (logprobs + s * noise[i]).astype(np.float32) for i, (n, s) in enumerate(NOISE.items())}
+    signs = np.repeat(np.arange(10) % 2, plain.lengths()).astype(np.float32)
+    return plain.with_arrays(scores=signs, **near)
+
+
+NOISE = {"old_logprobs": 0.2, "sampler_logprobs": 0.3, "ref_logprobs": 0.4}
+
+
+def run(
+    folder: Path, layout: dict[str, int], batch: TrainBatch, microbatch_tokens: int
+) -> list[dict[str, Any]]:
+    world = LayoutSection(**layout).world_size
+    arguments = (str(folder), layout, batch, CONFIGS, microbatch_tokens)
+    return run_ranks(scenarios.update_with_each, world, *arguments, seconds=280)
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path, batch: TrainBatch) -> list[dict[str, float]]:
+    result = run(folder, {}, batch, 4096)[0]
+    assert result["moved"]
+    return result["metrics"]
+
+
+def check(results: list[dict[str, Any]], one: list[dict[str, float]]) -> None:
+    for result in results:
+        assert result["moved"]
+        for config, found, wanted in zip(CONFIGS, result["metrics"], one, strict=True):
+            differing = {
+                n: (found[n], wanted[n]) for n in wanted if found[n] != pytest.approx(wanted[n], **BOUND)
+            }
+            differing.pop("optimizer_steps", None)
+            assert not differing, f"{config}: {differing}"
+
+
+BOUND = {"rel": 2e-4, "abs": 2e-4}
+
+
+def test_each_configuration_has_its_own_gradient(one) -> None:
+    losses = dict(zip(typing.get_args(algorithm._Losses), one, strict=False))
+    assert len({round(metrics["grad_norm"], 6) for metrics in losses.values()}) == len(losses)
+    assert all(metrics["grad_norm"] > 1e-3 and metrics["skipped"] == 0 for metrics in one)
+
+
+@pytest.mark.parametrize("layout", [{"ep": 2, "dp": 2}, {"tp": 2, "ep": 2}, {"pp": 2}], ids=str)
+def test_layouts_and_microbatches_change_nothing(layout, folder, batch, one) -> None:
+    check(run(folder, layout, batch, 40), one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", [{}, {"tp": 2, "pp": 2, "ep": 2}, {"dp": 4}, {"tp": 2, "dp": 2, "ep": 4}], ids=str
+)
+def test_more_layouts(layout, folder, batch, one) -> None:
+    check(run(folder, layout, batch, 40), one)
