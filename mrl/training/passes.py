@@ -188,6 +188,11 @@ class Passes:
             if not len(item.rows):
                 return hidden.sum() * 0.0, count, {}
             found = self._logprobs(item, hidden, temperature)
+            if not all(
+                bool(torch.isfinite(x).all()) for x in found
+            ):  # objectives refuse such values: skip the step
+                nothing = hidden.sum() * float("nan")
+                return nothing, count, {"loss": nothing.detach()}
             size = item.plan.num_real
             logprobs, entropy = (x.new_zeros(size).index_copy(0, item.rows, x) for x in found)
             arrays, segment_ids = self._arrays(batch, item.plan)

@@ -173,14 +173,15 @@ class MegatronWorker:
         """One optimizer step over this data-parallel shard; the same metrics on all ranks.
 
         Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest, smallest).
-        A loss or gradient that is not finite skips the step everywhere: `skipped` is 1.
+        A loss or gradient that is not finite, or a step without any token to train on, is skipped on all ranks: no
+        parameter changes and `skipped` is 1.
         """
         for model in self._models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
         parts = self._passes.forward_backward(batch, objective, denominators, temperature=temperature)
         metrics = reduce_metrics(parts if self.place.tp == 0 else [], device=self.device)
-        result = self.optimizer.step(finite=all(np.isfinite(list(metrics.values()))), lr=lr)
+        result = self.optimizer.step(finite=bool(np.isfinite(metrics.get("loss", np.nan))), lr=lr)
         return metrics | {
             "grad_norm": result.grad_norm,
             "skipped": float(result.skipped),

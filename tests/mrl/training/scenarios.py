@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def resume_and_go_on(
 
 
 def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
-    """A loss that is not finite on one rank only, then a good step."""
+    """A loss that is not finite on one rank only; a good step; nothing to train on; a rank without samples."""
     at = worker(rank, world, port, folder, layout)
     batch = random_batch(10, seed=1)
     _, shard = shard_of(batch, at)
@@ -185,7 +186,13 @@ def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[
     bad = at.update(shard, poison, count, temperature=TEMPERATURE)
     unchanged = before == digest_parameters(at)
     good = at.update(shard, cross_entropy, count, temperature=TEMPERATURE)
-    return {"bad": bad, "unchanged": unchanged, "good": good}
+    digest = digest_parameters(at)
+    masked = dataclasses.replace(shard, loss_mask=np.zeros_like(shard.loss_mask))
+    nothing = at.update(masked, cross_entropy, {"num_tokens": 1})
+    unchanged = unchanged and digest == digest_parameters(at)
+    lonely = batch if at.place.dp == 0 else batch.select(np.zeros(0, np.int64))
+    alone = at.update(lonely, cross_entropy, count, temperature=TEMPERATURE)
+    return {"bad": bad, "unchanged": unchanged, "good": good, "nothing": nothing, "alone": alone}
 
 
 def forward_after_export(

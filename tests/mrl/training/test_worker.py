@@ -185,6 +185,8 @@ def test_a_loss_that_is_not_finite_skips_the_step_everywhere(folder: Path, one_r
     for result in results:
         assert result["bad"]["skipped"] == 1.0 and result["unchanged"]
         assert result["good"] == pytest.approx(one_rank["metrics"][0], abs=2e-5)
+        assert result["nothing"]["skipped"] == 1.0
+        assert result["alone"] == pytest.approx(one_rank["metrics"][1], abs=2e-5)
 
 
 def test_a_layout_that_does_not_fit_is_one_clear_error(folder: Path) -> None:
