@@ -106,6 +106,7 @@ class OnPolicyLoop:
             self._recorder.samples(step, groups)
             if _due(step, self._config.loop.checkpoint.every_steps, last=self._config.loop.steps, at_end=True):
                 self._save()
+        metrics |= self._clock.take()
         metrics |= self._validate(step) if self._validation_due(step) else {}
         self._recorder.row(step, metrics)
 

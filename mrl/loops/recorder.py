@@ -46,8 +46,8 @@ class Recorder:
         self._failed_saves = 0
 
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One object of metrics.jsonl, with the seconds of all phases since the last one."""
-        row = {**metrics, **self.clock.take(), "mem/driver_bytes": float(psutil.Process().memory_info().rss)}
+        """One object of metrics.jsonl."""
+        row = {**metrics, "mem/driver_bytes": float(psutil.Process().memory_info().rss)}
         self._metrics.write(step, row)
         for tracker in self._trackers:
             tracker.log(step, row)

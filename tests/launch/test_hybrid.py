@@ -9,11 +9,9 @@ import pytest
 from launch.cluster import cluster
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.loop import LaunchSection
-from mrl.config.model import ModelSection, NewModelSection
 from mrl.loops.batch import pack
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import denominators
-from mrl.prepare import arithmetic, tiny_model
 from mrl.samples import Group, Prompt, Sample, Verdict, VerdictKind
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 
@@ -24,16 +22,6 @@ LAYOUTS = {
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
     "ep2-dp2-to-2": ("training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", "rollout.tp=2"),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows and a random tiny Qwen3-MoE."""
-    folder = arithmetic.write(tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_warm_start=100)
-    new = NewModelSection(hidden_size=64, head_dim=16, expert_size=32)
-    model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
-    tiny_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +54,8 @@ def groups_of(prompts: list[np.ndarray], responses: list, version: int) -> list[
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_engines_trainer_and_export_agree_after_updates(layout: str, folder: Path, ray_cluster: None, tmp_path: Path) -> None:
-    config = tiny_config(folder / "model", folder, *LAYOUTS[layout])
+def test_engines_trainer_and_export_agree_after_updates(layout: str, task: Path, ray_cluster: None, tmp_path: Path) -> None:
+    config = tiny_config(task / "model", task, *LAYOUTS[layout])
     rng = np.random.default_rng(0)
     prompts = [p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2]
     with running(config, tmp_path / "logs") as hybrid:
@@ -94,7 +82,7 @@ def test_engines_trainer_and_export_agree_after_updates(layout: str, folder: Pat
     sampler = batch.arrays["sampler_logprobs"]
     assert np.abs(sampler - forward["logprobs"])[clear].max() < 1e-4
     assert np.abs(reference - forward["logprobs"])[clear].max() < 1e-4
-    assert np.abs(transformers_logprobs(folder / "model", batch) - reference)[clear].max() > 1e-3, "the updates changed nothing"
+    assert np.abs(transformers_logprobs(task / "model", batch) - reference)[clear].max() > 1e-3, "the updates changed nothing"
 
 
 def transformers_logprobs(path: Path, batch) -> np.ndarray:
