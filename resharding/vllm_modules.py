@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -17,7 +18,7 @@ from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
 from mrl.errors import ReshardError
-from resharding.copies import run
+from resharding.copies import CopyTable, run
 from resharding.session import WireTensor
 from resharding.tables import Tables
 
@@ -102,12 +103,17 @@ class PlanLoader:
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         """One window: `sources` flat leased tensors, `bucket` the filled bytes."""
         window = self._tables.windows[index]
-        for module in window.opens:
-            self._open_module(module)
-        run(window.local, sources, self._flat)
-        run(window.unpack, bucket, self._flat)
-        for module in window.closes:
-            self._close_module(module)
+        opens, closes = set(window.opens), set(window.closes)
+        local, unpack = _by_module(window.local), _by_module(window.unpack)
+        for module in sorted(
+            opens | closes | local.keys() | unpack.keys()
+        ):  # one after another: few are staged at once
+            if module in opens:
+                self._open_module(module)
+            run(local.get(module, window.local[:0]), sources, self._flat)
+            run(unpack.get(module, window.unpack[:0]), bucket, self._flat)
+            if module in closes:
+                self._close_module(module)
 
     def finish(self) -> None:
         if self._open or len(self._closed) != len(self._tables.modules):
@@ -148,6 +154,13 @@ class PlanLoader:
             _layerwise_process(module, info)
         self._open.discard(number)
         self._closed.add(number)
+
+
+def _by_module(table: CopyTable) -> dict[int, CopyTable]:
+    """A window's copies by module; tables are in that order."""
+    numbers, starts = np.unique(table["module"], return_index=True)
+    ends = [*starts[1:], len(table)]
+    return {int(n): table[start:end] for n, start, end in zip(numbers, starts, ends, strict=True)}
 
 
 def put_back(model: torch.nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Hand-overs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,20 @@ from typing import Any
 import psutil
 import pytest
 
+from models.manifest import CheckpointTensor
 from mrl.config.rollout import RolloutSection
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
 from mrl.rollout.engine import RolloutEngine
+from resharding.manifest import RankManifest
+from resharding.plan import PlanOptions, build_plan
+from resharding.session import Session
+from resharding.topology import Topology
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
+from tests.ranks import run_ranks
 from tests.resharding.feeding import Feeder, read
+from tests.resharding.leasing import LeasedRank, one_trainer_rank, spread
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.engine
@@ -166,6 +174,81 @@ def test_a_stale_session_is_refused_and_the_engine_goes_on(
     assert len(tiny_engine.call(driving.generate, ASKED)) == len(ASKED)
 
 
+# -- by the plan --------------------------------------------------------------------------------------------------
+
+
+def manifests(engine: RolloutEngine, rows: list[tuple[str, tuple[int, ...], str]]) -> list[RankManifest]:
+    return engine.destination_manifests([CheckpointTensor(*row) for row in rows])
+
+
+def described(host: EngineHost, folder: Path) -> list[RankManifest]:
+    rows = [(n, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for n, w in read(folder).items()]
+    return host.call(manifests, rows)
+
+
+def break_processing(engine: RolloutEngine, number: int) -> None:
+    """The number-th module to be processed under a plan raises once, half way through the model."""
+    from resharding import vllm_modules
+
+    process, seen = vllm_modules._layerwise_process, []
+
+    def failing(module: Any, info: Any) -> None:
+        seen.append(module)
+        if len(seen) == number:
+            vllm_modules._layerwise_process = process
+            raise RuntimeError("broken on purpose at a module")
+        process(module, info)
+
+    vllm_modules._layerwise_process = failing
+
+
+def test_a_planned_hand_over_gives_what_a_fresh_engine_has(
+    tiny_engine: EngineHost, tiny_model: Path, tmp_path: Path, feeder: Feeder, fresh_answers: list
+) -> None:
+    """Other weights first, an error in the middle of them, then the folder's: to the last bit."""
+    other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=11)
+    weights = read(tiny_model)
+    (tensors,) = spread(weights, 1)
+    plan = build_plan(
+        [RankManifest.of(0, tensors)],
+        described(tiny_engine, tiny_model),
+        Topology.shared(1),
+        PlanOptions(bucket_bytes=64 << 10),
+    )
+    trainer = LeasedRank(tensors, list(read(other).values()))
+
+    def hand_over_planned() -> list[Exception]:
+        version = tiny_engine.call(driving.version)
+        session = Session.new(version, version + 1, plan.digest)
+        errors: list[Exception] = []
+
+        def send() -> None:
+            try:
+                trainer.send(feeder.senders[0], session, plan, 0, group=None)
+            except ReshardError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            tiny_engine.call(driving.receive, session)
+        finally:
+            thread.join(30)
+        return errors
+
+    assert hand_over_planned() == []
+    assert driving.worst_gap(other, ASKED, tiny_engine.call(driving.generate, ASKED)) < 1e-4
+    trainer.set([weights[t.name] for t in tensors])
+    tiny_engine.call(break_processing, 7)
+    with pytest.raises(ReshardError, match="broken on purpose at a module"):
+        hand_over_planned()
+    with pytest.raises(RolloutError, match="serves nothing"):
+        tiny_engine.call(driving.generate, ASKED)
+    assert hand_over_planned() == []
+    assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
+    trainer.close()
+
+
 # -- tensor parallel workers --------------------------------------------------------------------------------------
 
 
@@ -177,7 +260,19 @@ def leftovers() -> dict[str, set[str]]:
     return {"shm": set(os.listdir("/dev/shm")), "sockets": sockets, "temporary": temporary}
 
 
-def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path) -> None:
+def receive_planned(engine: RolloutEngine, session: tuple, both: list[RankManifest], folder: str) -> None:
+    """The engine's side of `one_trainer_rank`: the same plan has the same digest here."""
+    ranks = spread(read(Path(folder)), 2)
+    plan = build_plan(
+        [RankManifest.of(r, t) for r, t in enumerate(ranks)],
+        both,
+        Topology.shared(2),
+        PlanOptions(bucket_bytes=16 << 10),
+    )
+    engine.receive(Session(*session, plan.digest))
+
+
+def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path, tmp_path: Path) -> None:
     before = leftovers()
     host = EngineHost(
         rollout=RolloutSection(tp=2, dtype="float32", kv_cache_bytes=64 << 20, max_num_seqs=64),
@@ -193,8 +288,20 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path) -
     assert not hand_over(host, feeder, tiny_model).errors
     assert driving.worst_gap(tiny_model, ASKED, host.call(driving.generate, ASKED)) < 1e-4
 
+    plan_session = ("1" * 32, 0, 1)
+    run = threading.Thread(
+        target=lambda: sent.extend(run_ranks(one_trainer_rank, 2, str(other), *rest, seconds=90))
+    )
+    other, sent = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=12), []
+    both = [RankManifest.of(i, m.tensors) for i, m in enumerate(described(host, tiny_model))]
+    rest = (host.call(driving.addresses), both, plan_session)
+    run.start()
+    host.call(receive_planned, plan_session, both, str(other), seconds=90)
+    run.join(90)
+    assert len(sent) == 2 and driving.worst_gap(other, ASKED, host.call(driving.generate, ASKED)) < 1e-4
+
     weights = read(tiny_model)
-    session = feeder.session(weights, 0, 1)
+    session = feeder.session(weights, 1, 2)
     host.start(driving.receive, session)  # killed while both workers wait inside the hand-over
     time.sleep(1.0)
     family = host.kill()

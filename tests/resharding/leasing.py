@@ -1,0 +1,117 @@
+"""Trainer ranks for planned hand-overs: their tensors in one shared buffer, as a trainer's parameter memory is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from models.manifest import LocalTensor, Piece
+from mrl.config.sync import SyncSection
+from resharding import planned
+from resharding.assembly import DTYPES
+from resharding.gather import SendStats
+from resharding.lease import describe_files
+from resharding.manifest import RankManifest, elements
+from resharding.plan import Plan
+from resharding.sender import WeightSender
+from resharding.session import Session
+from resharding.shared_memory import SharedSegment
+from resharding.tables import LeasedTensor, of_part
+
+
+class LeasedRank:
+    """One trainer rank: `values` in the manifest's order, copied into shared memory."""
+
+    def __init__(self, tensors: Sequence[LocalTensor], values: Sequence[torch.Tensor]) -> None:
+        self.leased: list[LeasedTensor] = []
+        end = 0
+        for tensor in tensors:
+            self.leased.append(LeasedTensor(0, end, tensor.dtype, elements(tensor.shape)))
+            end += -(-elements(tensor.shape) * DTYPES[tensor.dtype].itemsize // 64) * 64
+        self.segment = SharedSegment(max(end, 64))
+        self.arrays = [
+            self.segment.buffer[
+                a.byte_offset : a.byte_offset + a.num_elements * DTYPES[a.dtype].itemsize
+            ].view(DTYPES[a.dtype])
+            for a in self.leased
+        ]
+        self.set(values)
+
+    def set(self, values: Sequence[torch.Tensor]) -> None:
+        for array, value in zip(self.arrays, values, strict=True):
+            array.copy_(value.reshape(-1))
+
+    def send(
+        self,
+        sender: WeightSender,
+        session: Session,
+        plan: Plan,
+        slot: int,
+        *,
+        group: dist.ProcessGroup | None,
+        deadline_seconds: float = 20.0,
+    ) -> SendStats:
+        part = plan.part(slot)
+        return planned.send(
+            sender,
+            session,
+            part,
+            of_part(part, self.leased),
+            self.arrays,
+            describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())]),
+            rank_of_slot={s: s for s in range(plan.topology.num_slots)},
+            group=group,
+            deadline_seconds=deadline_seconds,
+        )
+
+    def close(self) -> None:
+        self.arrays.clear()
+        self.segment.close()
+
+
+def spread(weights: Mapping[str, torch.Tensor], size: int) -> list[list[LocalTensor]]:
+    """Whole checkpoint tensors dealt to `size` ranks in turn."""
+    ranks: list[list[LocalTensor]] = [[] for _ in range(size)]
+    for index, (name, w) in enumerate(weights.items()):
+        zero, shape = (0,) * w.ndim, tuple(w.shape)
+        dtype = str(w.dtype).removeprefix("torch.")
+        ranks[index % size].append(LocalTensor(name, 0, shape, dtype, (Piece(name, zero, shape, zero),)))
+    return ranks
+
+
+def one_trainer_rank(
+    rank: int,
+    size: int,
+    port: int,
+    folder: str,
+    addresses: list[str],
+    manifests: list[RankManifest],
+    session: Any,
+) -> SendStats:
+    """A process of `run_ranks`: sends its share of a folder's tensors by the plan (session: its from and to version)."""
+    import datetime
+    import os
+    from pathlib import Path
+
+    from resharding.plan import PlanOptions, build_plan
+    from resharding.topology import Topology
+    from tests.resharding.feeding import read
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=30))
+    weights = read(Path(folder))
+    ranks = spread(weights, size)
+    plan = build_plan(
+        [RankManifest.of(r, tensors) for r, tensors in enumerate(ranks)],
+        manifests,
+        Topology.shared(size),
+        PlanOptions(bucket_bytes=16 << 10),
+    )
+    sender = WeightSender(addresses[rank], SyncSection(bucket_bytes=16 << 10, deadline_seconds=20.0))
+    trainer = LeasedRank(ranks[rank], [weights[t.name] for t in ranks[rank]])
+    stats = trainer.send(sender, Session(*session, plan.digest), plan, rank, group=dist.group.WORLD)
+    dist.destroy_process_group()
+    return stats

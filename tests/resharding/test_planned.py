@@ -1,0 +1,268 @@
+"""Planned hand-overs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
+
+import datetime
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from mrl.config.sync import SyncSection
+from mrl.errors import ReshardError
+from resharding import destinations, sources
+from resharding.assembly import DTYPES
+from resharding.copies import run
+from resharding.layout import Layout
+from resharding.manifest import elements
+from resharding.plan import Plan, PlanOptions, build_plan
+from resharding.planned import received_bytes
+from resharding.receiver import Receiver
+from resharding.sender import WeightSender
+from resharding.session import Session, State
+from resharding.tables import Tables, of_part
+from resharding.topology import Topology
+from tests.ranks import run_ranks
+from tests.resharding.leasing import LeasedRank
+from tests.resharding.test_buckets import Receiving, Shelf
+from tests.resharding.worlds import World, checkpoint, loaded
+
+HF: dict[str, Any] = {
+    "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": False, "num_experts": 4,
+    "moe_intermediate_size": 8, "mlp_only_layers": [],
+}  # fmt: skip
+SYNC = SyncSection(bucket_bytes=2048, deadline_seconds=20.0)
+SHAPES = {
+    "one": (Layout(), Layout()),
+    "tp2-ep2": (Layout(tp=2, ep=2), Layout(tp=2)),
+    "pp2": (Layout(pp=2), Layout(dp=2)),
+    "tp2-pp2": (Layout(tp=2, pp=2), Layout(tp=2, dp=2)),
+    "ep2-dp2": (Layout(ep=2, dp=4), Layout(tp=4)),
+}
+
+
+def world_of(name: str) -> World:
+    train, rollout = SHAPES[name]
+    held = sources.from_layout(HF, train, dtype="bfloat16", router_dtype="float32", pad_vocab_to=8)
+    needed = destinations.from_layout(HF, rollout, dtype="bfloat16")
+    return World(
+        HF,
+        train,
+        rollout,
+        held,
+        needed,
+        Topology.shared(len(held)),
+        PlanOptions(bucket_bytes=SYNC.bucket_bytes),
+    )
+
+
+def plan_of(world: World) -> Plan:
+    return build_plan(world.sources, world.destinations, world.topology, world.options)
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    return (
+        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        if array.dtype == np.uint16
+        else torch.from_numpy(array)
+    )
+
+
+class Parameters:
+    """A consumer that keeps the slot's parameters as flat poisoned arrays, module by module."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.flat: list[torch.Tensor] = []
+        self.aborts = 0
+        self._fail_at = fail_at
+        self._tables = Tables((), (), (), ())
+
+    def start(self, tables: Tables) -> None:
+        self._tables = tables
+        self.flat = [
+            torch.full((elements(t.shape) * DTYPES[t.dtype].itemsize,), 0xFF, dtype=torch.uint8).view(
+                DTYPES[t.dtype]
+            )
+            for t in tables.targets
+        ]
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        if index == self._fail_at:
+            raise ValueError(f"window {index} broke on purpose")
+        window = self._tables.windows[index]
+        run(window.local, sources, self.flat)
+        run(window.unpack, bucket, self.flat)
+
+    def finish(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborts += 1
+
+
+def equal(consumer: Parameters, world: World, rank: int) -> bool:
+    expected = loaded(world.destinations[rank], checkpoint(world))
+    return all(
+        torch.equal(flat.view(torch.uint8), as_torch(array).reshape(-1).view(torch.uint8))
+        for flat, array in zip(consumer.flat, expected, strict=True)
+    )
+
+
+def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> list[Any]:
+    """Both ends of this rank's slot; the receiver of rank `broken` raises in the middle of the first session."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if size > 1:
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=30))
+    group = dist.group.WORLD if size > 1 else None
+    world = world_of(name)
+    plan = plan_of(world)
+    receiver = Receiver(deadline_seconds=20.0, device=torch.device("cpu"))
+    sender = WeightSender(receiver.address, SYNC)
+    values = [as_torch(a) for a in loaded(world.sources[rank], checkpoint(world))]
+    trainer = LeasedRank(world.sources[rank].tensors, values)
+    outcome: list[str] = []
+    for attempt in range(1 if broken is None else 2):
+        consumer = Parameters(len(plan.windows) // 2 if attempt == 0 and rank == broken else None)
+        session = Session(f"{attempt:032x}", -1, 0, plan.digest)
+
+        def take(consumer: Parameters = consumer, session: Session = session) -> None:
+            try:
+                receiver.receive(session, Shelf(), consumer)
+            except (ReshardError, ValueError) as error:
+                outcome.append(f"receiver: {error}")
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            trainer.send(sender, session, plan, rank, group=group)
+        except ReshardError as error:
+            outcome.append(f"sender: {error}")
+        thread.join(30)
+    result = [
+        receiver.progress.version,
+        equal(consumer, world, rank),
+        outcome,
+        received_bytes(plan.part(rank)),
+    ]
+    if size > 1:
+        dist.destroy_process_group()
+    return result
+
+
+def test_one_slot_copies_everything_from_leased_memory() -> None:
+    assert one_rank(0, 1, 0, "one", None) == [0, True, [], 0]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["tp2-ep2", "pp2", "tp2-pp2", "ep2-dp2"])
+def test_every_slot_ends_with_its_manifests_bytes(name: str) -> None:
+    size = SHAPES[name][0].world_size
+    results = run_ranks(one_rank, size, name, None, seconds=120)
+    assert [r[:3] for r in results] == [[0, True, []]] * size
+    assert sum(r[3] for r in results) >= plan_of(world_of(name)).summary()["lower_bound_cross_slot_bytes"] > 0
+
+
+@pytest.mark.engine
+def test_one_slots_error_is_raised_by_every_rank_and_a_resend_heals() -> None:
+    for rank, (version, same, outcome, _) in enumerate(run_ranks(one_rank, 2, "pp2", 1, seconds=120)):
+        assert (version, same) == (0, True)
+        assert sorted(o.split(":")[0] for o in outcome) == ["receiver", "sender"]
+        assert all("broke on purpose" in o for o in outcome), f"rank {rank}: {outcome}"
+
+
+# -- one slot, in this process ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slot():
+    world = world_of("one")
+    plan = plan_of(world)
+    receiver = Receiver(deadline_seconds=5.0, device=torch.device("cpu"))
+    sender = WeightSender(receiver.address, SYNC)
+    trainer = LeasedRank(
+        world.sources[0].tensors, [as_torch(a) for a in loaded(world.sources[0], checkpoint(world))]
+    )
+    yield world, plan, receiver, sender, trainer
+    receiver.close()
+    sender.close()
+    trainer.close()
+
+
+def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
+    world, plan, receiver, sender, trainer = slot
+    consumer, session = Parameters(0), Session.new(-1, 0, plan.digest)
+    thread = _receive(receiver, session, consumer)
+    with pytest.raises(ReshardError, match="window 0 broke on purpose"):
+        trainer.send(sender, session, plan, 0, group=None)
+    assert isinstance(thread.end(), ValueError) and consumer.aborts == 1
+    assert receiver.progress.state is State.FAILED and receiver._lease is None
+    for version in range(2):
+        consumer, session = Parameters(), Session.new(version - 1, version, plan.digest)
+        thread = _receive(receiver, session, consumer)
+        trainer.send(sender, session, plan, 0, group=None)
+        assert thread.end() is None and equal(consumer, world, 0)
+
+
+def test_a_receiver_without_a_plan_consumer_refuses(slot: Any) -> None:
+    _, plan, receiver, sender, trainer = slot
+    session = Session.new(-1, 0, plan.digest)
+    thread = Receiving(receiver, session, Shelf())
+    with pytest.raises(ReshardError, match="takes whole tensors only"):
+        trainer.send(sender, session, plan, 0, group=None)
+    assert thread.end() is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("source_offset", -1, "leaves its memory"),
+        ("source_offset", 1 << 40, "leaves its memory"),
+        ("source", 10_000, "leaves its memory"),
+        ("source", -1, "leaves its memory"),
+        ("target", 10_000, "leaves its memory"),
+        ("target_offset", 1 << 40, "leaves its memory"),
+        ("rows", 0, "leaves its memory"),
+        ("wire", 77, "leaves its memory"),
+    ],
+)
+def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(
+    slot: Any, field: str, value: int, what: str
+) -> None:
+    _, plan, _, _, trainer = slot
+    tables = of_part(plan.part(0), trainer.leased)
+    room = [trainer.segment.buffer.numel()]
+    tables.check(room, SYNC.bucket_bytes)
+    local = tables.windows[0].local.copy()
+    local[field][0] = value
+    changed = tables.encode()
+    bad = Tables.decode(changed)
+    object.__setattr__(bad.windows[0], "local", local)
+    with pytest.raises(ReshardError, match=what):
+        bad.check(room, SYNC.bucket_bytes)
+    with pytest.raises(ReshardError, match="leaves the leased buffers"):
+        tables.check([room[0] // 2], SYNC.bucket_bytes)
+
+
+def test_tables_survive_the_wire_and_garbage_does_not(slot: Any) -> None:
+    _, plan, _, _, trainer = slot
+    tables = of_part(plan.part(0), trainer.leased)
+    again = Tables.decode(tables.encode())
+    assert again.digest() == tables.digest() and again.num_bytes == tables.num_bytes
+    for garbage in ({}, {"sources": 1}, tables.encode() | {"windows": [["!", "!", [], [], 0]]}):
+        with pytest.raises(ReshardError, match="malformed plan tables"):
+            Tables.decode(garbage)
+
+
+def _receive(receiver: Receiver, session: Session, consumer: Parameters) -> Receiving:
+    class Planned(Receiving):
+        def __init__(self) -> None:
+            threading.Thread.__init__(self, daemon=True)
+            self._call = lambda: receiver.receive(session, Shelf(), consumer)
+            self.error = None
+            self.start()
+
+    return Planned()
