@@ -9,14 +9,15 @@ the limits of the run. `describe` says which of these hold here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _MIB = 2**20
 _FIRST_RUN_UID = 200_000
 _RUNNER = Path(__file__).with_name("runner.py")
 _PROBE_SECONDS = 30.0
+_END_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,12 +134,11 @@ class BoundaryRun:
             raise RewardError("code judge: a cgroup could be made at start-up and cannot be made now")
         requests_out, self.requests = os.pipe()
         self.replies, replies_in = os.pipe()
-        filter_file = tempfile.TemporaryFile()  # noqa: SIM115  (closed below; the child has its own descriptor)
+        filter_fd = os.memfd_create("filter")
         try:
-            filter_file.write(filter_program())
-            filter_file.flush()
-            filter_file.seek(0)
-            passed = (requests_out, replies_in, filter_file.fileno())
+            os.write(filter_fd, filter_program())
+            os.lseek(filter_fd, 0, os.SEEK_SET)
+            passed = (requests_out, replies_in, filter_fd)
             self.process = subprocess.Popen(
                 _command(boundary, rules, *passed),
                 stdin=subprocess.PIPE,
@@ -158,13 +159,13 @@ class BoundaryRun:
         finally:
             os.close(requests_out)
             os.close(replies_in)
-            filter_file.close()
+            os.close(filter_fd)
 
     def __enter__(self) -> BoundaryRun:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.kill()
+        self._kill()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None and not stream.closed:
                 stream.close()
@@ -174,8 +175,25 @@ class BoundaryRun:
         if self._cgroup is not None:
             self._cgroup.close()
 
+    def _kill(self) -> None:
+        """End the sandbox's first process, and with it all others; bubblewrap itself then reaps it and ends."""
+        if self.process.poll() is None:
+            for pid in _children(self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=_END_SECONDS)
+        self.process.kill()
+
     def memory_was_exceeded(self) -> bool:
         return self._cgroup is not None and self._cgroup.memory_was_exceeded()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _preparation(boundary: Boundary, group: cgroup.Cgroup | None) -> Callable[[], None]:

@@ -201,9 +201,17 @@ class Dispatcher:
         if "broken" in reply:
             self._start_failed(lane, worker, str(reply["broken"]))
             return
+        version = str(reply.get("version", ""))
+        lane.version = lane.version or version
+        if version != lane.version:
+            changed = (
+                f"its source changed during the run (version {lane.version}, now {version}); restart the run"
+            )
+            self._start_failed(lane, worker, changed)
+            return
         worker.ready = True
         worker.idle_since = time.monotonic()
-        worker.name, worker.version = str(reply.get("ready", "")), str(reply.get("version", ""))
+        worker.name, worker.version = str(reply.get("ready", "")), version
         lane.start_failures = 0
         lane.broken_reason = ""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class Check:
 
 def parse_checks(raw: Any, *, place: str) -> tuple[Check, ...]:
     """The checks of a row. Raises DataError naming the place and the first thing that is wrong."""
+    if isinstance(raw, str) and raw[:1] in ("[", "{"):
+        raw = _parsed(raw, place)
     if isinstance(raw, dict):
         raw = [raw]
     if not isinstance(raw, list) or not raw:
@@ -46,6 +49,13 @@ def parse_checks(raw: Any, *, place: str) -> tuple[Check, ...]:
             raise DataError(f"{place}: {wrong}")
         checks.append(Check(entry["check"], arguments))
     return tuple(checks)
+
+
+def _parsed(raw: str, place: str) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError as error:
+        raise DataError(f"{place}: the checks are no JSON: {error}") from error
 
 
 def judge(response: str, checks: Sequence[Check], rules: InstructionRules = InstructionRules()) -> Verdict:  # noqa: B008

@@ -98,6 +98,8 @@ class Lane:
         self.start_failures = 0
         self.start_again_at = 0.0
         self.broken_reason = ""
+        self.version = ""
+        """Of the first process; another one is refused, so that one run has one judge."""
 
     @property
     def label(self) -> str:

@@ -201,6 +201,13 @@ def check_judges(
 
     Raises RewardError naming the domain and what the judge said.
     """
+    if any(part.kind == "code" for spec in _specs(section) for part in spec.judges()):
+        from mrl.judges.boundary import find_boundary
+
+        boundary = find_boundary()
+        _log.log(
+            logging.INFO if boundary.has_cgroup else logging.WARNING, "code judge: %s", boundary.describe()
+        )
     first = {prompt.domain: prompt for prompt in reversed(prompts)}
     once = section.model_copy(update={"retries": 0})
     with JudgePool(once, group_size=1) as pool:

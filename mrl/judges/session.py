@@ -78,6 +78,7 @@ class Session:
         self._replies: list[bytes] = []
         self._reply_open = True
         self._calls = 0
+        self._ended: CandidateEnded | None = None
         self._deadline = time.monotonic() + _READY_SECONDS
 
     def __enter__(self) -> Session:
@@ -123,7 +124,9 @@ class Session:
             self._end(Outcome.WRONG, f"returned {error}")
 
     def finish(self) -> None:
-        """After the last call: nothing may be left to read. Raises CandidateEnded."""
+        """After the last call: nothing may be left to read, and an end that a test swallowed still counts."""
+        if self._ended is not None:
+            raise self._ended
         self._refuse_early()
 
     def run_as_main(self, program: str, stdin: str) -> bytes:
@@ -210,6 +213,8 @@ class Session:
             self._replies.extend(self._frames.feed(data))
         except RewardError:
             self._end(Outcome.OUTPUT_LIMIT, "an answer over the size limit")
+        if len(self._replies) > 1:
+            self._end(Outcome.WRONG, "several answers to one question")
 
     def _drain(self, descriptor: int) -> None:
         try:
@@ -263,7 +268,8 @@ class Session:
         self._end(Outcome.RUNTIME_ERROR, f"the program ended with status {status} before it answered")
 
     def _end(self, outcome: Outcome, reason: str) -> NoReturn:
-        raise CandidateEnded(outcome, reason)
+        self._ended = CandidateEnded(outcome, reason)
+        raise self._ended
 
 
 def _name(reply: dict[str, Any]) -> str:

@@ -253,6 +253,13 @@ def test_attacks_on_asserts(name: str) -> None:
     assert _checked(program, task=task)[0] == 0.0
 
 
+def test_a_test_that_catches_everything_cannot_hide_a_breach() -> None:
+    test = "def check(candidate):\n    try:\n        candidate(3)\n    except BaseException:\n        pass\n"
+    task = parse_task({"entry_point": "f", "test": test}, place="x")
+    assert judge("import os\ndef f(x): os._exit(0)", task, RULES).value == 0.0
+    assert judge("def f(x): return 0", task, RULES).value == 1.0
+
+
 def test_an_argument_changed_in_place_changes_nothing_here() -> None:
     test = "def check(candidate):\n    rows = [1, 2]\n    assert candidate(rows) == 2\n    assert rows == [1, 2]\n    assert candidate(rows) == 2\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")

@@ -29,8 +29,8 @@ def work(request: Any) -> bytes:
                 pass
         case "allocate":
             return bytes(bytearray(4 * 2**30)[:1])
-        case "abort":
-            os.abort()
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(0)
         case "raise":
@@ -56,7 +56,7 @@ def executor() -> Iterator[ForkedExecutor]:
         ("ignore", 0.3, "limit", "time limit"),
         ("sleep", 0.1, "failed", "0.00 s of processor time"),
         ("allocate", 5.0, "limit", "memory limit"),
-        ("abort", 5.0, "failed", "status -6"),
+        ("killed", 5.0, "failed", "status -9"),
         ("exit", 5.0, "failed", "status 0"),
         ("raise", 5.0, "failed", "status"),
     ],

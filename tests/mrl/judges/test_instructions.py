@@ -78,10 +78,14 @@ def test_checks_are_composed() -> None:
     assert "num_words" in half.reason
 
 
+def test_checks_may_be_json_text() -> None:
+    assert parse_checks('{"check": "no_commas"}', place="rows:1") == (Check("no_commas", {}),)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
-        "no_commas", [], [{"name": "no_commas"}], [{"check": "no_comma"}], [{"check": "num_words"}],
+        "no_commas", "[{", [], [{"name": "no_commas"}], [{"check": "no_comma"}], [{"check": "num_words"}],
         [{"check": "num_words", "relation": "about", "count": 3}], [{"check": "num_words", "relation": "exactly", "count": "3"}],
         [{"check": "no_commas", "count": 3}], [{"check": "contains_words", "words": "cat"}], [{"check": "starts_with", "phrase": ""}],
     ],

@@ -259,6 +259,20 @@ def test_workers_are_recycled(make_pair: Any, judge_all: Any) -> None:
     assert pids.isdisjoint(later)
 
 
+def test_a_plugin_edited_during_a_run_does_not_change_the_run(
+    make_pair: Any, judge_all: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def score(request): return 1.0\n")
+    section = JudgeSection(kind="plugin", path=f"{file}:score", tasks_per_worker=1, pool_workers=1, retries=0)
+    with JudgePool(section) as pool:
+        assert judge_all(pool, [make_pair(0, "x", "1")])["0.0"].value == 1.0
+        file.write_text("def score(request): return 2.0\n")
+        verdict = judge_all(pool, [make_pair(1, "x", "1")])["1.0"]
+    assert verdict.kind is VerdictKind.UNJUDGED
+    assert "source changed during the run" in verdict.reason
+
+
 def test_check_judges_runs_a_trial_before_engines_start(make_pair: Any) -> None:
     _, prompt = make_pair(0, "", "1")
     check_judges(plugin("native"), [prompt])
