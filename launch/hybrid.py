@@ -35,7 +35,13 @@ class Hybrid:
         calls = {**self.train.start_calls(), **self.rollout.start_calls()}
         wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
         addresses = [slot for engine in self.rollout.broadcast("prepare_sync") for slot in engine]
-        self._digest = self.train.connect(addresses)
+        self._digest = self.train.connect(addresses, self._destinations())
+
+    def _destinations(self) -> list[Any]:
+        """What every engine rank wants, in slot order, where the static plan is followed."""
+        if self._config.sync.mode == "gather":
+            return []
+        return [rank for engine in self.rollout.destinations() for rank in engine]
 
     def sync(self, version: int) -> dict[str, float]:
         """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""

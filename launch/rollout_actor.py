@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
+from models.families import family_of
 from mrl.config.root import Config
 
 
@@ -42,6 +45,11 @@ class RolloutActor:
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._engine, method)(*arguments, **options)
+
+    def destinations(self) -> list[Any]:
+        """Where each checkpoint tensor lands on each of this engine's ranks, by vLLM's own loaders."""
+        config = json.loads((Path(self._config.model.path) / "config.json").read_text(encoding="utf-8"))
+        return self._engine.destination_manifests(family_of(config).checkpoint_tensors(config))
 
     def close(self) -> None:
         if self._engine is not None:

@@ -78,6 +78,10 @@ class RolloutGroup:
         """The same call on every engine; results by engine."""
         return list(self._wait(self._calls("call", method, *arguments, **options)).values())
 
+    def destinations(self) -> list[list[Any]]:
+        """By engine, what each of its ranks wants of the checkpoint."""
+        return list(self._wait(self._calls("destinations")).values())
+
     def receive_calls(self, session: Any) -> dict[str, Any]:
         """Starts every engine's side of a hand-over."""
         return self._calls("call", "receive", session)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from launch.cluster import cluster
+from launch.fits import check_judging, check_model
 from launch.hybrid import Hybrid
 from launch.placement import place
 from launch.rollout_group import RolloutGroup
@@ -21,7 +22,7 @@ from launch.train_group import TrainGroup
 from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.data.load import Dataset, load_data
-from mrl.judges.pool import JudgePool, check_judges
+from mrl.judges.pool import JudgePool
 from mrl.loops.collect import Collector
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
@@ -51,10 +52,11 @@ def _train(config: Config, folder: RunFolder, signals: StopSignals) -> int:
     folder.write_config(dump(config), _versions())
     tiny_model.ensure(config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed)
     tokenizer = load_tokenizer(config)
+    check_model(config, tokenizer)
     dataset = load_data(config.data, config.judge, tokenizer)
     for line in dataset.report.lines():
         print(line)
-    check_judges(config.judge, dataset.stream(config.run.seed).take(64))
+    check_judging(config, dataset.stream(config.run.seed).take(64))
     clock, log_folder = PhaseClock(), _log_folder(folder)
     world = config.training.layout.world_size
     pool = JudgePool(config.judge, group_size=config.loop.samples_per_prompt)

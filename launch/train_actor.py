@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from mrl.config.root import Config
@@ -50,11 +51,17 @@ class TrainActor:
             batch, self._objective(), denominators, temperature=self._config.rollout.temperature
         )
 
-    def connect(self, address: str) -> str:
+    def connect(self, address: str, destinations: Sequence[Any], slots_per_node: int) -> str:
         """Prepares this slot's hand-over to the engine rank at `address`; returns the digest sessions must carry."""
-        from resharding.handover import GatherHandOver
+        from resharding.handover import GatherHandOver, PlannedHandOver
 
-        self._handover = GatherHandOver(self._worker, self._config.sync, address)
+        sync = self._config.sync
+        if sync.mode == "gather":
+            self._handover = GatherHandOver(self._worker, sync, address)
+        else:
+            self._handover = PlannedHandOver(
+                self._worker, sync, address, destinations, slots_per_node=slots_per_node
+            )
         return self._handover.digest
 
     def send(self, session: Any) -> dict[str, float]:

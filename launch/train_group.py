@@ -85,9 +85,12 @@ class TrainGroup:
         """The same call on every rank; results by rank."""
         return list(self._wait(self._calls("call", method, *arguments, **options)).values())
 
-    def connect(self, addresses: Sequence[str]) -> str:
+    def connect(self, addresses: Sequence[str], destinations: Sequence[Any]) -> str:
         """Connects each rank to the engine rank of its slot; the digest all ranks agree on."""
-        calls = {self._name(r): a.connect.remote(addresses[r]) for r, a in enumerate(self.actors)}
+        slots = self._config.launch.slots_per_node or self.layout.world_size
+        calls = {
+            self._name(r): a.connect.remote(addresses[r], list(destinations), slots) for r, a in enumerate(self.actors)
+        }
         digests = self._wait(calls)
         if len(set(digests.values())) != 1:
             raise ReshardError(f"train ranks made different hand-over plans: {digests}")

@@ -1,0 +1,47 @@
+"""What can be known before any worker starts: do model, layout, tokenizer and judges fit together?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models.families import family_of
+from mrl.config.root import Config
+from mrl.errors import ConfigError, RewardError
+from mrl.judges.pool import check_judges
+from mrl.samples import Prompt
+from resharding.layout import Layout
+
+
+def check_model(config: Config, tokenizer: Any) -> None:
+    """ConfigError where the layout does not divide the model, or the tokenizer has ids the model lacks."""
+    path = Path(config.model.path) / "config.json"
+    hf_config = json.loads(path.read_text(encoding="utf-8"))
+    layout = Layout(**config.training.layout.model_dump())
+    family = family_of(hf_config)
+    for place in layout.places():
+        family.local_tensors(hf_config, layout, place)
+    largest, size = max(tokenizer.get_vocab().values(), default=0), int(hf_config["vocab_size"])
+    if largest >= size:
+        raise ConfigError(
+            f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is {size}; "
+            "they do not belong together"
+        )
+    positions = int(hf_config.get("max_position_embeddings", config.model.max_length))
+    if config.model.max_length > positions:
+        raise ConfigError(f"model.max_length = {config.model.max_length} exceeds the model's {positions} positions ({path})")
+    if config.data.max_prompt_tokens + config.rollout.max_response_tokens > config.model.max_length:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {config.data.max_prompt_tokens} + "
+            f"{config.rollout.max_response_tokens} exceeds model.max_length = {config.model.max_length}"
+        )
+
+
+def check_judging(config: Config, prompts: Sequence[Prompt]) -> None:
+    """One trial sample through the judge of each domain; ConfigError with what the judge said."""
+    try:
+        check_judges(config.judge, prompts)
+    except RewardError as error:
+        raise ConfigError(f"judge: {error}") from error

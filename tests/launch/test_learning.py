@@ -1,0 +1,129 @@
+"""Does it learn, and only from rewards that mean something? Shortened forms of the quickstart and of its controls."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.cluster import cluster
+from launch.hybrid import Hybrid
+from launch.run import decoder, load_tokenizer
+from launch.warm_start import run_ranks
+from mrl.config.loop import LaunchSection
+from mrl.config.root import Config
+from mrl.data.load import load_data
+from mrl.errors import ReshardError
+from mrl.judges.pool import JudgePool
+from mrl.loops.collect import Collector
+from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.recorder import Recorder
+from mrl.loops.supply import GroupSupply
+from mrl.observe import metrics_log
+from mrl.observe.phases import PhaseClock
+from mrl.observe.run_folder import RunFolder
+from mrl.prepare import arithmetic
+from mrl.samples import Prompt, Sample, Verdict
+from tests.launch.hybrid_runs import running
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, Hybrid]]:
+    """A model after a short warm start (sums up to 20 + 20), and the hybrid engine serving it."""
+    from mrl.config.load import load
+
+    folder = arithmetic.write(tmp_path_factory.mktemp("sums"), largest=30, num_validation=200, num_warm_start=400)
+    words = [
+        f"run.folder={folder}/runs",
+        f"data.train={folder}/train.jsonl",
+        f"data.validation={folder}/validation.jsonl",
+        f"loop.steps={STEPS}",
+        f"loop.validation={{every_steps: {STEPS}, num_prompts: 200}}",
+        "loop.checkpoint={every_steps: 0, at_end: false}",
+        "rollout.compiled=false",
+        "loop.max_sampler_mismatch=1e-4",
+    ]
+    warm = [f"model.path={folder}/model", f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm, steps: 110}}"]
+    quickstart = str(ROOT / "configs/quickstart.yaml")
+    assert run_ranks([quickstart, str(ROOT / "configs/quickstart_model.yaml"), *words, *warm]) == 0
+    config = load([quickstart], [*words, f"model.path={folder}/warm"])
+    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2), running(config, folder / "logs") as hybrid:
+        yield config, hybrid
+
+
+class ShuffledJudges:
+    """Verdicts of the real judges, dealt out at random among the samples of a collect call."""
+
+    def __init__(self, pool: JudgePool) -> None:
+        self._pool, self._random = pool, random.Random(0)
+        self._held: list[tuple[str, Verdict]] = []
+
+    def submit(self, sample: Sample, prompt: Prompt) -> None:
+        self._pool.submit(sample, prompt)
+
+    def flush_groups(self) -> None:
+        self._pool.flush_groups()
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        self._held += self._pool.collect(timeout_seconds)
+        if self._pool.num_open:
+            return []
+        held, self._held = self._held, []
+        values = [v for _, v in held]
+        self._random.shuffle(values)
+        return [(name, value) for (name, _), value in zip(held, values, strict=True)]
+
+
+class LazyEngines:
+    """The hybrid engine, except that one hand-over never happens."""
+
+    def __init__(self, hybrid: Hybrid, *, skipped: int) -> None:
+        self._hybrid, self.train, self._skipped = hybrid, hybrid.train, skipped
+
+    def sync(self, version: int) -> dict[str, float]:
+        return {} if version == self._skipped else self._hybrid.sync(self._hybrid.version + 1)
+
+
+def run(config: Config, hybrid: Hybrid, name: str, *, shuffled: bool = False, skipped: int = -1) -> list[dict[str, float]]:
+    """The loop from the warm model on; its metrics rows."""
+    hybrid.train.broadcast("load_hf", config.model.path)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
+    folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config)
+    dataset = load_data(config.data, config.judge, tokenizer)
+    recorder = Recorder(config, folder, clock, first_step=0)
+    with JudgePool(config.judge, group_size=config.loop.samples_per_prompt) as pool:
+        judges = ShuffledJudges(pool) if shuffled else pool
+        collector = Collector(hybrid.rollout, judges, decoder(tokenizer), clock=clock, deadline_seconds=120)
+        supply = GroupSupply(config, dataset.stream(0))
+        prompts = dataset.validation_prompts(200)
+        loop = OnPolicyLoop(config, LazyEngines(hybrid, skipped=skipped), collector, supply, prompts, recorder)
+        try:
+            loop.run()
+        finally:
+            recorder.close()
+            folder.close()
+    return metrics_log.read(folder.metrics)
+
+
+def gain(rows: list[dict[str, float]]) -> float:
+    return rows[-1]["val/accuracy"] - rows[0]["val/accuracy"]
+
+
+def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid]) -> None:
+    rows = run(*started, "real")
+    assert 0.05 < rows[0]["val/accuracy"] < 0.9, "the warm start leaves nothing to learn, or nothing to learn from"
+    control = run(*started, "shuffled", shuffled=True)
+    assert gain(rows) > 0.08, [r.get("val/accuracy") for r in rows]
+    assert gain(control) < 0.05, [r.get("val/accuracy") for r in control]
+
+
+def test_a_skipped_hand_over_is_caught_by_the_mismatch_check(started: tuple[Config, Hybrid]) -> None:
+    with pytest.raises(ReshardError, match="engines do not serve the trainer's weights"):
+        run(*started, "skipped", skipped=2)

@@ -1,0 +1,127 @@
+"""`mrl train` as users run it: twice alike, resumed, interrupted, killed; on real engines in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mrl.observe.metrics_log import read, without_volatile
+from tests.launch.command import Command, run
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def words(task: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Command-line words of a small run in this test's folder."""
+
+    def make(name: str, *more: str) -> list[str]:
+        quickstart = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
+        return [
+            quickstart,
+            f"run={{name: {name}, folder: {tmp_path}}}",
+            f"model={{path: {task}/model, max_length: 16}}",
+            f"data.train={task}/train.jsonl",
+            f"data.validation={task}/validation.jsonl",
+            "rollout.compiled=false",
+            "loop.prompts_per_step=4",
+            "loop.samples_per_prompt=4",
+            "loop.validation={every_steps: 2, num_prompts: 8}",
+            "loop.max_sampler_mismatch=1e-4",
+            *more,
+        ]
+
+    return make
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    return [without_volatile(row) for row in read(folder / "metrics.jsonl")]
+
+
+def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(words: Callable[..., list[str]], tmp_path: Path) -> None:
+    exact = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
+    for name, steps in (("whole", 4), ("again", 4), ("parts", 2), ("parts", 4)):
+        run("train", *words(name, *exact, f"loop.steps={steps}"), log=tmp_path / f"{name}-{steps}.log")
+    assert [r["step"] for r in rows(tmp_path / "whole")] == [0, 1, 2, 3, 4]
+    assert rows(tmp_path / "again") == rows(tmp_path / "whole")
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert "resuming at step 3" in (tmp_path / "parts-4.log").read_text()
+    samples = [(tmp_path / n / "samples.jsonl").read_text() for n in ("whole", "again")]
+    assert samples[0] == samples[1] and samples[0]
+
+
+def test_an_interrupt_saves_and_leaves_nothing(words: Callable[..., list[str]], tmp_path: Path) -> None:
+    command = Command("train", *words("run", "loop.steps=1000"), log=tmp_path / "log")
+    try:
+        command.wait_for("step 2/1000", seconds=240)
+        command.send(signal.SIGINT)
+        assert command.wait(seconds=60) == 128 + signal.SIGINT, command.output[-2000:]
+        command.assert_nothing_left()
+    finally:
+        command.end()
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["ended"] == "SIGINT"
+    saved = [p.name for p in (tmp_path / "run/checkpoints").iterdir()]
+    assert saved == [f"step-{summary['steps']:06d}"]
+
+
+VICTIMS = {"driver": None, "train rank 1": "train-1", "engine 0": "engine-0"}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_process_ends_the_run_with_its_name_and_nothing_is_left(
+    victim: str, words: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    command = Command("train", *words("run", "loop.steps=1000"), log=tmp_path / "log")
+    try:
+        command.wait_for("step 2/1000", seconds=240)
+        if VICTIMS[victim] is None:
+            command.send(signal.SIGKILL)
+        else:
+            worker_of(command, tmp_path / f"run/logs/latest/{VICTIMS[victim]}.log").kill()
+        code = command.wait(seconds=60)
+        command.assert_nothing_left()
+    finally:
+        command.end()
+    assert code == (-signal.SIGKILL if victim == "driver" else 1), command.output[-2000:]
+    if victim != "driver":
+        assert f"{victim} died in phase " in command.output, command.output[-2000:]
+
+
+def worker_of(command: Command, log: Path) -> psutil.Process:
+    """The process that writes a worker's log file."""
+    path = str(log.resolve())
+    for process in command.family():
+        try:
+            if any(f.path == path for f in process.open_files()) and "ray::" in " ".join(process.cmdline()):
+                return process
+        except psutil.Error:
+            continue
+    raise AssertionError(f"no process of the run has {path} open")
+
+
+def test_what_cannot_work_ends_before_workers_start(words: Callable[..., list[str]], tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2="}\n')
+    for more, expected in {
+        f"data.train={empty}": "empty.jsonl",
+        f"data.train={bad}": "bad.jsonl:2",
+        "data.train=/nowhere/rows.jsonl": "/nowhere/rows.jsonl",
+        "model.path=/nowhere/model": "/nowhere/model",
+        "training.layout={tp: 3, ep: 1, dp: 1}": "tp",
+        "judge={kind: plugin, path: 'nowhere.module:score'}": "nowhere",
+    }.items():
+        command = Command("train", *words("bad", more), log=tmp_path / "bad.log")
+        try:
+            code = command.wait(seconds=60)
+        finally:
+            command.end()
+        assert code == 2 and expected in command.output, f"{more}: exit {code}\n{command.output[-1500:]}"
+        assert "all workers up" not in command.output
