@@ -28,7 +28,7 @@ def free_port() -> int:
             return port
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 240.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 270.0) -> list[Any]:
     """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
 
     AssertionError with the traceback of the first rank that failed, or with the ranks still running at the deadline.

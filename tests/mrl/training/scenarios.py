@@ -40,7 +40,7 @@ def worker(
         world_size=world,
         master_address="127.0.0.1",
         master_port=port,
-        collective_seconds=60,
+        collective_seconds=200,
     )
 
 
