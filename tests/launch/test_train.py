@@ -115,7 +115,7 @@ def test_what_cannot_work_ends_before_workers_start(words: Callable[..., list[st
         f"data.train={bad}": "bad.jsonl:2",
         "data.train=/nowhere/rows.jsonl": "/nowhere/rows.jsonl",
         "model.path=/nowhere/model": "/nowhere/model",
-        "training.layout={tp: 3, ep: 1, dp: 1}": "tp",
+        "training.layout={tp: 3, ep: 1, dp: 1}": "3 equal parts",
         "judge={kind: plugin, path: 'nowhere.module:score'}": "nowhere",
     }.items():
         command = Command("train", *words("bad", more), log=tmp_path / "bad.log")
