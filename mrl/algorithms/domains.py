@@ -14,7 +14,8 @@ from mrl.algorithms import checks, shaping
 from mrl.algorithms.outcomes import Outcomes
 from mrl.algorithms.running import RunningMoments
 from mrl.algorithms.state import State
-from mrl.config.algorithm import AlgorithmSection, ShapingSection
+from mrl.config.algorithm import AlgorithmSection
+from mrl.config.shaping import ShapingSection
 
 
 def shape_by_domain(

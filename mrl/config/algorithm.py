@@ -6,28 +6,14 @@ DeepSeekMath (arXiv 2402.03300) with the KL term off.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from mrl.config.names import named
+from mrl.config.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.section import Section
-
-
-def _named(what: str, literal: Any) -> Callable[[Any], Any]:
-    """A validator whose error lists the known names with the nearest first."""
-    names = [str(name) for name in get_args(literal)]
-
-    def check(value: Any) -> Any:
-        if value is None or value in names or not isinstance(value, str):
-            return value
-        close = difflib.get_close_matches(value, names, n=1, cutoff=0.4)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ValueError(f"unknown {what} '{value}': {hint}known: {', '.join(names)}")
-
-    return check
-
+from mrl.config.shaping import FilterSection, ShapingSection
 
 _Estimators = Literal[
     "gae",
@@ -43,12 +29,11 @@ _Estimators = Literal[
 _Aggregations = Literal["token_mean", "sequence_mean", "constant"]
 _KlKinds = Literal["k1", "abs", "k2", "k3"]
 _Corrections = Literal["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
-_Losses = Literal["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15", "custom"]
 
-Estimator = Annotated[_Estimators, BeforeValidator(_named("estimator", _Estimators))]
-Aggregation = Annotated[_Aggregations, BeforeValidator(_named("aggregation", _Aggregations))]
-KlKind = Annotated[_KlKinds, BeforeValidator(_named("KL kind", _KlKinds))]
-CorrectionKind = Annotated[_Corrections, BeforeValidator(_named("correction", _Corrections))]
+Estimator = Annotated[_Estimators, BeforeValidator(named("estimator", _Estimators))]
+Aggregation = Annotated[_Aggregations, BeforeValidator(named("aggregation", _Aggregations))]
+KlKind = Annotated[_KlKinds, BeforeValidator(named("KL kind", _KlKinds))]
+CorrectionKind = Annotated[_Corrections, BeforeValidator(named("correction", _Corrections))]
 
 WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_process"})
 """Estimators whose papers whiten advantages over the tokens of the batch."""
@@ -101,124 +86,6 @@ class EstimatorSection(Section):
                 f"scale = leave_one_out is for rloo, not for {self.name}; choose group, batch or none"
             )
         return self
-
-
-class PpoClipLoss(Section):
-    """Clipped surrogate of PPO (arXiv 1707.06347) with separate bounds (DAPO)."""
-
-    name: Literal["ppo_clip"] = "ppo_clip"
-    """Loss."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=0.2, ge=0)
-    """The ratio is clipped above at 1 + clip_high."""
-
-
-class DualClipLoss(Section):
-    """PPO clip, and for negative advantages a bound on the loss (arXiv 1912.09729)."""
-
-    name: Literal["dual_clip"] = "dual_clip"
-    """Loss."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=0.2, ge=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float = Field(default=3.0, gt=1)
-    """Ratio at which the loss of a negative advantage stops growing."""
-
-
-class GspoLoss(Section):
-    """Clipped surrogate with the length-normalised ratio of the sequence (arXiv 2507.18071)."""
-
-    name: Literal["gspo"] = "gspo"
-    """Loss."""
-    clip_low: float = Field(default=3e-4, ge=0, le=1)
-    """The sequence ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=4e-4, ge=0)
-    """The sequence ratio is clipped above at 1 + clip_high."""
-    normalise: bool = True
-    """The ratio is the geometric mean over tokens; False takes the product."""
-
-
-class CispoLoss(Section):
-    """REINFORCE with a clipped, detached ratio as weight (MiniMax-M1, arXiv 2506.13585)."""
-
-    name: Literal["cispo"] = "cispo"
-    """Loss."""
-    clip_low: float = Field(default=1.0, ge=0, le=1)
-    """The weight is at least 1 - clip_low; 1 means no lower bound."""
-    clip_high: float = Field(default=4.0, ge=0)
-    """The weight is at most 1 + clip_high."""
-    mask_clipped: bool = False
-    """Drop tokens that PPO's clip would drop, instead of keeping them at the bound."""
-
-
-class ToprLoss(Section):
-    """REINFORCE on positive samples, truncated ratio on the others (arXiv 2503.14286)."""
-
-    name: Literal["topr"] = "topr"
-    """Loss."""
-    clip_low: float = Field(default=1.0, ge=0, le=1)
-    """The weight of a sample that is not positive is at least 1 - clip_low."""
-    clip_high: float = Field(default=0.0, ge=0)
-    """The weight of a sample that is not positive is at most 1 + clip_high."""
-    positive_above: float = 0.0
-    """A sample is positive when its raw reward is above this."""
-
-
-class ReinforceLoss(Section):
-    """Plain policy gradient; old log-probs are only measured."""
-
-    name: Literal["reinforce"] = "reinforce"
-    """Loss."""
-
-
-class Kimi15Loss(Section):
-    """REINFORCE with a quadratic pull towards the old policy (Kimi k1.5, arXiv 2501.12599)."""
-
-    name: Literal["kimi15"] = "kimi15"
-    """Loss."""
-    tau: float = Field(default=0.1, ge=0)
-    """Strength of the pull: tau / 2 * (log ratio)^2."""
-
-
-class CustomLoss(Section):
-    """A loss of the user's own, imported by path."""
-
-    name: Literal["custom"] = "custom"
-    """Loss."""
-    function: str = Field(pattern=r"^[\w.]+:\w+$")
-    """module:function with the signature described in mrl.algorithms.losses."""
-    options: dict[str, float | int | bool | str] = Field(default_factory=dict)
-    """Keyword arguments of the function."""
-
-
-def _loss_name(value: Any) -> str:
-    name = value.get("name", "ppo_clip") if isinstance(value, dict) else getattr(value, "name", None)
-    return _named("loss", _Losses)(name)
-
-
-def _named_loss(value: Any) -> Any:
-    """A loss without a name is ppo_clip; an unknown name is refused with the known ones."""
-    if not isinstance(value, dict):
-        return value
-    return value | {"name": _loss_name(value)}
-
-
-PolicyLoss = Annotated[
-    Annotated[
-        PpoClipLoss
-        | DualClipLoss
-        | GspoLoss
-        | CispoLoss
-        | ToprLoss
-        | ReinforceLoss
-        | Kimi15Loss
-        | CustomLoss,
-        Discriminator("name"),
-    ],
-    BeforeValidator(_named_loss),
-]
 
 
 class AggregationSection(Section):
@@ -328,95 +195,6 @@ class CorrectionSection(Section):
     def _ordered(self) -> CorrectionSection:
         if self.low >= self.high:
             raise ValueError(f"correction.low = {self.low} must be below correction.high = {self.high}")
-        return self
-
-
-class OverlongSection(Section):
-    """DAPO's soft penalty on long responses (arXiv 2503.14476, eq. 13)."""
-
-    max_tokens: int = Field(ge=1)
-    """Length at which the full penalty is reached."""
-    buffer_tokens: int = Field(ge=1)
-    """Tokens before max_tokens over which the penalty grows linearly."""
-    factor: float = Field(default=1.0, ge=0)
-    """Full penalty."""
-    capped: bool = True
-    """The penalty stops growing at max_tokens."""
-
-    @model_validator(mode="after")
-    def _buffer_fits(self) -> OverlongSection:
-        if self.buffer_tokens > self.max_tokens:
-            raise ValueError(
-                f"overlong.buffer_tokens = {self.buffer_tokens} exceeds max_tokens = {self.max_tokens}"
-            )
-        return self
-
-
-class NormaliseSection(Section):
-    """Centring and scaling of rewards before the estimator."""
-
-    mean: Literal["none", "batch", "group", "running"] = "none"
-    """Subtract the mean over this set."""
-    std: Literal["none", "batch", "group", "running"] = "none"
-    """Divide by the standard deviation over this set."""
-    ddof: Literal[0, 1] = 1
-    """Delta degrees of freedom of the standard deviation."""
-    eps: float = Field(default=1e-6, ge=0)
-    """Added to the standard deviation."""
-
-
-class ShapingSection(Section):
-    """What happens to a domain's rewards before the estimator, in the order of the fields."""
-
-    clip_low: float | None = None
-    """Lower bound of the raw reward."""
-    clip_high: float | None = None
-    """Upper bound of the raw reward."""
-    length_reference: float | None = Field(default=None, gt=0)
-    """Rewards are multiplied by length_reference / response tokens; None leaves them."""
-    overlong: OverlongSection | None = None
-    """Soft length penalty."""
-    stop_properly: float | None = Field(default=None, le=1)
-    """Truncated samples: in [0, 1] multiplies a positive reward, below 0 replaces the reward (ProRL)."""
-    missing_end_penalty: float = Field(default=0.0, ge=0)
-    """Subtracted from the reward of a sample without an end-of-text token."""
-    normalise: NormaliseSection = NormaliseSection()
-    """Centring and scaling, within the domain."""
-    weight: float = Field(default=1.0, ge=0)
-    """Factor on the domain's shaped rewards."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> ShapingSection:
-        if self.clip_low is not None and self.clip_high is not None and self.clip_low >= self.clip_high:
-            raise ValueError(f"shaping.clip_low = {self.clip_low} must be below clip_high = {self.clip_high}")
-        return self
-
-
-class FilterSection(Section):
-    """Dynamic sampling: which groups are worth training on, and what may be spent to find them."""
-
-    min_spread: float | None = Field(default=0.0, ge=0)
-    """A group is kept if max - min of its raw rewards is above this; None does not look at the spread."""
-    mean_low: float | None = None
-    """A group is kept if its mean reward is above this."""
-    mean_high: float | None = None
-    """A group is kept if its mean reward is below this."""
-    max_rounds: int = Field(default=4, ge=1)
-    """Rounds of generation in one step."""
-    max_prompts: int = Field(default=4096, ge=1)
-    """Prompts sampled in one step."""
-    when_spent: Literal["train_on_fewer", "stop"] = "train_on_fewer"
-    """What happens when rounds or prompts are spent and groups are missing."""
-
-    @model_validator(mode="after")
-    def _tests_something(self) -> FilterSection:
-        low, high = self.mean_low, self.mean_high
-        if self.min_spread is None and low is None and high is None:
-            raise ValueError(
-                "filter: min_spread, mean_low and mean_high are all None; give one, or filter: null"
-            )
-        if low is not None and high is not None and low >= high:
-            raise ValueError(f"filter.mean_low = {low} must be below filter.mean_high = {high}")
         return self
 
 

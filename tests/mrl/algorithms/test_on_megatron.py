@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.config import algorithm
+from mrl.config import algorithm, policy_loss
 from mrl.config.training import LayoutSection
 from mrl.samples import TrainBatch
 from tests.mrl.algorithms import megatron_scenarios as scenarios
@@ -38,7 +38,7 @@ def mode_of(name: str) -> dict[str, Any]:
 
 
 CONFIGS: list[dict[str, Any]] = [
-    *({"loss": loss_of(n)} | scenarios.EXTRAS for n in typing.get_args(algorithm._Losses)),
+    *({"loss": loss_of(n)} | scenarios.EXTRAS for n in typing.get_args(policy_loss.LOSS_NAMES)),
     *({"aggregation": mode_of(n)} | scenarios.EXTRAS for n in typing.get_args(algorithm._Aggregations)),
     *({"kl": {"place": "loss", "kind": n, "coefficient": 0.5}} for n in typing.get_args(algorithm._KlKinds)),
     *({"correction": {"kind": n, "low": 0.95, "high": 1.1}} for n in typing.get_args(algorithm._Corrections)),
@@ -96,7 +96,7 @@ BOUND = {"rel": 2e-4, "abs": 2e-4}
 
 
 def test_each_configuration_has_its_own_gradient(one) -> None:
-    losses = dict(zip(typing.get_args(algorithm._Losses), one, strict=False))
+    losses = dict(zip(typing.get_args(policy_loss.LOSS_NAMES), one, strict=False))
     assert len({round(metrics["grad_norm"], 6) for metrics in losses.values()}) == len(losses)
     assert all(metrics["grad_norm"] > 1e-3 and metrics["skipped"] == 0 for metrics in one)
 

@@ -12,13 +12,13 @@ from mrl.algorithms.correction import KINDS as CORRECTIONS
 from mrl.algorithms.estimators import ESTIMATORS
 from mrl.algorithms.kl import KINDS
 from mrl.algorithms.policy_losses import LOSSES
-from mrl.config import algorithm
+from mrl.config import algorithm, policy_loss
 from mrl.config.algorithm import AlgorithmSection
 
 
 def test_names_of_the_section_are_those_of_the_blocks() -> None:
     assert set(typing.get_args(algorithm._Estimators)) == set(ESTIMATORS)
-    assert set(typing.get_args(algorithm._Losses)) == set(LOSSES) | {"custom"}
+    assert set(typing.get_args(policy_loss.LOSS_NAMES)) == set(LOSSES) | {"custom"}
     assert set(typing.get_args(algorithm._Aggregations)) == set(MODES)
     assert set(typing.get_args(algorithm._KlKinds)) == set(KINDS)
     assert set(typing.get_args(algorithm._Corrections)) == set(CORRECTIONS)
