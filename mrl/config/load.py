@@ -77,9 +77,15 @@ def _section_at(parts: Sequence[str]) -> type[pydantic.BaseModel] | None:
         inner = section_types(section.model_fields[part].annotation)
         if not inner:
             return None
-        wanted = [s for s in inner if s.__name__ in parts]
+        wanted = [s for s in inner if s.__name__ in parts or _tag(s) in parts]
         section = wanted[0] if wanted else inner[0]
     return section
+
+
+def _tag(section: type[pydantic.BaseModel]) -> str | None:
+    """What chooses this section among others (its fixed `name`), if anything does."""
+    name = section.model_fields.get("name")
+    return name.default if name is not None and isinstance(name.default, str) else None
 
 
 def section_types(annotation: Any) -> list[type[pydantic.BaseModel]]:
