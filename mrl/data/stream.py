@@ -52,6 +52,7 @@ class PromptStream:
         self._choice = array("H")
         self._ordinal = array("L")
         self._drawn = [0] * len(self._sources)
+        self._fingerprint = ""
         self._orders: dict[tuple[int, int], np.ndarray] = {}
 
     @property
@@ -96,12 +97,15 @@ class PromptStream:
 
     def fingerprint(self) -> str:
         """Changes whenever rows, their order or the mix change."""
+        if self._fingerprint:
+            return self._fingerprint
         digest = hashlib.sha256(b"shuffled" if self._shuffle else b"in order")
         for source, share in zip(self._sources, self._shares, strict=True):
             digest.update(f"{source.name}|{share}|{len(source.rows)}".encode())
             for row in source.rows:
                 digest.update(row.tokens.tobytes())
-        return digest.hexdigest()[:16]
+        self._fingerprint = digest.hexdigest()[:16]
+        return self._fingerprint
 
     def _extend(self, index: int) -> None:
         """Fix the sources of all positions up to `index`."""

@@ -27,7 +27,8 @@ from mrl.judges import cgroup
 from mrl.judges.seccomp import filter_program
 
 _MIB = 2**20
-_FIRST_RUN_UID = 200_000
+_FIRST_RUN_UID, _RUN_UIDS = 20_000, 40_000
+"""User ids of runs started by root: above a system's own, inside what a container maps."""
 _RUNNER = Path(__file__).with_name("runner.py")
 _PROBE_SECONDS = 30.0
 _END_SECONDS = 2.0
@@ -109,7 +110,7 @@ def _trial(boundary: Boundary) -> str:
     """Why a boundary does not work; empty when it does."""
     try:
         run = BoundaryRun(boundary, CodeRules())
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     with run:
         ready, _, _ = select.select([run.replies], [], [], _PROBE_SECONDS)
@@ -199,7 +200,7 @@ def _children(pid: int) -> list[int]:
 def _preparation(boundary: Boundary, group: cgroup.Cgroup | None) -> Callable[[], None]:
     """What the new process does before it becomes bubblewrap: join the cgroup, then give up its user."""
     descriptors = group.procs if group is not None else []
-    uid = _FIRST_RUN_UID + os.getpid() % 50_000 if boundary.own_uid else None
+    uid = _FIRST_RUN_UID + os.getpid() % _RUN_UIDS if boundary.own_uid else None
 
     def prepare() -> None:
         for descriptor in descriptors:

@@ -97,6 +97,8 @@ class Session:
         self._close_stdin()
         self._send(self._setup(program, entry_point))
         reply = self._receive()
+        if reply.get("raised") == "MemoryError":
+            self._end(Outcome.MEMORY_LIMIT, f"more than {self._rules.memory_mib} MiB")
         if reply != {"loaded": True}:
             self._end(Outcome.RUNTIME_ERROR, f"the program raised {_name(reply)} while it was loaded")
 

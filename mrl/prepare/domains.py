@@ -20,7 +20,9 @@ from typing import Any
 from mrl.prepare.arithmetic import Sum
 
 WORDS = "sun sky moon tree bird fish hill rain wind snow leaf lake star rock sand fog owl fox cat dog ant bee".split()  # noqa: SIM905
-_OPERATORS = "+-*"
+_OPERATORS = {"+": "plus", "-": "minus", "*": "times"}
+_WARM_ROWS = {"sums": 450, "code": 120, "style": 80}
+"""Demonstrations of each domain: enough that the start is right sometimes, too few that it is right always."""
 _INPUTS = ((2, 5), (7, 3), (0, 1), (4, 9))
 
 
@@ -34,7 +36,7 @@ class Task:
     tag: str
 
 
-def write(folder: str | Path, *, num_validation: int = 40, num_warm_start: int = 2400, seed: int = 0) -> Path:
+def write(folder: str | Path, *, num_validation: int = 40, seed: int = 0) -> Path:
     """Writes {sums,code,style}.jsonl, the same with _validation, and warm_start.jsonl; returns the folder."""
     rng = random.Random(seed)
     folder = Path(folder)
@@ -42,7 +44,7 @@ def write(folder: str | Path, *, num_validation: int = 40, num_warm_start: int =
     warm: list[dict[str, Any]] = []
     for name, tasks in (("sums", _sums()), ("code", _functions()), ("style", _instructions(rng))):
         rng.shuffle(tasks)
-        num_warm = min(num_warm_start // 3, (len(tasks) - num_validation) // 2)
+        num_warm = _WARM_ROWS[name]
         validation, rest = tasks[:num_validation], tasks[num_validation:]
         _write(folder / f"{name}_validation.jsonl", [_question(task) for task in validation])
         _write(folder / f"{name}.jsonl", [_question(task) for task in rest[num_warm:]])
@@ -53,7 +55,7 @@ def write(folder: str | Path, *, num_validation: int = 40, num_warm_start: int =
 
 
 def _sums() -> list[Task]:
-    sums = [Sum(a, b) for a in range(50) for b in range(50)]
+    sums = [Sum(a, b) for a in range(32) for b in range(32)]
     return [Task(s.prompt, s.answer, s.answer, s.tag) for s in sums]
 
 
@@ -67,7 +69,14 @@ def _functions() -> list[Task]:
                     body = f"{first}{left}{number}{right}{second}"
                     cases = [{"args": list(args), "expected": _value(body, args)} for args in _INPUTS]
                     answer = {"entry_point": "f", "cases": cases}
-                    tasks.append(Task(f"f={body}:", answer, f"def f(a,b):return {body}", f"{left}{right}"))
+                    tasks.append(
+                        Task(
+                            f"f={body}:",
+                            answer,
+                            f"def f(a,b):return {body}",
+                            f"{_OPERATORS[left]}_{_OPERATORS[right]}",
+                        )
+                    )
     return tasks
 
 

@@ -217,9 +217,7 @@ def test_attack_has_no_effect(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["4 allocate at once", "4 allocate in steps"])
 def test_memory_attacks_are_told_apart(name: str) -> None:
-    assert _checked(DENIED[name] + "\n" + HONEST_WRONG)[1].startswith(
-        ("memory limit", "runtime error: the program raised MemoryError")
-    )
+    assert _checked(DENIED[name] + "\n" + HONEST_WRONG)[1].startswith("memory limit")
 
 
 def test_output_attacks_are_told_apart() -> None:

@@ -169,8 +169,8 @@ def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.Monke
     assert judge(thread, ADD, FAST).reason.startswith("runtime error")
 
 
-def test_code_in_the_pool_reaches_its_rate(make_pair: Any, judge_all: Any) -> None:
-    """20 short tasks a second with the sandbox on: counted in processor time, which other work does not disturb."""
+def test_code_in_the_pool(make_pair: Any, judge_all: Any) -> None:
+    """A floor that a busy machine reaches too; 20 a second is what two free cores give (test_throughput)."""
     section = JudgeSection(kind="code", pool_workers=2)
     response = "```python\ndef add(a, b):\n    return a + b\n```"
     with JudgePool(section) as pool:
@@ -179,4 +179,18 @@ def test_code_in_the_pool_reaches_its_rate(make_pair: Any, judge_all: Any) -> No
         verdicts = judge_all(pool, [make_pair(n, response, ADD) for n in range(40)])
         elapsed = time.monotonic() - start
     assert [v.value for v in verdicts.values()] == [1.0] * 40
-    assert 40 / elapsed > 5, f"{40 / elapsed:.0f} tasks/s on a busy machine"
+    assert 40 / elapsed > 2, f"{40 / elapsed:.0f} tasks/s on a busy machine"
+
+
+@pytest.mark.slow
+def test_throughput(make_pair: Any, judge_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """20 short tasks a second on two free cores; not in CI, because a busy machine would decide."""
+    response = "```python\ndef add(a, b):\n    return a + b\n```"
+    with JudgePool(JudgeSection(kind="code", pool_workers=2)) as pool:
+        judge_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
+        start = time.monotonic()
+        judge_all(pool, [make_pair(n, response, ADD) for n in range(200)])
+        rate = 200 / (time.monotonic() - start)
+    with capsys.disabled():
+        print(f"\ncode {rate:.0f} tasks/s")
+    assert rate >= 20

@@ -68,7 +68,7 @@ def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(ma
                 assert (verdict.value == 1.0) == (int(sample_id[:-2]) >= 100)
     exact = [seconds for sample_id, seconds in when.items() if int(sample_id[:-2]) >= 100]
     hanging = [seconds for sample_id, seconds in when.items() if int(sample_id[:-2]) < 100]
-    assert max(exact) < 2.0
+    assert max(exact) < 5.0, "2 s on free cores (test_throughput_and_delays)"
     assert max(hanging) < 12 * 0.5 / 2 + 12 / 2 * 2.5, "deadlines plus a process start for each"
 
 
