@@ -22,7 +22,7 @@ from resharding.manifest import RankManifest, elements
 from resharding.part import PartBuilder, SlotPart
 from resharding.patterns import Item, Replicas, items, replicas
 from resharding.topology import Topology
-from resharding.windows import Window, ordered, windows
+from resharding.windows import Traffic, Window, cut_counts, ordered, windows
 
 PLANNER_VERSION = 1
 
@@ -126,7 +126,9 @@ def build_plan(
     for group in needed:
         check_written_once(group)
     listed = items(held, needed, topology)
-    order = ordered(listed, held, needed, interleave_stages=options.interleave_stages)
+    traffic = Traffic(topology)
+    parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
+    order = ordered(listed, parts, held, needed, interleave_stages=options.interleave_stages)
     return Plan(
         digest=_digest(sources, destinations, topology, options),
         options=options,
@@ -134,7 +136,7 @@ def build_plan(
         sources=tuple(held),
         destinations=tuple(needed),
         items=tuple(listed),
-        windows=tuple(windows(listed, order, topology, bucket_bytes=options.bucket_bytes)),
+        windows=tuple(windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
     )
 
 

@@ -21,6 +21,12 @@ from resharding.topology import Topology
 ALIGN = 16
 """Bytes: messages start on it, and the bound on a bucket counts every cell rounded up to it."""
 
+FINENESS = 4
+"""An item is cut so that no slot moves more than this share of a bucket for one part: coarse parts leave buckets half
+full. Parts of one item that stay in one window join again into one copy."""
+SMALLEST_GRANULE = 64 << 10
+"""Bytes below which cutting only costs."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
@@ -90,69 +96,81 @@ def module_of(item: Item, destinations: Sequence[Replicas]) -> str:
 
 def ordered(
     items: Sequence[Item],
+    parts: Sequence[int],
     sources: Sequence[Replicas],
     destinations: Sequence[Replicas],
     *,
     interleave_stages: bool,
-) -> list[int]:
-    """Item numbers in the plan's global order: each stage's modules in turn by the share of its bytes that went before;
-    with `interleave_stages` the same item by item."""
+) -> list[Step]:
+    """All parts of all items in the plan's global order: each stage's modules in turn by the share of its bytes that went
+    before; with `interleave_stages` the same part by part."""
     modules: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         modules.setdefault(module_of(item, destinations), []).append(number)
     holder = [min(sources[place.group].ranks[0] for place in item.holds) for item in items]
+    lane = [(rank, items[n].needs[0].group) for n, rank in enumerate(holder)]
     stages: dict[int, list[list[int]]] = {}
     for numbers in modules.values():
         stages.setdefault(min(holder[n] for n in numbers), []).append(numbers)
-    keyed: list[tuple[float, int, list[int]]] = []
+    keyed: list[tuple[float, int, list[Step]]] = []
     for stage, listed in stages.items():
         sizes = [sum(items[n].pattern.num_bytes for n in numbers) for numbers in listed]
         done, whole = 0, sum(sizes) or 1
         for numbers, size in zip(listed, sizes, strict=True):
-            turns = _round_robin(numbers, holder)
+            turns = _round_robin(numbers, parts, lane)
             if not interleave_stages:
                 keyed.append((done / whole, stage, turns))
             else:
-                for place, number in enumerate(turns):
-                    keyed.append(((done + size * place / len(turns)) / whole, stage, [number]))
+                for place, step in enumerate(turns):
+                    keyed.append(((done + size * place / len(turns)) / whole, stage, [step]))
             done += size
-    return [number for _, _, numbers in sorted(keyed, key=lambda entry: entry[:2]) for number in numbers]
+    return [step for _, _, steps in sorted(keyed, key=lambda entry: entry[:2]) for step in steps]
 
 
-def _round_robin(numbers: Sequence[int], holder: Sequence[int]) -> list[int]:
-    """Items of different holders in turn, more often from the longer lanes, so that all end together."""
-    lanes: dict[int, list[int]] = {}
+def _round_robin(
+    numbers: Sequence[int], parts: Sequence[int], lane_of: Sequence[tuple[int, int]]
+) -> list[Step]:
+    """Parts of items of different holders and receivers in turn, more often from longer lanes, so that all end together."""
+    lanes: dict[tuple[int, int], list[Step]] = {}
     for number in numbers:
-        lanes.setdefault(holder[number], []).append(number)
+        steps = (Step(number, part, parts[number]) for part in range(parts[number]))
+        lanes.setdefault(lane_of[number], []).extend(steps)
     keyed = [
-        ((2 * place + 1) / (2 * len(lane)), rank, number)
-        for rank, lane in lanes.items()
-        for place, number in enumerate(lane)
+        ((2 * place + 1) / (2 * len(lane)), key, step)
+        for key, lane in lanes.items()
+        for place, step in enumerate(lane)
     ]
-    return [number for _, _, number in sorted(keyed)]
+    return [step for _, _, step in sorted(keyed, key=lambda entry: entry[:2])]
+
+
+def cut_counts(items: Sequence[Item], traffic: Traffic, *, bucket_bytes: int) -> list[int]:
+    """Into how many parts each item is cut. ConfigError where one row's worth does not fit a bucket."""
+    known: dict[tuple[int, int], int] = {}
+    counts = []
+    for item in items:
+        key = (id(item.pattern), item.ordinal)
+        if key not in known:
+            known[key] = _parts(item, traffic, bucket_bytes)
+        counts.append(known[key])
+    return counts
 
 
 def windows(
-    items: Sequence[Item], order: Iterable[int], topology: Topology, *, bucket_bytes: int
+    items: Sequence[Item], order: Iterable[Step], traffic: Traffic, *, bucket_bytes: int
 ) -> list[Window]:
-    """Steps grouped so that in no window any slot sends or receives more than bucket_bytes.
-
-    ConfigError where one element's worth does not fit.
-    """
-    traffic = Traffic(topology)
+    """Steps in their order, grouped so that in no window any slot sends or receives more than bucket_bytes."""
     result: list[Window] = []
     steps: list[Step] = []
-    total = np.zeros((2, topology.num_slots), dtype=np.int64)
-    for number in order:
-        item = items[number]
-        parts = _parts(item, traffic, bucket_bytes)
-        for part in range(parts):
-            counts = traffic.of(item.pattern, item.ordinal, part, parts)
-            if steps and int((total + counts).max()) > bucket_bytes:
-                result.append(tuple(steps))
-                steps, total = [], np.zeros_like(total)
-            steps.append(Step(number, part, parts))
-            total = total + counts
+    total: np.ndarray | int = 0
+    for step in order:
+        item = items[step.item]
+        grown = total + traffic.of(item.pattern, item.ordinal, step.part, step.parts)
+        if steps and grown.max() > bucket_bytes:
+            result.append(tuple(steps))
+            steps = []
+            grown = traffic.of(item.pattern, item.ordinal, step.part, step.parts)
+        steps.append(step)
+        total = grown
     if steps:
         result.append(tuple(steps))
     return result
@@ -161,9 +179,10 @@ def windows(
 def _parts(item: Item, traffic: Traffic, bucket_bytes: int) -> int:
     pattern, ordinal = item.pattern, item.ordinal
     need = int(traffic.of(pattern, ordinal).max())
-    if need <= bucket_bytes:
+    granule = min(bucket_bytes, max(bucket_bytes // FINENESS, SMALLEST_GRANULE))
+    if need <= granule:
         return 1
-    parts = -(-need // bucket_bytes)
+    parts = -(-need // granule)
     limit = max((max(transfer.shape, default=1) for transfer in pattern.transfers), default=1)
     while any(traffic.of(pattern, ordinal, part, parts).max() > bucket_bytes for part in range(parts)):
         if parts > limit:

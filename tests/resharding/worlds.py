@@ -87,7 +87,9 @@ def _world(rng: random.Random, hf: dict) -> World:
         pad_vocab_to=rng.choice([1, 8, 32]),
     )
     needed = destinations.from_layout(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
-    options = PlanOptions(bucket_bytes=rng.choice([600, 4096, 1 << 20]), interleave_stages=rng.random() < 0.5)
+    options = PlanOptions(
+        bucket_bytes=rng.choice([1500, 8192, 1 << 20]), interleave_stages=rng.random() < 0.5
+    )
     return World(hf, train, rollout, held, needed, random_topology(rng, len(held), len(needed)), options)
 
 
