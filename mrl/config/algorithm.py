@@ -64,7 +64,7 @@ class EstimatorSection(Section):
     """Whiten inside each domain instead of over the batch."""
     clip: float | None = Field(default=None, gt=0)
     """Largest absolute advantage; None means no clipping."""
-    part_weights: dict[str, float] = Field(default_factory=dict)
+    part_weights: dict[str, float] = {}
     """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only part."""
     process_coefficient: float = Field(default=1.0, ge=0)
     """rloo_process: weight of the token rewards."""
@@ -232,7 +232,7 @@ class AlgorithmSection(Section):
     """Train/rollout correction."""
     shaping: ShapingSection = ShapingSection()
     """Reward shaping of every domain without an entry of its own."""
-    shaping_by_domain: dict[str, ShapingSection] = Field(default_factory=dict)
+    shaping_by_domain: dict[str, ShapingSection] = {}
     """Reward shaping by domain; an entry replaces `shaping` as a whole."""
     filter: FilterSection | None = None
     """Dynamic sampling; None trains on every group."""

@@ -99,7 +99,7 @@ class CustomLoss(Section):
     """Loss."""
     function: str = Field(pattern=r"^[\w.]+:\w+$")
     """module:function with the signature mrl.algorithms.policy_losses.Loss."""
-    options: dict[str, float | int | bool | str] = Field(default_factory=dict)
+    options: dict[str, float | int | bool | str] = {}
     """Keyword arguments of the function."""
 
 

@@ -222,3 +222,23 @@ def test_value_loss_refuses() -> None:
         value_loss(clip=0.0, **arguments)
     with pytest.raises(ValueError, match="returns: inf in sample 0"):
         value_loss(**(arguments | {"returns": torch.full((2, 3), float("inf"))}))
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_mask_without_tokens_gives_zero_and_is_counted(name, aggregation) -> None:
+    variable = torch.full((2, 3), float("nan"), dtype=torch.float64).requires_grad_()
+    loss, metrics = policy_loss(
+        name,
+        logprobs=variable,
+        old_logprobs=torch.zeros(2, 3, dtype=torch.float64),
+        advantages=torch.ones(2, 3, dtype=torch.float64),
+        loss_mask=torch.zeros(2, 3),
+        aggregation=aggregation,
+        constant=4.0 if aggregation == "constant" else None,
+    )
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert torch.equal(variable.grad, torch.zeros(2, 3, dtype=torch.float64))
+    assert float(metrics["policy/empty_sequences"]) == 2.0
+    assert all(bool(torch.isfinite(value)) for value in metrics.values())
