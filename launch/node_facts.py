@@ -33,6 +33,7 @@ class NodeFacts:
     disk_bytes_per_second: float
     open_files: int
     clock_skew_seconds: float
+    """This node's clock minus the driver's, as little as the travel time of the question allows."""
     gpu_free_shares: tuple[float, ...]
     error: str
     """What could not be found out, or nothing."""
@@ -50,11 +51,39 @@ class NodeFacts:
         )
 
 
-def gather(number: int, folder: str, sent_at: float) -> NodeFacts:
-    """Facts of this node; `sent_at` is the driver's clock when it asked."""
+class Probe:
+    """The node's side of preflight; an actor, so that a question finds a process that is up."""
+
+    def clock(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def gather(self, number: int, folder: str) -> NodeFacts:
+        """Facts of this node; the clock is left to the driver."""
+        return gather(number, folder)
+
+    def open_port(self) -> int:
+        """A port that was free a moment ago on this node."""
+        return open_port()
+
+    def join_all_reduce(self, number: int, num_nodes: int, address: str, port: int) -> float:
+        """Seconds of one all-reduce over all nodes."""
+        return join_all_reduce(number, num_nodes, address, port)
+
+
+def skew(asked: float, told: float, answered: float) -> float:
+    """The least difference of two clocks that explains an answer: told between asked and answered means none.
+
+    >>> skew(10.0, 12.0, 13.0), skew(10.0, 15.0, 13.0), skew(10.0, 9.0, 13.0)
+    (0.0, 2.0, -1.0)
+    """
+    return max(0.0, told - answered) + min(0.0, told - asked)
+
+
+def gather(number: int, folder: str) -> NodeFacts:
     import psutil
 
-    skew, errors = time.time() - sent_at, []
+    errors = []
     path = Path(folder)
     speed, free = 0.0, 0
     try:
@@ -72,7 +101,7 @@ def gather(number: int, folder: str, sent_at: float) -> NodeFacts:
         disk_bytes=free,
         disk_bytes_per_second=speed,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        clock_skew_seconds=skew,
+        clock_skew_seconds=0.0,
         gpu_free_shares=gpus,
         error="; ".join(errors),
     )
@@ -116,7 +145,6 @@ def _gpus() -> tuple[tuple[float, ...], dict[str, str]]:
 
 
 def open_port() -> int:
-    """A port that was free a moment ago on this node."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launch.node_facts import NodeFacts, gather, join_all_reduce, open_port
+from launch.node_facts import NodeFacts, Probe, skew
 from launch.placement import NODE_LABEL
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
@@ -33,7 +33,7 @@ class Floors:
     open_files: int = 1024
     clock_skew_seconds: float = 5.0
     gpu_free_share: float = 0.9
-    all_reduce_seconds: float = 5.0
+    all_reduce_seconds: float = 20.0
 
 
 def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
@@ -90,12 +90,16 @@ def run(
     start = time.monotonic()
     nodes = wait_for_nodes(num_nodes, deadline_seconds=deadline_seconds)
     left = max(30.0, deadline_seconds - (time.monotonic() - start))
-    facts = _gather_all(nodes, config.run_folder, left)
-    found = faults(facts, floors)
-    if not found and num_nodes > 1:
-        found = _all_reduce(nodes, floors, left)
+    probes = _probes(nodes)
+    try:
+        facts = _gather_all(nodes, probes, config.run_folder, left)
+        found = faults(facts, floors)
+        if not found and num_nodes > 1:
+            found = _all_reduce(nodes, probes, floors, left)
+    finally:
+        _end(probes)
     if found:
-        raise WorkerLost("preflight found " + str(len(found)) + " faults:\n  " + "\n  ".join(found))
+        raise WorkerLost(f"preflight found {len(found)} faults:\n  " + "\n  ".join(found))
     return facts
 
 
@@ -116,42 +120,64 @@ def wait_for_nodes(num_nodes: int, *, deadline_seconds: float) -> list[dict[str,
         time.sleep(0.5)
 
 
-def _gather_all(nodes: Sequence[dict[str, Any]], folder: str, deadline_seconds: float) -> list[NodeFacts]:
+def _probes(nodes: Sequence[dict[str, Any]]) -> list[Any]:
     import ray
 
-    task = ray.remote(num_cpus=0, max_retries=0)(gather)
-    calls = [
-        task.options(scheduling_strategy=_on(node)).remote(number, folder, time.time())
-        for number, node in enumerate(nodes)
-    ]
+    actor = ray.remote(num_cpus=0, max_restarts=0)(Probe)
+    return [actor.options(scheduling_strategy=_on(node)).remote() for node in nodes]
+
+
+def _end(probes: Sequence[Any]) -> None:
+    import ray
+
+    for probe in probes:
+        ray.kill(probe)
+
+
+def _gather_all(
+    nodes: Sequence[dict[str, Any]], probes: Sequence[Any], folder: str, deadline_seconds: float
+) -> list[NodeFacts]:
+    import ray
+
+    calls = [probe.gather.remote(number, folder) for number, probe in enumerate(probes)]
     _, late = ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
     if late:
         names = [f"node {calls.index(ref)} ({nodes[calls.index(ref)]['NodeManagerAddress']})" for ref in late]
         raise WorkerLost(f"preflight: {', '.join(names)} did not answer within {deadline_seconds:g} s")
-    return ray.get(calls)
+    facts = ray.get(calls)
+    return [
+        dataclasses.replace(node, clock_skew_seconds=_skew(probe, deadline_seconds))
+        for node, probe in zip(facts, probes, strict=True)
+    ]
 
 
-def _all_reduce(nodes: Sequence[dict[str, Any]], floors: Floors, deadline_seconds: float) -> list[str]:
+def _skew(probe: Any, deadline_seconds: float) -> float:
+    import ray
+
+    asked = time.time()
+    told = ray.get(probe.clock.remote(), timeout=deadline_seconds)
+    return skew(asked, told, time.time())
+
+
+def _all_reduce(
+    nodes: Sequence[dict[str, Any]], probes: Sequence[Any], floors: Floors, deadline_seconds: float
+) -> list[str]:
     """Faults of a gloo all-reduce over one process per node."""
     import ray
 
-    port_task = ray.remote(num_cpus=0, max_retries=0)(open_port)
-    port = ray.get(port_task.options(scheduling_strategy=_on(nodes[0])).remote(), timeout=60)
+    port = ray.get(probes[0].open_port.remote(), timeout=60)
     address = nodes[0]["NodeManagerAddress"]
-    task = ray.remote(num_cpus=0, max_retries=0)(join_all_reduce)
     calls = [
-        task.options(scheduling_strategy=_on(node)).remote(number, len(nodes), address, port)
-        for number, node in enumerate(nodes)
+        probe.join_all_reduce.remote(number, len(nodes), address, port) for number, probe in enumerate(probes)
     ]
     ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
     found = []
     for number, (node, call) in enumerate(zip(nodes, calls, strict=True)):
         try:
-            seconds = ray.get(call, timeout=0.1)
+            seconds = float(ray.get(call, timeout=0.1))
         except Exception as error:  # turned into a sentence that names the node
-            found.append(
-                f"node {number} ({node['NodeManagerAddress']}): no all-reduce: {str(error).strip().splitlines()[-1]}"
-            )
+            reason = str(error).strip().splitlines()[-1]
+            found.append(f"node {number} ({node['NodeManagerAddress']}): no all-reduce: {reason}")
             continue
         if seconds > floors.all_reduce_seconds:
             found.append(

@@ -133,8 +133,8 @@ def _start(node: Node, folder: Path, environment: dict[str, str], deadline_secon
                 stderr=subprocess.STDOUT,
                 check=False,
             ).returncode
-        if code:
-            threading.Event().wait(1.0)
+        if code != 0:
+            end_session(environment["MRL_SESSION"])  # what the attempt left holds the ports of the next one
     if code != 0:
         raise WorkerLost(
             f"Ray on node {node.number} ({node.address}) was not up within {deadline_seconds:g} s; head {node.head}. "

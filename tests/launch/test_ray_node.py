@@ -1,0 +1,127 @@
+"""Two Ray nodes on one machine: order by the launcher's numbers over three starts, and nothing left of them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.ray_node import Node, _members, head_address, own_address, ray_node
+from mrl.errors import WorkerLost
+from tests.launch.two_nodes import ROOT, free_port_base, started
+
+TOKEN = "0123456789abcdef" * 4
+ORDER = """
+import json, sys
+import ray
+from launch.placement import place
+from launch.preflight import run, wait_for_nodes
+from mrl.config.load import load
+ray.init(address=sys.argv[1], log_to_driver=False)
+wait_for_nodes(2, deadline_seconds=120)
+@ray.remote(num_cpus=0)
+def where():
+    return ray.get_runtime_context().get_node_id()
+placement = place(4, gpus=False, deadline_seconds=60)
+labels = {n["NodeID"]: n["Labels"]["mrl-node"] for n in ray.nodes()}
+real = [labels[ray.get(where.options(scheduling_strategy=placement.strategy(r), resources={"slot": 0.5}).remote())] for r in range(4)]
+print(json.dumps([[slot.node for slot in placement.slots], real]))
+placement.remove()
+"""
+
+
+def test_ports_are_fixed_and_offset_by_the_node() -> None:
+    def ports(number: int) -> list[int]:
+        node = Node(number=number, address="10.0.0.1", head="10.0.0.1:12000", slots=8, token=TOKEN)
+        words = [word for word in node.command(Path("/tmp/x")) if "-port=" in word]
+        return [int(word.rpartition("=")[2]) for word in words]
+
+    assert ports(0)[0] == 12000
+    assert all(12000 <= port < 12200 for port in ports(0))
+    assert all(12200 <= port < 12400 for port in ports(1))
+    assert len(set(ports(0))) == len(ports(0))
+    assert ports(64) == ports(0)[2:]  # ranges repeat; the first two are the head's own
+
+
+def test_the_secret_is_not_on_the_command_line() -> None:
+    node = Node(number=1, address="10.0.0.1", head="10.0.0.2:12000", slots=1, token=TOKEN)
+    assert not any(TOKEN in word for word in node.command(Path("/tmp/x")))
+
+
+def test_a_short_secret_is_refused() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "launch.ray_node",
+        "--number",
+        "0",
+        "--head",
+        "127.0.0.1:1",
+        "--slots",
+        "1",
+    ]
+    environment = {**os.environ, "RAY_AUTH_TOKEN": "short"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert "RAY_AUTH_TOKEN must hold" in done.stderr
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:
+    """Node 1 is started first in one of the three; ranks still count node 0's slots first."""
+    for attempt in range(3):
+        head = head_address(own_address(), free_port_base())
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        words = [
+            "-m",
+            "launch.ray_node",
+            "--head",
+            head,
+            "--slots",
+            "2",
+            "--port-base",
+            head.rpartition(":")[2],
+        ]
+        first, second = (0, 1) if attempt else (1, 0)
+        logs = [tmp_path / f"{attempt}-{number}.log" for number in (first, second)]
+        with (
+            started([*words, "--number", str(first)], log=logs[0], environment=environment) as one,
+            started([*words, "--number", str(second)], log=logs[1], environment=environment) as two,
+        ):
+            asked = subprocess.run(
+                [sys.executable, "-c", ORDER, head],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                timeout=180,
+                check=False,
+            )
+            output = asked.stderr + "".join(log.read_text() for log in logs)
+            assert asked.stdout.strip().endswith('[[0, 0, 1, 1], ["0", "0", "1", "1"]]'), output
+            for process in (one, two):
+                process.terminate()
+            assert [process.wait(60) for process in (one, two)] == [0, 0], output
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(tmp_path: Path) -> None:
+    base = free_port_base()
+    node = Node(
+        number=1, address=own_address(), head=f"127.0.0.1:{base}", slots=1, token=TOKEN, port_base=base
+    )
+    start = time.monotonic()
+    with (
+        pytest.raises(WorkerLost, match=r"Ray on node 1 .* was not up within 12 s"),
+        ray_node(node, deadline_seconds=12),
+    ):
+        raise AssertionError("the node came up without a head")
+    assert time.monotonic() - start < 60
+    session = os.environ.get("MRL_SESSION", "none")
+    assert session == "none" or _members(session) == []

@@ -1,0 +1,113 @@
+"""The batch file under a real two-node Slurm on this machine: it trains, it requeues on USR1 and resumes."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.local_slurm import LocalSlurm, local_slurm, missing
+from tests.launch.test_slurm_nodes import TABLE
+from tests.launch.two_nodes import ROOT, free_port_base, steps_done, write_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+SECONDS = 800.0
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
+    if lacking := missing():
+        if os.geteuid() == 0:
+            pytest.fail("the Slurm tests need " + ", ".join(lacking) + "; run `make system-packages`")
+        pytest.skip("the Slurm tests need " + ", ".join(lacking))
+    with local_slurm(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str) -> str:
+    """Job number of the batch file over both nodes."""
+    settings = {
+        "MRL_HOME": str(ROOT),
+        "MRL_SLOTS": "1",
+        "MRL_PORT_BASE": str(free_port_base()),
+        "MRL_LOGS": str(folder / "logs"),
+        "OMP_NUM_THREADS": "1",
+        "MRL_PYTHON": str(Path(os.sys.prefix) / "bin" / "python"),
+    }
+    export = ",".join(["ALL", *(f"{name}={value}" for name, value in settings.items())])
+    number = slurm.run(
+        *("sbatch", "--parsable", "--nodes=2", "--time=00:20:00", f"--export={export}"),
+        *(f"--output={folder}/batch-%j.out", str(ROOT / "slurm" / "qwen3_moe_grpo.sh"), str(config), *words),
+    )
+    return number.split(";")[0]
+
+
+def output(folder: Path, number: str) -> str:
+    path = folder / f"batch-{number}.out"
+    return path.read_text(errors="replace") if path.is_file() else "(no output)"
+
+
+def wait_for_end(slurm: LocalSlurm, folder: Path, number: str) -> dict[str, str]:
+    ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+    try:
+        slurm.wait_until(lambda: slurm.job(number)["JobState"] in ended, SECONDS, f"the end of job {number}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{output(folder, number)[-6000:]}") from None
+    return slurm.job(number)
+
+
+def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
+    for nodes, names in TABLE:
+        assert slurm.run("scontrol", "show", "hostnames", nodes).split() == names
+
+
+def test_a_job_trains_on_both_nodes(slurm: LocalSlurm, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, write_run(tmp_path))
+    job = wait_for_end(slurm, tmp_path, number)
+    text = output(tmp_path, number)
+    assert job["JobState"] == "COMPLETED", text[-6000:]
+    assert job["ExitCode"] == "0:0"
+    assert steps_done(tmp_path) == [1, 2]
+    assert "on 2 nodes: n[1-2]" in text
+    logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
+    assert (logs / "latest").resolve() == (logs / "attempt-0").resolve()
+    assert "Ray node 0 is up" in (logs / "latest" / "node-0.log").read_text()
+    assert "Ray node 1 is up" in (logs / "latest" / "node-1.log").read_text()
+
+
+def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, write_run(tmp_path, steps=4), "loop.steps=400")
+    slurm.wait_until(lambda: steps_done(tmp_path) != [], SECONDS, "the first step")
+    slurm.run("scancel", "--batch", "--signal=USR1", number)
+    slurm.wait_until(lambda: slurm.job(number)["Restarts"] == "1", SECONDS, "the requeue")
+    saved = steps_done(tmp_path)
+    slurm.wait_until(lambda: len(steps_done(tmp_path)) > len(saved), SECONDS, "a step after the requeue")
+    slurm.run("scancel", "--batch", "--signal=TERM", number)
+    wait_for_end(slurm, tmp_path, number)
+    text = output(tmp_path, number)
+    assert "leaving with code 99" in text, text[-6000:]
+    assert f"resuming at step {saved[-1] + 1}" in text, text[-6000:]
+    done = steps_done(tmp_path)
+    assert done == list(range(1, len(done) + 1))
+    logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
+    assert (logs / "latest").resolve() == (logs / "attempt-1").resolve()
+
+
+def test_a_bad_configuration_is_not_queued_again(slurm: LocalSlurm, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, write_run(tmp_path), "loop.stepz=3")
+    job = wait_for_end(slurm, tmp_path, number)
+    text = output(tmp_path, number)
+    assert job["JobState"] == "FAILED"
+    assert job["ExitCode"] == "2:0"
+    assert job["Restarts"] == "0"
+    assert "did you mean 'steps'" in text
+
+
+def test_the_batch_file_is_clean() -> None:
+    """bash reads it and shellcheck has nothing to say."""
+    scripts = sorted(map(str, (ROOT / "slurm").glob("*.sh")))
+    assert scripts
+    for command in (["bash", "-n"], ["shellcheck"]):
+        done = subprocess.run([*command, *scripts], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,51 @@
+"""Slurm's node lists by table; test_slurm.py compares the table with `scontrol show hostnames`."""
+
+import pytest
+
+from launch.slurm_nodes import expand, main
+from mrl.errors import ConfigError
+
+TABLE = [
+    ("n1", ["n1"]),
+    ("n1,n2", ["n1", "n2"]),
+    ("n[1-3]", ["n1", "n2", "n3"]),
+    ("n[1,3]", ["n1", "n3"]),
+    ("n[01-03,7]", ["n01", "n02", "n03", "n7"]),
+    ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+    ("gpu-a[1-2],gpu-b3,login", ["gpu-a1", "gpu-a2", "gpu-b3", "login"]),
+    ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
+    ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
+    ("n[8-10]", ["n8", "n9", "n10"]),
+    ("node.domain[1-2].org", ["node.domain1.org", "node.domain2.org"]),
+    ("a[1],b[2-2]", ["a1", "b2"]),
+]
+
+
+@pytest.mark.parametrize(("nodes", "names"), TABLE)
+def test_table(nodes: str, names: list[str]) -> None:
+    assert expand(nodes) == names
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ("", "empty name"),
+        ("n1,", "empty name"),
+        ("n[1-2", "open bracket"),
+        ("n1-2]", "do not pair"),
+        ("n[[1]]", "do not pair"),
+        ("n[a-b]", "neither a number nor a range"),
+        ("n[3-1]", "runs backwards"),
+        ("n[]", "neither a number nor a range"),
+        ("n[1-999999]", "too long"),
+        ("r[1-1000]n[1-1000]", "more than"),
+    ],
+)
+def test_bad_lists_are_refused(nodes: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expand(nodes)
+
+
+def test_the_program_prints_a_name_per_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["n[1-2]", "m3"]) == 0
+    assert capsys.readouterr().out == "n1\nn2\nm3\n"

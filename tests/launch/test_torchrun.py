@@ -1,0 +1,73 @@
+"""`torchrun -m launch.torchrun` with two agents on this machine: one cluster of two nodes, two steps, one exit code."""
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.two_nodes import free_port_base, started, steps_done, write_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+SECONDS = 800.0
+
+
+def agents(stack: contextlib.ExitStack, folder: Path, *arguments: str) -> list:
+    base = free_port_base()
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+    ]
+    words += [
+        "--rdzv-endpoint",
+        f"127.0.0.1:{base + 399}",
+        "--local-addr",
+        "127.0.0.1",
+        "--max-restarts",
+        "0",
+    ]
+    return [
+        stack.enter_context(
+            started(
+                [*words, "-m", "launch.torchrun", *arguments],
+                log=folder / f"agent-{number}.log",
+                environment={"MRL_PORT_BASE": str(base), "OMP_NUM_THREADS": "1"},
+            )
+        )
+        for number in range(2)
+    ]
+
+
+def wait_for(processes: list, seconds: float) -> list[int]:
+    deadline = time.monotonic() + seconds
+    return [process.wait(max(1.0, deadline - time.monotonic())) for process in processes]
+
+
+def text(folder: Path) -> str:
+    return "\n".join(path.read_text(errors="replace")[-6000:] for path in sorted(folder.glob("agent-*.log")))
+
+
+def test_two_agents_train_two_steps(tmp_path: Path) -> None:
+    config = write_run(tmp_path)
+    with contextlib.ExitStack() as stack:
+        codes = wait_for(agents(stack, tmp_path, str(config)), SECONDS)
+    assert codes == [0, 0], text(tmp_path)
+    assert steps_done(tmp_path) == [1, 2]
+    assert "preflight: node 0" in text(tmp_path)
+    assert "preflight: node 1" in text(tmp_path)
+
+
+def test_all_agents_leave_with_a_failure(tmp_path: Path) -> None:
+    """A driver that refuses its data ends both agents; the message is node 0's."""
+    config = write_run(tmp_path)
+    (tmp_path / "data" / "train.jsonl").write_text("not json\n")
+    with contextlib.ExitStack() as stack:
+        codes = wait_for(agents(stack, tmp_path, str(config)), SECONDS)
+    assert all(code != 0 for code in codes), text(tmp_path)
+    assert "train.jsonl:1" in text(tmp_path)
