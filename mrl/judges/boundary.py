@@ -77,6 +77,7 @@ def find_boundary() -> Boundary:
             "code judge: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; install it "
             "(Debian: apt-get install bubblewrap) or use judge.kind=code_service"
         )
+    cgroup.sweep()
     probe = cgroup.make(memory_bytes=256 * _MIB, processes=16)
     if probe is not None:
         probe.close()
@@ -135,11 +136,9 @@ class BoundaryRun:
             raise RewardError("code judge: a cgroup could be made at start-up and cannot be made now")
         requests_out, self.requests = os.pipe()
         self.replies, replies_in = os.pipe()
-        filter_fd = os.memfd_create("filter")
+        filter_fd, runner_fd = _in_memory(filter_program()), _in_memory(_RUNNER.read_bytes())
         try:
-            os.write(filter_fd, filter_program())
-            os.lseek(filter_fd, 0, os.SEEK_SET)
-            passed = (requests_out, replies_in, filter_fd)
+            passed = (requests_out, replies_in, filter_fd, runner_fd)
             self.process = subprocess.Popen(
                 _command(boundary, rules, *passed),
                 stdin=subprocess.PIPE,
@@ -161,6 +160,7 @@ class BoundaryRun:
             os.close(requests_out)
             os.close(replies_in)
             os.close(filter_fd)
+            os.close(runner_fd)
 
     def __enter__(self) -> BoundaryRun:
         return self
@@ -213,7 +213,9 @@ def _preparation(boundary: Boundary, group: cgroup.Cgroup | None) -> Callable[[]
     return prepare
 
 
-def _command(boundary: Boundary, rules: CodeRules, requests: int, replies: int, filter_fd: int) -> list[str]:
+def _command(
+    boundary: Boundary, rules: CodeRules, requests: int, replies: int, filter_fd: int, runner_fd: int
+) -> list[str]:
     prefix = str(Path(boundary.python).parent.parent)
     roots = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "lib", "lib64", "sbin"):
@@ -234,14 +236,18 @@ def _command(boundary: Boundary, rules: CodeRules, requests: int, replies: int, 
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--size", size, "--perms", "1777", "--tmpfs", "/tmp"),
+        *("--ro-bind-data", str(runner_fd), "/runner.py"),
         *("--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", "--setenv", "HOME", "/tmp", "--setenv", "PATH", "/usr/bin:/bin"),
         *("--setenv", "LANG", "C.UTF-8", "--setenv", "OMP_NUM_THREADS", "1"),
         *("--seccomp", str(filter_fd)),
-        *("--", boundary.python, "-I", "-S", "-c", _runner_source(), str(requests), str(replies)),
+        *("--", boundary.python, "-I", "-S", "/runner.py", str(requests), str(replies)),
     ]
 
 
-@functools.lru_cache(maxsize=1)
-def _runner_source() -> str:
-    return _RUNNER.read_text(encoding="ascii")
+def _in_memory(data: bytes) -> int:
+    """A descriptor of a file without a name, at its start."""
+    descriptor = os.memfd_create("mrl")
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -72,6 +72,16 @@ def make(*, memory_bytes: int, processes: int) -> Cgroup | None:
         return None
 
 
+def sweep() -> None:
+    """Remove the empty groups of processes of ours that were killed before they could."""
+    for parent, _ in _settings(0, 0):
+        for folder in parent.glob("mrl-*-*"):
+            owner = folder.name.split("-")[1]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                with contextlib.suppress(OSError):  # not empty: not ours to end
+                    folder.rmdir()
+
+
 def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[str, str, bool]]]]:
     own = _own_groups()
     if (_ROOT / "cgroup.controllers").exists():

@@ -1,5 +1,6 @@
 """The code judge on honest programs: every kind of task, every outcome, and extraction from responses."""
 
+import subprocess
 import time
 from typing import Any
 
@@ -167,6 +168,23 @@ def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.Monke
     assert judge(fork.format("raise"), ADD, FAST).reason.startswith("runtime error")
     thread = "import threading\nthreading.Thread(target=print).start()\ndef add(a, b):\n    return a + b"
     assert judge(thread, ADD, FAST).reason.startswith("runtime error")
+
+
+def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = boundary.cgroup.make(memory_bytes=2**28, processes=8)
+    if made is None:
+        assert "no cgroup here" in boundary.find_boundary().describe()
+        return
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    made.close()
+    monkeypatch.setattr(boundary.cgroup.os, "getpid", lambda: gone.pid)
+    left = boundary.cgroup.make(memory_bytes=2**28, processes=8)
+    monkeypatch.undo()
+    assert left is not None and all(folder.is_dir() for folder in left.folders)
+    boundary.cgroup.sweep()
+    assert not any(folder.exists() for folder in left.folders)
+    left.close()
 
 
 def test_code_in_the_pool(make_pair: Any, judge_all: Any) -> None:
