@@ -142,7 +142,8 @@ def exportable_allocations(device: torch.device) -> Iterator[None]:
 def _free_pages(fd: int) -> None:
     """Give a shared file's memory back while keeping its size and every mapping of it (it reads as zeros)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    size = os.fstat(fd).st_size
+    page = os.sysconf("SC_PAGE_SIZE")
+    size = -(-os.fstat(fd).st_size // page) * page  # a page that is only partly in the range would be kept
     if libc.fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(size)) != 0:
         code = ctypes.get_errno()
         raise ReshardError(f"freeing {size} bytes of shared parameter memory failed: {os.strerror(code)}")

@@ -90,6 +90,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         resume(folder, {}, damaged, tmp_path / "export")
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("saves", [8, pytest.param(50, marks=pytest.mark.slow)])
 def test_many_saves_inside_actors(saves: int, folder: Path, tmp_path: Path) -> None:
     """No hang, no process left, no open file gained, and the last one loads."""
