@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from models.manifest import LocalTensor
+from models.manifest import LocalTensor, Piece
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -33,6 +34,37 @@ class RankManifest:
     def of(cls, rank: int, tensors: Iterable[LocalTensor]) -> RankManifest:
         tensors = tuple(tensors)
         return cls(rank, tensors, digest_of(tensors))
+
+    def plain(self) -> dict[str, Any]:
+        """Lists, strings and numbers only: for wires that know nothing else (an engine's own calls, JSON)."""
+        return {
+            "rank": self.rank,
+            "tensors": [
+                [
+                    t.name,
+                    t.chunk,
+                    t.shape,
+                    t.dtype,
+                    [[p.tensor, p.start, p.shape, p.local_start] for p in t.pieces],
+                ]
+                for t in self.tensors
+            ],
+        }
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> RankManifest:
+        """The manifest that `plain` wrote; the digest is computed again."""
+        tensors = [
+            LocalTensor(
+                name,
+                chunk,
+                tuple(shape),
+                dtype,
+                tuple(Piece(n, tuple(a), tuple(b), tuple(c)) for n, a, b, c in pieces),
+            )
+            for name, chunk, shape, dtype, pieces in data["tensors"]
+        ]
+        return cls.of(data["rank"], tensors)
 
     @property
     def num_bytes(self) -> int:

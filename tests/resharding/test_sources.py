@@ -1,6 +1,7 @@
 """Source manifests from layouts: every checkpoint element is held, replicas are equal, worked boxes."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from models.names import TRANSFORMER_ENGINE, chunk_layers
 from mrl.errors import ConfigError, ReshardError
 from resharding import sources
 from resharding.layout import Layout
+from resharding.manifest import RankManifest
 from tests.resharding.worlds import FAMILIES, box, random_config
 
 QWEN3_MOE = {
@@ -144,3 +146,8 @@ def test_a_live_model_of_another_shape_is_refused_by_name():
         ReshardError, match=r"final_layernorm\.weight has shape \(17,\), the table says \(16,\)"
     ):
         sources.from_model([live], QWEN3_MOE, layout, layout.place(0))
+
+
+def test_manifests_cross_plain_wires_unchanged():
+    for manifest in sources.from_layout(QWEN3_MOE, Layout(tp=2, pp=2)):
+        assert RankManifest.from_plain(json.loads(json.dumps(manifest.plain()))) == manifest

@@ -1,0 +1,152 @@
+"""Ask a live vLLM worker where its own loaders put every checkpoint tensor. Moves no byte; the served model is unchanged.
+
+The model's parameters are put on the meta device with the metadata vLLM keeps for reloading, its own `load_weights` is
+fed meta tensors of the whole checkpoint shapes, and every copy between views is recorded. Then the live parameters are
+put back. vllm and torch are imported inside, so that the module can be named as a worker extension anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from models.manifest import CheckpointTensor
+from mrl.errors import ReshardError
+from resharding.destinations import TraceRecord, from_trace
+from resharding.manifest import RankManifest
+
+KEPT_OFF_META = ("e_score_correction_bias",)
+"""Suffixes of parameters that vLLM keeps live while reloading; each equals the checkpoint tensor of its own name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trace:
+    """What the loaders of one worker did."""
+
+    records: tuple[TraceRecord, ...]
+    parameters: dict[str, tuple[tuple[int, ...], str]]
+    """Loader-layout shape and dtype of every parameter, in the model's order."""
+    aliases: tuple[str, ...]
+    """Parameters that share another one's storage."""
+    strangers: tuple[str, ...]
+    """Copies between anything else, as text: a loader that does more than copy boxes."""
+
+
+def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
+    """Run model.load_weights over meta tensors and record its copies."""
+    import torch
+
+    aliases = _aliases(model)
+    whole = {t.name for t in checkpoint if t.name.endswith(KEPT_OFF_META)}
+    fed = [
+        (t.name, torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta"))
+        for t in checkpoint
+        if t.name not in whole
+    ]
+    sources = {tensor.untyped_storage()._cdata: name for name, tensor in fed}
+    with _on_meta(model):
+        parameters = dict(model.named_parameters())
+        targets = {p.untyped_storage()._cdata: name for name, p in parameters.items()}
+        recorder = _recorder(targets, sources)
+        with torch.no_grad(), recorder:
+            model.load_weights(fed)
+        shapes = {
+            name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in parameters.items()
+        }
+    return Trace(tuple(recorder.records), shapes, aliases, tuple(recorder.strangers))
+
+
+def manifest(model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int) -> RankManifest:
+    """The destination manifest of one live worker. ReshardError names what a plan cannot express."""
+    trace = trace_loaders(model, checkpoint)
+    if trace.strangers:
+        raise ReshardError(
+            f"rollout rank {rank}: loaders copied what is no checkpoint box: {trace.strangers[:8]}"
+        )
+    known = {tensor.name for tensor in checkpoint}
+    whole = {name: name for name in trace.parameters if name.endswith(KEPT_OFF_META) and name in known}
+    return from_trace(
+        trace.records, trace.parameters, checkpoint, rank=rank, loaded_whole=whole, aliases=trace.aliases
+    )
+
+
+class ManifestExtension:
+    """Worker extension for engines that only need the question answered: `collective_rpc("destination_manifest", ...)`."""
+
+    model_runner: Any
+    rank: int
+
+    def destination_manifest(self, checkpoint: Sequence[tuple[str, Sequence[int], str]]) -> dict[str, Any]:
+        """RankManifest.plain(): the engine's calls carry no classes."""
+        tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]
+        return manifest(self.model_runner.model, tensors, rank=self.rank).plain()
+
+
+def _aliases(model: Any) -> tuple[str, ...]:
+    seen: dict[int, str] = {}
+    aliases = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            aliases.append(name)
+        seen.setdefault(id(parameter), name)
+    return tuple(aliases)
+
+
+@contextmanager
+def _on_meta(model: Any) -> Iterator[None]:
+    from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
+    from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
+
+    layers = list(model.modules())
+    try:
+        for layer in layers:
+            info = get_layerwise_info(layer)
+            info.kernel_tensors = get_layer_params_buffers(layer)
+            info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
+            restore_layer_on_meta(layer, info)
+        yield
+    finally:
+        for layer in layers:
+            info = get_layerwise_info(layer)
+            if info.kernel_tensors is not None:
+                _place_kernel_tensors(layer, info)
+            info.reset()
+
+
+def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        """Notes every copy_ between a parameter's view and a fed tensor's view."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.records: list[TraceRecord] = []
+            self.strangers: list[str] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.copy_.default:
+                to, frm = args[0], args[1]
+                target = targets.get(to.untyped_storage()._cdata)
+                source = sources.get(frm.untyped_storage()._cdata)
+                if target is None or source is None or to.shape != frm.shape:
+                    self.strangers.append(f"{source} {tuple(frm.shape)} -> {target} {tuple(to.shape)}")
+                else:
+                    self.records.append(
+                        TraceRecord(
+                            target,
+                            to.storage_offset(),
+                            tuple(to.shape),
+                            to.stride(),
+                            source,
+                            frm.storage_offset(),
+                            frm.stride(),
+                        )
+                    )
+            return func(*args, **(kwargs or {}))
+
+    return Recorder()

@@ -1,0 +1,96 @@
+"""Destination manifests from a layout against those a real vLLM engine gives, for every family."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from models.families import family_of
+from resharding import destinations
+from resharding.layout import Layout
+from resharding.manifest import RankManifest
+
+pytestmark = pytest.mark.engine
+
+COMMON = {
+    "vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+    "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+CONFIGS = {
+    "qwen3": transformers.Qwen3Config(
+        num_hidden_layers=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True, **COMMON
+    ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        num_hidden_layers=3, num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=64, mlp_only_layers=[1], tie_word_embeddings=False, **COMMON
+    ),
+    "mixtral": transformers.MixtralConfig(
+        num_hidden_layers=2, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, **COMMON
+    ),
+    "deepseek_v3": transformers.DeepseekV3Config(
+        num_hidden_layers=3, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, n_group=2, topk_group=1,
+        num_experts_per_tok=2, moe_intermediate_size=64, first_k_dense_replace=1, kv_lora_rank=512, q_lora_rank=96,
+        qk_rope_head_dim=64, v_head_dim=64, qk_nope_head_dim=64, **COMMON
+    ),
+}  # fmt: skip
+EXTRA = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
+
+ENGINE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    model, tp, checkpoint, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    llm = LLM(model=model, load_format="dummy", skip_tokenizer_init=True, tensor_parallel_size=tp, enforce_eager=True,
+              max_model_len=128, max_num_seqs=4, dtype="bfloat16",
+              worker_extension_cls="resharding.vllm_trace.ManifestExtension")
+    tensors = json.load(open(checkpoint))
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    before = llm.generate({"prompt_token_ids": [1, 2, 3]}, greedy, use_tqdm=False)[0].outputs[0].token_ids
+    manifests = llm.collective_rpc("destination_manifest", args=(tensors,))
+    after = llm.generate({"prompt_token_ids": [1, 2, 3]}, greedy, use_tqdm=False)[0].outputs[0].token_ids
+    assert before == after, (before, after)
+    json.dump(manifests, open(out, "w"))
+"""
+
+
+@pytest.mark.parametrize(("family", "tp"), [("qwen3_moe", 1), *((family, 2) for family in CONFIGS)])
+def test_layout_and_live_engine_agree(family, tp, tmp_path):
+    manifests, hf = traced(family, tp, tmp_path)
+    expected = destinations.from_layout(hf, Layout(tp=tp))
+    for ours, theirs in zip(expected, manifests, strict=True):
+        assert by_name(ours) == by_name(theirs)
+
+
+def traced(family: str, tp: int, folder: Path) -> tuple[list[RankManifest], dict]:
+    """The manifests of a real engine's workers, and the config it was started with."""
+    model = folder / family
+    architecture = {"architectures": [type(CONFIGS[family]).__name__.removesuffix("Config") + "ForCausalLM"]}
+    hf = CONFIGS[family].to_dict() | architecture | EXTRA.get(family, {})
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(hf))
+    names = [(t.name, t.shape, t.dtype) for t in family_of(hf).checkpoint_tensors(hf)]
+    (folder / "checkpoint.json").write_text(json.dumps(names))
+    (folder / "engine.py").write_text(ENGINE)
+    environment = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    command = [sys.executable, "engine.py", str(model), str(tp), "checkpoint.json", "manifests.json"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [RankManifest.from_plain(data) for data in json.loads((folder / "manifests.json").read_text())], hf
+
+
+def by_name(manifest: RankManifest) -> dict:
+    """Parameters by name, their boxes in order of place: the order of parameters is the engine's business."""
+    return {
+        t.name: dataclasses.replace(t, pieces=tuple(sorted(t.pieces, key=lambda p: p.local_start)))
+        for t in manifest.tensors
+    }
