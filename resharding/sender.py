@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ from resharding.digest import digest
 from resharding.processes import ProcessId
 from resharding.session import Session, WireTensor
 from resharding.tables import Tables
+
+_Answer = TypeVar("_Answer", bound=m.Message)
 
 
 def _announcement(session: Session, content: Sequence[WireTensor] | Tables) -> m.Message:
@@ -100,7 +102,7 @@ class WeightSender:
 
     def send(self, spans: Sequence[m.Span], used_bytes: int) -> None:
         """Hands the buffer `next_buffer` gave to the receiver."""
-        which = self._sent % 2
+        which = 1 if self._sent % 2 else 0
         used = self._segments[which].buffer[:used_bytes]
         memory.synchronize(used.device)
         self._dialer.send(
@@ -117,7 +119,7 @@ class WeightSender:
 
     def send_window(self, received_bytes: int) -> None:
         """Planned mode: the buffer `next_buffer` gave holds what this slot received in the next window."""
-        which = self._sent % 2
+        which = 1 if self._sent % 2 else 0
         received = self._segments[which].buffer[:received_bytes]
         memory.synchronize(received.device)
         checked = self._sync.digests and received_bytes > 0
@@ -171,7 +173,7 @@ class WeightSender:
             raise ReshardError("this sender has no open session; call open first")
         return self._session
 
-    def _next(self, kind, waiting_for: str):
+    def _next(self, kind: type[_Answer], waiting_for: str) -> _Answer:
         """The next message of the open session, of the expected kind; answers to earlier sessions are dropped."""
         session, mark = self._open_session(), time.monotonic()
         while True:
@@ -186,5 +188,7 @@ class WeightSender:
                 text = message.reason if isinstance(message, m.Refused) else message.error
                 raise ReshardError(f"the receiver of {session} at {self.address} said:\n{text}")
             if not isinstance(message, kind):
-                raise ReshardError(f"{session}: expected {kind.__name__}, the receiver sent {message.kind}")
+                raise ReshardError(
+                    f"{session}: expected {kind.__name__}, the receiver sent {type(message).__name__}"
+                )
             return message

@@ -29,7 +29,7 @@ _POISON = 0xFF
 class TensorLoader:
     """Feeds complete checkpoint tensors to vLLM's own loaders (`receiver.TensorConsumer`)."""
 
-    def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
+    def __init__(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
@@ -68,7 +68,7 @@ class TensorLoader:
 class PlanLoader:
     """Runs a slot's tables into the modules' parameters (`receiver.PlanConsumer`)."""
 
-    def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
+    def __init__(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
         self._tables = Tables((), (), (), ())
         self._flat: list[torch.Tensor | None] = []
@@ -179,7 +179,7 @@ def _restore(module: torch.nn.Module) -> None:
             if getattr(module, name, None) is not None:
                 delattr(module, name)
         for name, parameter in parameters.items():
-            module.register_parameter(name, parameter)
+            module.register_parameter(name, parameter)  # type: ignore[arg-type]
         for name, buffer in buffers.items():
             module.register_buffer(name, buffer, persistent=name not in info.kernel_non_persistent_buffers)
     info.reset()
@@ -192,7 +192,7 @@ def _is_direct(module: torch.nn.Module) -> bool:
         return False
     if hasattr(module, "process_weights_after_loading"):
         return False
-    kernel, loader = info.kernel_tensors[0], dict(module._parameters)
+    kernel, loader = info.kernel_tensors[0], dict(module.named_parameters(recurse=False))
     return all(
         name in loader
         and k.shape == loader[name].shape

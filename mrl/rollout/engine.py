@@ -19,13 +19,15 @@ from models.manifest import CheckpointTensor
 from mrl.config.rollout import RolloutSection
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
-from mrl.rollout import environment, limits
+from mrl.rollout import environment, leftovers, limits
 from mrl.rollout.request import Request, Response
 from mrl.samples import Status
 from resharding.manifest import RankManifest
 from resharding.session import Progress, Session
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+_MEMORY = ("weights", "kv_cache")
+"""vLLM's tags of what sleeps and wakes."""
 _RECEIVE_DEADLINES = 20
 """Longest hand-over, in units of sync.deadline_seconds (which bounds each single wait)."""
 
@@ -55,12 +57,13 @@ class RolloutEngine:
         self._deterministic = deterministic
         self._stop = tuple(dict.fromkeys((*stop_token_ids, *rollout.stop_token_ids)))
         self._max_length = max_length
-        self._engine = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
+        self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
+        self._remover = leftovers.Remover(leftovers.names_of_workers()) if rollout.tp > 1 else None
         self._progress = Progress()
         self._internal: dict[str, str] = {}
         self._aborted: list[Response] = []
         self._round_started = False
-        self._asleep = False
+        self._awake = set(_MEMORY)
         if real_weights:
             self._become_visible(Session.new(-1, 0, "folder"))
         self.start_seconds = time.monotonic() - started
@@ -215,8 +218,10 @@ class RolloutEngine:
         return Response(output.request_id, tokens, logprobs, versions, status)
 
     def _require_serving(self) -> None:
-        if self._asleep:
-            raise RolloutError(f"engine {self.engine_index} sleeps; wake it first")
+        if self._awake != set(_MEMORY):
+            raise RolloutError(
+                f"engine {self.engine_index} sleeps (awake: {sorted(self._awake)}); wake it first"
+            )
         if not self._progress.serving:
             reason = self._progress.error or "it never received weights"
             raise RolloutError(
@@ -246,7 +251,7 @@ class RolloutEngine:
                 f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; finish or abort them before "
                 "a hand-over: a response never mixes versions"
             )
-        if self._asleep:
+        if "weights" not in self._awake:
             raise RolloutError(f"engine {self.engine_index} sleeps; wake its weights before a hand-over")
         started = time.monotonic()
         self._progress.prepare(session)
@@ -305,14 +310,18 @@ class RolloutEngine:
             raise RolloutError(
                 f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; it cannot sleep"
             )
-        if self.can_sleep and not self._asleep:
+        if self.can_sleep and self._awake:
             self._engine.sleep(level=2)
-            self._asleep = True
+            self._awake.clear()
 
-    def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+    def wake(self, tags: Sequence[str] = _MEMORY) -> None:
         """Takes memory back: weights before a hand-over, the KV cache after it."""
-        if self.can_sleep and self._asleep:
-            self._asleep = not self._engine.wake_up(list(tags)) and "kv_cache" in tags
+        if unknown := set(tags) - set(_MEMORY):
+            raise RolloutError(f"wake knows {list(_MEMORY)}, not {sorted(unknown)}")
+        wanted = [tag for tag in tags if tag not in self._awake]
+        if self.can_sleep and wanted:
+            self._engine.wake_up(wanted)
+            self._awake |= set(wanted)
 
     def close(self) -> None:
         """Ends the workers and frees the engine."""
@@ -321,3 +330,5 @@ class RolloutEngine:
             with contextlib.suppress(AttributeError):
                 engine.collective_rpc("shutdown_weight_transfer_engine", timeout=10.0)
             engine.engine_core.shutdown()
+        if self._remover is not None:
+            self._remover.close()

@@ -1,6 +1,5 @@
 """Hand-overs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -252,12 +251,12 @@ def test_a_planned_hand_over_gives_what_a_fresh_engine_has(
 # -- tensor parallel workers --------------------------------------------------------------------------------------
 
 
-def leftovers() -> dict[str, set[str]]:
-    sockets = {
-        line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@mrl-" in line
-    }
-    temporary = {p for p in os.listdir("/tmp") if "vllm_dist" in p}
-    return {"shm": set(os.listdir("/dev/shm")), "sockets": sockets, "temporary": temporary}
+def named_files(engine: RolloutEngine) -> list[Path]:
+    return engine._remover.paths
+
+
+def sockets() -> set[str]:
+    return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@mrl-" in line}
 
 
 def receive_planned(engine: RolloutEngine, session: tuple, both: list[RankManifest], folder: str) -> None:
@@ -273,7 +272,6 @@ def receive_planned(engine: RolloutEngine, session: tuple, both: list[RankManife
 
 
 def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path, tmp_path: Path) -> None:
-    before = leftovers()
     host = EngineHost(
         rollout=RolloutSection(tp=2, dtype="float32", kv_cache_bytes=64 << 20, max_num_seqs=64),
         model_path=str(tiny_model),
@@ -300,6 +298,8 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path, t
     run.join(90)
     assert len(sent) == 2 and driving.worst_gap(other, ASKED, host.call(driving.generate, ASKED)) < 1e-4
 
+    named = host.call(named_files)
+    assert {p.name[:4] for p in named} == {"psm_", "vllm"} and all(p.exists() for p in named)
     weights = read(tiny_model)
     session = feeder.session(weights, 1, 2)
     host.start(driving.receive, session)  # killed while both workers wait inside the hand-over
@@ -309,5 +309,7 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path, t
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, f"survivors: {[(p.pid, p.cmdline()) for p in alive]}"
     feeder.close()
-    after = leftovers()
-    assert {k: after[k] - before[k] for k in after} == {"shm": set(), "sockets": set(), "temporary": set()}
+    deadline = time.monotonic() + 15
+    while (left := [p for p in named if p.exists()]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left and not {a for a in sockets() if any(f"@mrl-{p.pid}-" in a for p in family)}
