@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launch.run import decoder, load_tokenizer
+from launch.assemble import decoder, load_tokenizer
 from mrl.config.root import Config
 from mrl.data.load import load_data
 from mrl.errors import DataError
@@ -20,7 +20,9 @@ def evaluate(config: Config) -> dict[str, float]:
     from mrl.rollout.engine import RolloutEngine
 
     tokenizer = load_tokenizer(config)
-    prompts = load_data(config.data, config.judge, tokenizer).validation_prompts(config.loop.validation.num_prompts)
+    prompts = load_data(config.data, config.judge, tokenizer).validation_prompts(
+        config.loop.validation.num_prompts
+    )
     if not prompts:
         raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
     engine = RolloutEngine(

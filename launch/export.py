@@ -39,7 +39,9 @@ def _checkpoint(run_folder: str, step: int | None) -> Path:
     present = sorted(p.name for p in folder.glob("step-*"))
     path = latest_checkpoint(folder) if step is None else folder / f"step-{step:06d}"
     if path is None or not path.is_dir():
-        raise ConfigError(f"{path or folder} is no checkpoint of {run_folder}; there are {', '.join(present) or 'none'}")
+        raise ConfigError(
+            f"{path or folder} is no checkpoint of {run_folder}; there are {', '.join(present) or 'none'}"
+        )
     return path
 
 

@@ -31,7 +31,9 @@ def check_model(config: Config, tokenizer: Any) -> None:
         )
     positions = int(hf_config.get("max_position_embeddings", config.model.max_length))
     if config.model.max_length > positions:
-        raise ConfigError(f"model.max_length = {config.model.max_length} exceeds the model's {positions} positions ({path})")
+        raise ConfigError(
+            f"model.max_length = {config.model.max_length} exceeds the model's {positions} positions ({path})"
+        )
     if config.data.max_prompt_tokens + config.rollout.max_response_tokens > config.model.max_length:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_response_tokens = {config.data.max_prompt_tokens} + "

@@ -71,5 +71,7 @@ def _stats(results: list[Any]) -> dict[str, float]:
     for result in results:
         for name, value in result.items():
             key = f"reshard/{name}"
-            totals[key] = max(totals.get(key, 0.0), value) if name.endswith("seconds") else totals.get(key, 0.0) + value
+            totals[key] = (
+                max(totals.get(key, 0.0), value) if name.endswith("seconds") else totals.get(key, 0.0) + value
+            )
     return totals

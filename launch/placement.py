@@ -37,7 +37,9 @@ class Placement:
         """Scheduling strategy that puts an actor on the slot of a rank."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.slots[rank].bundle)
+        return PlacementGroupSchedulingStrategy(
+            self.group, placement_group_bundle_index=self.slots[rank].bundle
+        )
 
     def remove(self) -> None:
         from ray.util.placement_group import remove_placement_group
@@ -52,7 +54,9 @@ def place(num_slots: int, *, gpus: bool, deadline_seconds: float) -> Placement:
     bundle = {SLOT: 1.0, **({"GPU": 1.0} if gpus else {})}
     group = placement_group([bundle] * num_slots, strategy="PACK")
     if not group.wait(deadline_seconds):
-        raise ConfigError(f"{num_slots} slots were not free within {deadline_seconds:g} s; is another run on this cluster?")
+        raise ConfigError(
+            f"{num_slots} slots were not free within {deadline_seconds:g} s; is another run on this cluster?"
+        )
     return Placement(group, tuple(_ordered(group)))
 
 

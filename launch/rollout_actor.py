@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ class RolloutActor:
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._engine, method)(*arguments, **options)
+
+    def generate(self, requests: Sequence[Any], deadline_seconds: float) -> list[Any]:
+        """All responses to the requests in one call."""
+        return self._engine.generate(requests, deadline=time.monotonic() + deadline_seconds)
 
     def destinations(self) -> list[Any]:
         """Where each checkpoint tensor lands on each of this engine's ranks, by vLLM's own loaders."""

@@ -20,7 +20,15 @@ POLL_SECONDS = 0.5
 class RolloutGroup:
     """The vLLM engines of a run; engine e shares slots e * tp .. e * tp + tp - 1 with the train ranks."""
 
-    def __init__(self, config: Config, placement: Placement, clock: PhaseClock, *, environment: Mapping[str, str], log_folder: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        placement: Placement,
+        clock: PhaseClock,
+        *,
+        environment: Mapping[str, str],
+        log_folder: str,
+    ) -> None:
         import ray
 
         self._config, self._clock = config, clock
@@ -42,15 +50,21 @@ class RolloutGroup:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hands requests to their engines; returns when all engines have them."""
-        shares: list[list[Request]] = [[] for _ in self.actors]
-        for request in requests:
-            shares[self._engine_of(request)].append(request)
         calls = {}
-        for engine, share in enumerate(shares):
+        for engine, share in enumerate(self._shares(requests)):
             self._open[engine] += len(share)
             if share:
                 calls[self._name(engine)] = self.actors[engine].call.remote("submit", share)
         self._wait(calls)
+
+    def generate_calls(self, requests: Sequence[Request], deadline_seconds: float) -> dict[str, Any]:
+        """Starts one blocking generate call per engine; for measurements."""
+        shares = enumerate(self._shares(requests))
+        return {
+            self._name(engine): self.actors[engine].generate.remote(share, deadline_seconds)
+            for engine, share in shares
+            if share
+        }
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         """Finished responses; waits for the first ones at most `timeout_seconds`."""
@@ -100,12 +114,19 @@ class RolloutGroup:
             responses += self.poll(1.0)
         return responses
 
+    def _shares(self, requests: Sequence[Request]) -> list[list[Request]]:
+        shares: list[list[Request]] = [[] for _ in self.actors]
+        for request in requests:
+            shares[self._engine_of(request)].append(request)
+        return shares
+
     def _engine_of(self, request: Request) -> int:
         return int(request.request_id.split(".")[0]) % len(self.actors)
 
     def _calls(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
         return {
-            self._name(e): getattr(actor, method).remote(*arguments, **options) for e, actor in enumerate(self.actors)
+            self._name(e): getattr(actor, method).remote(*arguments, **options)
+            for e, actor in enumerate(self.actors)
         }
 
     def _wait(self, calls: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from mrl.errors import WorkerLost
 GRACE_SECONDS = 20.0
 
 
-def run_torchrun(module: str, arguments: Sequence[str], config: Config, *, deadline_seconds: float = 3600.0) -> int:
+def run_torchrun(
+    module: str, arguments: Sequence[str], config: Config, *, deadline_seconds: float = 3600.0
+) -> int:
     """`torchrun --nproc-per-node WORLD -m module ARGUMENTS` on this machine; its exit code, or WorkerLost at the deadline."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(config.training.layout.world_size), "-m", module, *arguments]

@@ -28,7 +28,15 @@ from resharding.layout import Layout
 class TrainGroup:
     """The Megatron ranks of a run, one on each slot."""
 
-    def __init__(self, config: Config, placement: Placement, clock: PhaseClock, *, environment: Mapping[str, str], log_folder: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        placement: Placement,
+        clock: PhaseClock,
+        *,
+        environment: Mapping[str, str],
+        log_folder: str,
+    ) -> None:
         import ray
 
         self._config, self._clock = config, clock
@@ -61,7 +69,9 @@ class TrainGroup:
         shards = self._put([batch.select(p) for p in parts])
         results = self._wait(
             {
-                self._name(r): self.actors[r].call.remote("forward", shards[self._dp(r)], role=role, **options)
+                self._name(r): self.actors[r].call.remote(
+                    "forward", shards[self._dp(r)], role=role, **options
+                )
                 for r in range(self.layout.world_size)
             }
         )
@@ -89,7 +99,8 @@ class TrainGroup:
         """Connects each rank to the engine rank of its slot; the digest all ranks agree on."""
         slots = self._config.launch.slots_per_node or self.layout.world_size
         calls = {
-            self._name(r): a.connect.remote(addresses[r], list(destinations), slots) for r, a in enumerate(self.actors)
+            self._name(r): a.connect.remote(addresses[r], list(destinations), slots)
+            for r, a in enumerate(self.actors)
         }
         digests = self._wait(calls)
         if len(set(digests.values())) != 1:
@@ -105,7 +116,8 @@ class TrainGroup:
 
     def _calls(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
         return {
-            self._name(r): getattr(actor, method).remote(*arguments, **options) for r, actor in enumerate(self.actors)
+            self._name(r): getattr(actor, method).remote(*arguments, **options)
+            for r, actor in enumerate(self.actors)
         }
 
     def _wait(self, calls: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def _failures(done: list[Any], names: Mapping[Any, str]) -> dict[str, BaseExcept
     return failures
 
 
-def _raise_first(failed: dict[str, BaseException], pending: list[Any], names: Mapping[Any, str], phase: str) -> None:
+def _raise_first(
+    failed: dict[str, BaseException], pending: list[Any], names: Mapping[Any, str], phase: str
+) -> None:
     import ray
 
     deadline = time.monotonic() + GRACE_SECONDS

@@ -29,7 +29,9 @@ def run_ranks(arguments: Sequence[str]) -> int:
 
     config = load(*split_arguments(arguments))
     section = _section(config)
-    tiny_model.ensure(config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed)
+    tiny_model.ensure(
+        config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
+    )
     rows = read_rows(section.data)
     print(f"warm start: {len(rows)} rows, {section.steps} steps of {section.batch_rows}")
     return run_torchrun("launch.warm_start", arguments, config)
@@ -52,7 +54,10 @@ def main(arguments: Sequence[str]) -> None:
         shard = batch.select(np.arange(worker.place.dp, batch.num_samples, dp))
         metrics = worker.update(shard, cross_entropy, {"num_tokens": float(batch.loss_mask.sum())})
         if rank == 0 and (step % 20 == 0 or step == section.steps):
-            print(f"warm start {step}/{section.steps}  loss {metrics['loss']:.4f}  {time.monotonic() - start:.0f} s", flush=True)
+            print(
+                f"warm start {step}/{section.steps}  loss {metrics['loss']:.4f}  {time.monotonic() - start:.0f} s",
+                flush=True,
+            )
     worker.export_hf(section.output)
     worker.close()
 

@@ -44,8 +44,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = _config_command(commands, "train", _train, "train, or resume, a run")
-    train.add_argument("--dry-run", action="store_true", help="resolve and check the configuration, print it, stop")
-    _config_command(commands, "warm-start", _warm_start, "supervised start of a new model, exported as a model folder")
+    train.add_argument(
+        "--dry-run", action="store_true", help="resolve and check the configuration, print it, stop"
+    )
+    _config_command(
+        commands, "warm-start", _warm_start, "supervised start of a new model, exported as a model folder"
+    )
     make = commands.add_parser("make", help="make task files or a tokenizer")
     make.add_argument("what", choices=["arithmetic", "domains", "tokenizer"])
     make.add_argument("--out", required=True, help="folder to write to")
@@ -62,9 +66,14 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
     export.set_defaults(run=_export)
     _config_command(commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation")
-    plan = _config_command(commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU")
+    plan = _config_command(
+        commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU"
+    )
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
     plan.add_argument("--json", action="store_true", help="for programs")
+    bench = _config_command(commands, "bench", _bench, "a step of the loop against its floor")
+    bench.add_argument("--steps", type=int, default=5, help="steps measured after one warm-up")
+    bench.add_argument("--json", action="store_true", help="for programs")
     settings = commands.add_parser("settings", help="all settings, one sentence each")
     settings.set_defaults(run=_settings)
     return parser
@@ -148,6 +157,19 @@ def _plan(options: argparse.Namespace) -> int:
 
     report = plan_report(_load(options), load_hardware(options.hardware))
     print(json.dumps(report.json(), indent=1) if options.json else report.table())
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    import json
+
+    from launch.bench_step import bench_step, table
+
+    if options.config[0] != "step":
+        raise ConfigError(f"mrl bench measures 'step' (mrl bench step CONFIG...), not {options.config[0]!r}")
+    options.config = options.config[1:]
+    figures = bench_step(_load(options), num_steps=options.steps)
+    print(json.dumps(figures, indent=1) if options.json else table(figures))
     return 0
 
 

@@ -19,7 +19,9 @@ def pack(groups: Sequence[Group]) -> TrainBatch:
         loss_mask=_join([_after_prompt(s, s.loss_mask) for s in samples], np.bool_),
         group_ids=np.array([s.prompt_index for s in samples], dtype=np.int64),
         sample_ids=tuple(s.sample_id for s in samples),
-        arrays={"sampler_logprobs": _join([_after_prompt(s, s.sampler_logprobs) for s in samples], np.float32)},
+        arrays={
+            "sampler_logprobs": _join([_after_prompt(s, s.sampler_logprobs) for s in samples], np.float32)
+        },
     )
 
 

@@ -67,7 +67,7 @@ class Collector:
 
     def round(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """All prompts' groups with verdicts, in the prompts' order. Every sample is in its group, unjudged ones too."""
-        requests = {r.request_id: (p, i, r) for p in prompts for i, r in enumerate(_requests(p, sampling))}
+        requests = {r.request_id: (p, i, r) for p in prompts for i, r in enumerate(requests_for(p, sampling))}
         verdicts: dict[str, Verdict] = {}
         with self.clock.phase("generate"):
             samples = self._generate(requests, verdicts)
@@ -78,7 +78,9 @@ class Collector:
             Group(p, tuple(judged[_request_id(p, i)] for i in range(sampling.num_samples))) for p in prompts
         ]
 
-    def _generate(self, requests: dict[str, tuple[Prompt, int, Request]], verdicts: dict[str, Verdict]) -> dict[str, Sample]:
+    def _generate(
+        self, requests: dict[str, tuple[Prompt, int, Request]], verdicts: dict[str, Verdict]
+    ) -> dict[str, Sample]:
         self._rollout.submit([request for _, _, request in requests.values()])
         samples: dict[str, Sample] = {}
         deadline = time.monotonic() + self._deadline_seconds
@@ -124,7 +126,8 @@ def is_judged(sample: Sample) -> bool:
     return judged and sample.status in (Status.FINISHED, Status.TRUNCATED) and len(sample.response_tokens) > 0
 
 
-def _requests(prompt: Prompt, sampling: Sampling) -> list[Request]:
+def requests_for(prompt: Prompt, sampling: Sampling) -> list[Request]:
+    """What the engines are asked for one prompt's group."""
     return [
         Request(
             request_id=_request_id(prompt, index),

@@ -30,12 +30,17 @@ def from_json(value: dict[str, Any]) -> Group:
 
 
 def _sample(value: dict[str, Any]) -> Sample:
-    verdict = value.pop("verdict")
-    return Sample(**_arrays(value) | {"status": Status(value["status"]), "verdict": _verdict(verdict)})
+    fields: dict[str, Any] = _arrays(value)
+    fields |= {"status": Status(value["status"]), "verdict": _verdict(value["verdict"])}
+    return Sample(**fields)
 
 
 def _verdict(value: dict[str, Any] | None) -> Verdict | None:
-    return None if value is None else Verdict(**_arrays(value) | {"kind": VerdictKind(value["kind"])})
+    if value is None:
+        return None
+    fields: dict[str, Any] = _arrays(value)
+    fields["kind"] = VerdictKind(value["kind"])
+    return Verdict(**fields)
 
 
 def _arrays(value: dict[str, Any]) -> dict[str, Any]:

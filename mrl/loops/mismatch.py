@@ -12,7 +12,9 @@ from mrl.errors import ReshardError
 from mrl.samples import TrainBatch
 
 
-def measure(batch: TrainBatch, trainer_logprobs: np.ndarray, router_margins: np.ndarray | None, *, margin: float) -> dict[str, float]:
+def measure(
+    batch: TrainBatch, trainer_logprobs: np.ndarray, router_margins: np.ndarray | None, *, margin: float
+) -> dict[str, float]:
     """Mean and maximum of |sampler - trainer| over policy tokens [N] outside near-ties, and the near-ties' count and maximum."""
     mask = batch.loss_mask
     diff = np.abs(batch.arrays["sampler_logprobs"] - trainer_logprobs)

@@ -70,6 +70,8 @@ class OnPolicyLoop:
         self._collector, self._supply, self._validation_prompts = collector, supply, validation_prompts
         self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
         self._algorithm = State.of(config.algorithm)
+        self.on_batch: Callable[[list[Group]], None] = lambda groups: None
+        """Called with each step's groups; for measurements."""
         self.next_step = 1
         """Number of the next step; steps count from 1, step 0 is the starting point."""
 
@@ -80,20 +82,26 @@ class OnPolicyLoop:
 
     def run(self) -> str:
         """All remaining steps; returns why it ended ("done" or the reason to stop)."""
-        self._engines.sync(self.version)
-        if self.version == 0 and self._config.loop.validation.before_training:
-            self._recorder.row(0, self._validate(0))
+        self.start()
         while self.next_step <= self._config.loop.steps:
-            self._step(self.next_step)
+            self.step()
             if reason := self._should_stop():
                 self._save()
                 return reason
         return "done"
 
-    def _step(self, step: int) -> None:
-        start = time.monotonic()
+    def start(self) -> None:
+        """The first hand-over, and the starting point's validation."""
+        self._engines.sync(self.version)
+        if self.version == 0 and self._config.loop.validation.before_training:
+            self._recorder.row(0, self._validate(0))
+
+    def step(self) -> None:
+        """The eight phases once."""
+        step, start = self.next_step, time.monotonic()
         groups, metrics = self._supply.groups(self._collector, version=self.version)
         metrics |= self._check_judged(groups)
+        self.on_batch(groups)
         if groups:
             batch, measured = self._recompute(pack(groups))
             batch, shaped = self._estimate(batch, groups)
@@ -104,7 +112,9 @@ class OnPolicyLoop:
         metrics["time/step_seconds"] = time.monotonic() - start
         with self._clock.phase("save"):
             self._recorder.samples(step, groups)
-            if _due(step, self._config.loop.checkpoint.every_steps, last=self._config.loop.steps, at_end=True):
+            if _due(
+                step, self._config.loop.checkpoint.every_steps, last=self._config.loop.steps, at_end=True
+            ):
                 self._save()
         metrics |= self._clock.take()
         metrics |= self._validate(step) if self._validation_due(step) else {}
@@ -114,12 +124,18 @@ class OnPolicyLoop:
         """Old and reference log-probs by the trainer, and the sampler's distance from them."""
         loop, temperature = self._config.loop, self._config.rollout.temperature
         with self._clock.phase("recompute"):
-            policy = self._train.forward(batch, role="policy", temperature=temperature, with_router_margins=True)
-            measured = mismatch.measure(batch, policy["logprobs"], policy.get("router_margin"), margin=loop.router_margin)
+            policy = self._train.forward(
+                batch, role="policy", temperature=temperature, with_router_margins=True
+            )
+            measured = mismatch.measure(
+                batch, policy["logprobs"], policy.get("router_margin"), margin=loop.router_margin
+            )
             mismatch.check(measured, loop.max_sampler_mismatch, version=self.version)
             arrays = {"old_logprobs": policy["logprobs"]}
             if self._config.algorithm.needs_reference:
-                arrays["ref_logprobs"] = self._train.forward(batch, role="reference", temperature=temperature)["logprobs"]
+                arrays["ref_logprobs"] = self._train.forward(
+                    batch, role="reference", temperature=temperature
+                )["logprobs"]
         return batch.with_arrays(**arrays), measured
 
     def _estimate(self, batch: TrainBatch, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
@@ -134,7 +150,7 @@ class OnPolicyLoop:
                 for positions in minibatches(batch, self._config.algorithm.minibatches):
                     part = batch.select(positions)
                     rows.append(self._train.update(part, denominators(part) | self._algorithm.coefficients()))
-        metrics = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        metrics = {name: _over_updates(name, [row[name] for row in rows]) for name in rows[0]}
         self._algorithm.after_update(metrics, num_samples=batch.num_samples)
         return metrics
 
@@ -161,7 +177,11 @@ class OnPolicyLoop:
         return metrics | {"time/validate_seconds": time.monotonic() - start}
 
     def _save(self) -> None:
-        state = {"next_step": self.next_step, "supply": self._supply.state(), "algorithm": self._algorithm.state()}
+        state = {
+            "next_step": self.next_step,
+            "supply": self._supply.state(),
+            "algorithm": self._algorithm.state(),
+        }
         self._recorder.checkpoint(self._train, step=self.version, state=state)
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -173,7 +193,15 @@ class OnPolicyLoop:
 
 def denominators(batch: TrainBatch) -> dict[str, float]:
     """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
-    return {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float(batch.num_samples)}
+    trained = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1]) if batch.num_samples else np.zeros(0)
+    return {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float((trained > 0).sum())}
+
+
+def _over_updates(name: str, values: Sequence[float]) -> float:
+    """A step's figure from its optimizer steps: largest, smallest or mean by the name's ending."""
+    if name.endswith("_max"):
+        return float(np.max(values))
+    return float(np.min(values) if name.endswith("_min") else np.mean(values))
 
 
 def _due(step: int, every: int, *, last: int, at_end: bool) -> bool:

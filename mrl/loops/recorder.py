@@ -65,7 +65,13 @@ class Recorder:
         except CheckpointError as error:
             self._failed_saves += 1
             free = shutil.disk_usage(self._folder.path).free
-            log.error("checkpoint of step %d failed (%d in a row, %d bytes free): %s", step, self._failed_saves, free, error)
+            log.error(
+                "checkpoint of step %d failed (%d in a row, %d bytes free): %s",
+                step,
+                self._failed_saves,
+                free,
+                error,
+            )
             self.progress.message(f"checkpoint of step {step} FAILED, training goes on: {error}")
             if self._failed_saves >= MAX_FAILED_SAVES:
                 raise

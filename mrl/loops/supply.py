@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mrl.algorithms import filtering
+from mrl.config.algorithm import FilterSection
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
@@ -36,23 +37,30 @@ class GroupSupply:
         """Groups for one step in prompt order (fewer, possibly none, where the budget is spent) and the accounting."""
         wanted, kept, generated = self._config.loop.prompts_per_step, self._surplus, []
         section = self._config.algorithm.filter
-        rounds = 0
+        rounds, account = 0, filtering.Account()
         while len(kept) < wanted and self._within_budget(rounds, len(generated)):
             missing = wanted - len(kept)
-            fresh = collector.round(self._stream.take(missing if section is None else wanted), self._sampling())
+            fresh = collector.round(
+                self._stream.take(missing if section is None else wanted), self._sampling()
+            )
             generated += fresh
-            kept = kept + self._filter(trainable(fresh), collector)
+            with collector.clock.phase("filter"):
+                kept = kept + self._filter(trainable(fresh), account)
             rounds += 1
         kept = sorted(kept, key=lambda group: group.prompt.index)
         chosen, self._surplus = kept[:wanted], kept[wanted:]
         self.unjudged_fraction = _unjudged(generated)
-        metrics = _statistics(generated) | {
-            "group/resampled": float(max(0, len(generated) - wanted)),
-            "group/rounds": float(rounds),
-            "group/surplus": float(len(self._surplus)),
-            "group/short": float(wanted - len(chosen)),
-            "policy/age_steps": _age(chosen, version),
-        }
+        metrics = (
+            _statistics(generated)
+            | account.metrics()
+            | {
+                "group/resampled": float(max(0, len(generated) - wanted)),
+                "group/rounds": float(rounds),
+                "group/surplus": float(len(self._surplus)),
+                "group/short": float(wanted - len(chosen)),
+                "policy/age_steps": _age(chosen, version),
+            }
+        )
         self._spent(chosen, wanted, metrics)
         return chosen, metrics
 
@@ -72,12 +80,16 @@ class GroupSupply:
             seed=self._config.run.seed,
         )
 
-    def _filter(self, groups: list[Group], collector: Collector) -> list[Group]:
-        if self._config.algorithm.filter is None:
+    def _filter(self, groups: list[Group], account: filtering.Account) -> list[Group]:
+        """The groups worth training on; booked with the reason also where all are kept."""
+        section = self._config.algorithm.filter
+        decisions = filtering.keep(section or FilterSection(), [_values(group) for group in groups])
+        account.add(decisions, [group.prompt.domain for group in groups])
+        if section is None:
             return groups
-        with collector.clock.phase("filter"):
-            decisions = filtering.keep(self._config.algorithm.filter, [_values(group) for group in groups])
-            return [g for g, decision in zip(groups, decisions, strict=True) if decision is filtering.Decision.KEPT]
+        return [
+            g for g, decision in zip(groups, decisions, strict=True) if decision is filtering.Decision.KEPT
+        ]
 
     def _within_budget(self, rounds: int, num_generated: int) -> bool:
         section = self._config.algorithm.filter
@@ -91,10 +103,12 @@ class GroupSupply:
             return
         text = (
             f"dynamic sampling found {len(chosen)} of {wanted} groups in {metrics['group/rounds']:.0f} rounds; "
-            f"{metrics['group/all_correct_frac']:.0%} of the groups were all right, {metrics['group/all_wrong_frac']:.0%} all wrong"
+            f"{metrics.get('group/all_correct_frac', 0.0):.0%} of the groups were all right, {metrics.get('group/all_wrong_frac', 0.0):.0%} all wrong"
         )
         if section.when_spent == "stop":
-            raise RolloutError(f"{text}; raise algorithm.filter.max_rounds or max_prompts, or set when_spent: train_on_fewer")
+            raise RolloutError(
+                f"{text}; raise algorithm.filter.max_rounds or max_prompts, or set when_spent: train_on_fewer"
+            )
         log.warning("%s; training on fewer", text)
 
 
@@ -116,7 +130,6 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
         return {"rollout/samples": float(len(samples))}
     rewards = np.array([s.verdict.value for s in judged if s.verdict is not None])
     lengths = np.array([len(s.response_tokens) for s in judged])
-    per_group = [_values(g) for g in trainable(groups)]
     high, low = rewards.max(), rewards.min()
     return {
         "reward/mean": float(rewards.mean()),
@@ -130,22 +143,24 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/truncated_frac": float(np.mean([s.status is Status.TRUNCATED for s in judged])),
         "rollout/aborted": float(sum(s.status is Status.ABORTED for s in samples)),
         "rollout/failed": float(sum(s.status is Status.FAILED for s in samples)),
-        "group/all_correct_frac": float(np.mean([v.min() >= 1.0 for v in per_group])),
-        "group/all_wrong_frac": float(np.mean([v.max() <= 0.0 for v in per_group])),
         "judge/seconds_p99": float(np.percentile([s.verdict.seconds for s in judged if s.verdict], 99)),
     }
 
 
 def _parts(samples: Sequence[Any]) -> dict[str, float]:
     names = {name for s in samples for name in s.verdict.parts}
-    return {f"reward/{n}": float(np.mean([s.verdict.parts.get(n, 0.0) for s in samples])) for n in sorted(names)}
+    return {
+        f"reward/{n}": float(np.mean([s.verdict.parts.get(n, 0.0) for s in samples])) for n in sorted(names)
+    }
 
 
 def _by_domain(samples: Sequence[Any]) -> dict[str, float]:
     names = sorted({s.domain for s in samples})
     if len(names) < 2:
         return {}
-    return {f"reward/mean/{n}": float(np.mean([s.verdict.value for s in samples if s.domain == n])) for n in names}
+    return {
+        f"reward/mean/{n}": float(np.mean([s.verdict.value for s in samples if s.domain == n])) for n in names
+    }
 
 
 def _age(groups: Sequence[Group], version: int) -> float:

@@ -12,7 +12,9 @@ from mrl.loops.collect import Collector, Sampling, is_judged
 from mrl.samples import Group, Prompt, Sample
 
 
-def validate(collector: Collector, prompts: Sequence[Prompt], config: Config) -> tuple[dict[str, float], list[Group]]:
+def validate(
+    collector: Collector, prompts: Sequence[Prompt], config: Config
+) -> tuple[dict[str, float], list[Group]]:
     """`val/accuracy` (greedy), by domain and tag too, and `val/avg@k`, `val/pass@k` where configured; the greedy groups."""
     sampling = Sampling(
         num_samples=1,
@@ -54,6 +56,8 @@ def _by(groups: Sequence[Group], field: str) -> dict[str, float]:
     if len(names) < 2:
         return {}
     return {
-        f"val/accuracy/{name or 'untagged'}": _mean([_scores(g) for g in groups if getattr(g.prompt, field) == name])
+        f"val/accuracy/{name or 'untagged'}": _mean(
+            [_scores(g) for g in groups if getattr(g.prompt, field) == name]
+        )
         for name in names
     }

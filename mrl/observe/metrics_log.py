@@ -8,7 +8,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "reshard/seconds", "reshard/process_seconds", "judge/seconds", "start_up/")
+VOLATILE_PREFIXES = (
+    "time/",
+    "perf/",
+    "mem/",
+    "reshard/seconds",
+    "reshard/process_seconds",
+    "judge/seconds",
+    "start_up/",
+)
 """Fields that depend on the machine's speed; all others are equal for equal seed, configuration and machine."""
 
 

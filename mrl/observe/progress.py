@@ -47,7 +47,9 @@ class Progress:
         seconds = metrics.get("time/step_seconds", 0.0)
         done = step - self._first_step + 1
         left = (time.monotonic() - self._start) / done * max(0, self._num_steps - step)
-        self.message(f"step {step}/{self._num_steps}  {'  '.join(figures)}  {seconds:.1f} s  ({left / 60:.0f} min left)")
+        self.message(
+            f"step {step}/{self._num_steps}  {'  '.join(figures)}  {seconds:.1f} s  ({left / 60:.0f} min left)"
+        )
 
     def close(self) -> None:
         if self._live is not None:

@@ -16,9 +16,15 @@ def report(run_folder: str | Path) -> str:
     if not rows:
         raise DataError(f"{run_folder}/metrics.jsonl has no rows; is this a run folder?")
     lines = [f"{run_folder}: {int(rows[-1]['step'])} steps"]
-    lines += [_curve(rows, name) for name in ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")]
+    lines += [
+        _curve(rows, name) for name in ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")
+    ]
     lines += ["validation:"]
-    lines += [f"  step {int(r['step']):>4}  val/accuracy {r['val/accuracy']:.3f}" for r in rows if "val/accuracy" in r]
+    lines += [
+        f"  step {int(r['step']):>4}  val/accuracy {r['val/accuracy']:.3f}"
+        for r in rows
+        if "val/accuracy" in r
+    ]
     return "\n".join(lines)
 
 

@@ -45,7 +45,9 @@ class RunFolder:
     def write_config(self, text: str, versions: Mapping[str, str]) -> None:
         """config.yaml as resolved (reloadable as it is) and versions.json of the packages it ran with."""
         (self.path / "config.yaml").write_text(text, encoding="utf-8")
-        (self.path / "versions.json").write_text(json.dumps(dict(versions), indent=1) + "\n", encoding="utf-8")
+        (self.path / "versions.json").write_text(
+            json.dumps(dict(versions), indent=1) + "\n", encoding="utf-8"
+        )
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         (self.path / "summary.json").write_text(json.dumps(dict(summary), indent=1) + "\n", encoding="utf-8")

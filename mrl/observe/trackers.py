@@ -132,16 +132,22 @@ class GuardedTracker:
     def _switch_off(self, reason: str) -> None:
         if self.enabled:
             self.enabled = False
-            log.warning("tracker %s switched off: %s; training goes on, metrics.jsonl is complete", self.name, reason)
+            log.warning(
+                "tracker %s switched off: %s; training goes on, metrics.jsonl is complete", self.name, reason
+            )
 
 
-def start(names: tuple[str, ...], folder: Path, *, first_step: int, run_name: str, deadline_seconds: float) -> list[GuardedTracker]:
+def start(
+    names: tuple[str, ...], folder: Path, *, first_step: int, run_name: str, deadline_seconds: float
+) -> list[GuardedTracker]:
     """A guarded tracker for each name; an absent package is named with its extra before the run starts."""
     import importlib.util
 
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"observe.trackers names {name}, which is not installed; install the extra: pip install 'mrl[{name}]'")
+            raise ConfigError(
+                f"observe.trackers names {name}, which is not installed; install the extra: pip install 'mrl[{name}]'"
+            )
     return [
         GuardedTracker(
             name,

@@ -35,14 +35,23 @@ class Sum:
         return "carry" if self.left % 10 + self.right % 10 > 9 else "plain"
 
 
-def write(folder: str | Path, *, largest: int = 99, num_validation: int = 512, num_warm_start: int = 3000, seed: int = 0) -> Path:
+def write(
+    folder: str | Path,
+    *,
+    largest: int = 99,
+    num_validation: int = 512,
+    num_warm_start: int = 3000,
+    seed: int = 0,
+) -> Path:
     """Writes train.jsonl, validation.jsonl and warm_start.jsonl; returns the folder.
 
     All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then warm start, the rest to train.
     """
     pairs = [Sum(a, b) for a in range(largest + 1) for b in range(largest + 1)]
     if num_validation + num_warm_start >= len(pairs):
-        raise ValueError(f"{num_validation} + {num_warm_start} rows leave nothing of {len(pairs)} sums to train on")
+        raise ValueError(
+            f"{num_validation} + {num_warm_start} rows leave nothing of {len(pairs)} sums to train on"
+        )
     random.Random(seed).shuffle(pairs)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,16 @@ def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> 
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"model.path = {path} exists but holds no config.json; it is no model folder")
     if model.new is None:
-        raise ConfigError(f"model.path = {path} does not exist; give a Hugging Face folder, or say what to make in model.new")
-    make(model.new, model.new.tokenizer_files or tuple(training_files), path, max_length=model.max_length, seed=seed)
+        raise ConfigError(
+            f"model.path = {path} does not exist; give a Hugging Face folder, or say what to make in model.new"
+        )
+    make(
+        model.new,
+        model.new.tokenizer_files or tuple(training_files),
+        path,
+        max_length=model.max_length,
+        seed=seed,
+    )
 
 
 def make(new: NewModelSection, files: Sequence[str], folder: Path, *, max_length: int, seed: int) -> None:
@@ -35,32 +43,32 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
     import torch
     import transformers
 
-    shape = dict(
-        vocab_size=-(-vocab_size // 16) * 16,  # divides by any small tensor-parallel size
-        hidden_size=new.hidden_size,
-        intermediate_size=new.expert_size * new.num_experts_per_token,
-        num_hidden_layers=new.num_layers,
-        num_attention_heads=new.num_heads,
-        num_key_value_heads=new.num_kv_heads,
-        head_dim=new.head_dim,
-        max_position_embeddings=max_length,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
+    shape = {
+        "vocab_size": -(-vocab_size // 16) * 16,  # divides by any small tensor-parallel size
+        "hidden_size": new.hidden_size,
+        "intermediate_size": new.expert_size * new.num_experts_per_token,
+        "num_hidden_layers": new.num_layers,
+        "num_attention_heads": new.num_heads,
+        "num_key_value_heads": new.num_kv_heads,
+        "head_dim": new.head_dim,
+        "max_position_embeddings": max_length,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if new.family == "qwen3":
             model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
         else:
-            experts = dict(
-                num_experts=new.num_experts,
-                num_experts_per_tok=new.num_experts_per_token,
-                moe_intermediate_size=new.expert_size,
-                decoder_sparse_step=1,
-                norm_topk_prob=True,
-                mlp_only_layers=[],
-            )
+            experts = {
+                "num_experts": new.num_experts,
+                "num_experts_per_tok": new.num_experts_per_token,
+                "moe_intermediate_size": new.expert_size,
+                "decoder_sparse_step": 1,
+                "norm_topk_prob": True,
+                "mlp_only_layers": [],
+            }
             model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
     return model.to(getattr(torch, new.dtype))

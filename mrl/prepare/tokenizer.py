@@ -35,7 +35,9 @@ def write_bpe(files: Sequence[str | Path], folder: str | Path, *, vocab_size: in
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + 2:
-        raise DataError(f"vocab_size = {vocab_size} is too small for byte-level pairs: at least {len(alphabet) + 2}")
+        raise DataError(
+            f"vocab_size = {vocab_size} is too small for byte-level pairs: at least {len(alphabet) + 2}"
+        )
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
     )

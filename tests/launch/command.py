@@ -23,7 +23,11 @@ class Command:
         self._file = log.open("w")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mrl.cli", *words], cwd=ROOT, env=environment, stdout=self._file, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "mrl.cli", *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
         )
         self._family: dict[int, float] = {}
 
@@ -50,7 +54,9 @@ class Command:
         """Returns when the output holds the text; remembers the family on the way."""
         deadline = time.monotonic() + seconds
         while text not in self.output:
-            assert self.process.poll() is None, f"ended with {self.process.returncode} before {text!r}:\n{self.output[-3000:]}"
+            assert self.process.poll() is None, (
+                f"ended with {self.process.returncode} before {text!r}:\n{self.output[-3000:]}"
+            )
             assert time.monotonic() < deadline, f"no {text!r} after {seconds} s:\n{self.output[-3000:]}"
             self.family()
             time.sleep(0.1)

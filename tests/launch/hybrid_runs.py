@@ -9,15 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from launch.assemble import hybrid_engine
 from launch.hybrid import Hybrid
-from launch.placement import place
-from launch.rollout_group import RolloutGroup
-from launch.train_group import TrainGroup
 from mrl.config.root import Config
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Request, Response, sample_seed
-
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def tiny_config(model: Path, folder: Path, *words: str) -> Config:
@@ -59,26 +55,17 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
 @contextlib.contextmanager
 def running(config: Config, log_folder: Path) -> Iterator[Hybrid]:
     """Workers up, before the first hand-over. Needs a connected Ray with enough slots."""
-    clock = PhaseClock()
-    placement = place(config.training.layout.world_size, gpus=False, deadline_seconds=60)
-    hybrid = Hybrid(
-        config,
-        TrainGroup(config, placement, clock, environment=ENVIRONMENT, log_folder=str(log_folder)),
-        RolloutGroup(config, placement, clock, environment=ENVIRONMENT, log_folder=str(log_folder)),
-        clock,
-    )
-    try:
-        hybrid.start()
+    with hybrid_engine(config, PhaseClock(), log_folder) as hybrid:
         yield hybrid
-    finally:
-        hybrid.close()
-        placement.remove()
 
 
-def sampled(hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False, seconds: float = 60.0) -> list[Response]:
+def sampled(
+    hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False, seconds: float = 60.0
+) -> list[Response]:
     """One response to each prompt, in order."""
     requests = [
-        Request(f"{i}.0", prompt, sample_seed(7, i, 0), max_tokens=6, greedy=greedy) for i, prompt in enumerate(prompts)
+        Request(f"{i}.0", prompt, sample_seed(7, i, 0), max_tokens=6, greedy=greedy)
+        for i, prompt in enumerate(prompts)
     ]
     hybrid.rollout.submit(requests)
     found: dict[str, Response] = {}

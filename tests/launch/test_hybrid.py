@@ -54,10 +54,14 @@ def groups_of(prompts: list[np.ndarray], responses: list, version: int) -> list[
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_engines_trainer_and_export_agree_after_updates(layout: str, task: Path, ray_cluster: None, tmp_path: Path) -> None:
+def test_engines_trainer_and_export_agree_after_updates(
+    layout: str, task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
     config = tiny_config(task / "model", task, *LAYOUTS[layout])
     rng = np.random.default_rng(0)
-    prompts = [p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2]
+    prompts = [
+        p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2
+    ]
     with running(config, tmp_path / "logs") as hybrid:
         hybrid.sync(0)
         before = None
@@ -82,7 +86,9 @@ def test_engines_trainer_and_export_agree_after_updates(layout: str, task: Path,
     sampler = batch.arrays["sampler_logprobs"]
     assert np.abs(sampler - forward["logprobs"])[clear].max() < 1e-4
     assert np.abs(reference - forward["logprobs"])[clear].max() < 1e-4
-    assert np.abs(transformers_logprobs(task / "model", batch) - reference)[clear].max() > 1e-3, "the updates changed nothing"
+    assert np.abs(transformers_logprobs(task / "model", batch) - reference)[clear].max() > 1e-3, (
+        "the updates changed nothing"
+    )
 
 
 def transformers_logprobs(path: Path, batch) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 from launch.cluster import cluster
 from launch.hybrid import Hybrid
-from launch.run import decoder, load_tokenizer
+from launch.assemble import decoder, load_tokenizer
 from launch.warm_start import run_ranks
 from mrl.config.loop import LaunchSection
 from mrl.config.root import Config
@@ -39,7 +39,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
     """A model after a short warm start (sums up to 20 + 20), and the hybrid engine serving it."""
     from mrl.config.load import load
 
-    folder = arithmetic.write(tmp_path_factory.mktemp("sums"), largest=30, num_validation=200, num_warm_start=400)
+    folder = arithmetic.write(
+        tmp_path_factory.mktemp("sums"), largest=30, num_validation=200, num_warm_start=400
+    )
     words = [
         f"run.folder={folder}/runs",
         f"data.train={folder}/train.jsonl",
@@ -50,11 +52,17 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
         "rollout.compiled=false",
         "loop.max_sampler_mismatch=1e-4",
     ]
-    warm = [f"model.path={folder}/model", f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm, steps: 110}}"]
+    warm = [
+        f"model.path={folder}/model",
+        f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm, steps: 110}}",
+    ]
     quickstart = str(ROOT / "configs/quickstart.yaml")
     assert run_ranks([quickstart, str(ROOT / "configs/quickstart_model.yaml"), *words, *warm]) == 0
     config = load([quickstart], [*words, f"model.path={folder}/warm"])
-    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2), running(config, folder / "logs") as hybrid:
+    with (
+        cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),
+        running(config, folder / "logs") as hybrid,
+    ):
         yield config, hybrid
 
 
@@ -91,7 +99,9 @@ class LazyEngines:
         return {} if version == self._skipped else self._hybrid.sync(self._hybrid.version + 1)
 
 
-def run(config: Config, hybrid: Hybrid, name: str, *, shuffled: bool = False, skipped: int = -1) -> list[dict[str, float]]:
+def run(
+    config: Config, hybrid: Hybrid, name: str, *, shuffled: bool = False, skipped: int = -1
+) -> list[dict[str, float]]:
     """The loop from the warm model on; its metrics rows."""
     hybrid.train.broadcast("load_hf", config.model.path)
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
@@ -103,7 +113,9 @@ def run(config: Config, hybrid: Hybrid, name: str, *, shuffled: bool = False, sk
         collector = Collector(hybrid.rollout, judges, decoder(tokenizer), clock=clock, deadline_seconds=120)
         supply = GroupSupply(config, dataset.stream(0))
         prompts = dataset.validation_prompts(200)
-        loop = OnPolicyLoop(config, LazyEngines(hybrid, skipped=skipped), collector, supply, prompts, recorder)
+        loop = OnPolicyLoop(
+            config, LazyEngines(hybrid, skipped=skipped), collector, supply, prompts, recorder
+        )
         try:
             loop.run()
         finally:
@@ -118,7 +130,9 @@ def gain(rows: list[dict[str, float]]) -> float:
 
 def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid]) -> None:
     rows = run(*started, "real")
-    assert 0.05 < rows[0]["val/accuracy"] < 0.9, "the warm start leaves nothing to learn, or nothing to learn from"
+    assert 0.05 < rows[0]["val/accuracy"] < 0.9, (
+        "the warm start leaves nothing to learn, or nothing to learn from"
+    )
     control = run(*started, "shuffled", shuffled=True)
     assert gain(rows) > 0.08, [r.get("val/accuracy") for r in rows]
     assert gain(control) < 0.05, [r.get("val/accuracy") for r in control]

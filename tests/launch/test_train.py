@@ -43,7 +43,9 @@ def rows(folder: Path) -> list[dict[str, object]]:
     return [without_volatile(row) for row in read(folder / "metrics.jsonl")]
 
 
-def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(words: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
+    words: Callable[..., list[str]], tmp_path: Path
+) -> None:
     exact = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
     for name, steps in (("whole", 4), ("again", 4), ("parts", 2), ("parts", 4)):
         run("train", *words(name, *exact, f"loop.steps={steps}"), log=tmp_path / f"{name}-{steps}.log")

@@ -1,0 +1,139 @@
+"""Everything a run stands on, from configuration to workers that are up; all of it down again at the end.
+
+Order: model folder, tokenizer and data first (their errors cost nothing), then judges, cluster, workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launch.cluster import cluster
+from launch.fits import check_judging, check_model
+from launch.hybrid import Hybrid
+from launch.placement import place
+from launch.rollout_group import RolloutGroup
+from launch.train_group import TrainGroup
+from mrl.config.root import Config
+from mrl.data.load import Dataset, load_data
+from mrl.judges.pool import JudgePool
+from mrl.loops.collect import Collector, Judges
+from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.recorder import Recorder
+from mrl.loops.supply import GroupSupply
+from mrl.observe.phases import PhaseClock
+from mrl.prepare import tiny_model
+
+WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""What workers inherit of the driver's environment; nothing else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a loop is made of."""
+
+    config: Config
+    hybrid: Hybrid
+    judges: Judges
+    dataset: Dataset
+    tokenizer: Any
+    clock: PhaseClock
+
+    def collector(self, judges: Judges | None = None) -> Collector:
+        return Collector(
+            self.hybrid.rollout,
+            judges or self.judges,
+            decoder(self.tokenizer),
+            clock=self.clock,
+            deadline_seconds=self.config.loop.phase_deadline_seconds,
+        )
+
+    def loop(
+        self, recorder: Recorder, *, should_stop: Callable[[], str | None] = lambda: None
+    ) -> OnPolicyLoop:
+        """The on-policy loop at its first step."""
+        return OnPolicyLoop(
+            self.config,
+            self.hybrid,
+            self.collector(),
+            GroupSupply(self.config, self.dataset.stream(self.config.run.seed)),
+            self.dataset.validation_prompts(self.config.loop.validation.num_prompts),
+            recorder,
+            should_stop=should_stop,
+        )
+
+
+@contextlib.contextmanager
+def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
+    """Workers up, before the first hand-over. ConfigError and DataError come before anything is started."""
+    training_files = [p for e in config.data.train_entries() for p in e.paths]
+    tiny_model.ensure(config.model, training_files, seed=config.run.seed)
+    tokenizer = load_tokenizer(config)
+    check_model(config, tokenizer)
+    dataset = load_data(config.data, config.judge, tokenizer)
+    print("data: " + ", ".join(dataset.report.lines()), flush=True)
+    check_judging(config, dataset.stream(config.run.seed).take(64))
+    clock, world = PhaseClock(), config.training.layout.world_size
+    pool = JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
+    with (
+        cluster(config.launch, num_slots=world),
+        pool as judges,
+        hybrid_engine(config, clock, log_folder) as hybrid,
+    ):
+        yield Parts(config, hybrid, judges, dataset, tokenizer, clock)
+
+
+@contextlib.contextmanager
+def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
+    """Both worker groups on the slots of the connected cluster, started; closed at the end."""
+    world, deadline = config.training.layout.world_size, config.launch.start_deadline_seconds
+    placement = place(world, gpus=_gpus(), deadline_seconds=deadline)
+    options: dict[str, Any] = {"environment": _environment(config), "log_folder": str(log_folder)}
+    hybrid = Hybrid(
+        config,
+        TrainGroup(config, placement, clock, **options),
+        RolloutGroup(config, placement, clock, **options),
+        clock,
+    )
+    try:
+        hybrid.start()
+        yield hybrid
+    finally:
+        hybrid.close()
+        placement.remove()
+
+
+def load_tokenizer(config: Config) -> Any:
+    """The tokenizer of the model's folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(config.model.path)
+
+
+def decoder(tokenizer: Any) -> Callable[[list[np.ndarray]], list[str]]:
+    """Token arrays [T] to texts without special tokens, many at a time."""
+
+    def decode(tokens: list[np.ndarray]) -> list[str]:
+        return (
+            tokenizer.batch_decode([t.tolist() for t in tokens], skip_special_tokens=True) if tokens else []
+        )
+
+    return decode
+
+
+def _environment(config: Config) -> dict[str, str]:
+    threads = max(config.training.num_threads, config.rollout.num_threads)
+    fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+    return fixed | {k: v for k, v in os.environ.items() if k in WORKER_VARIABLES}
+
+
+def _gpus() -> bool:
+    import ray
+
+    return ray.cluster_resources().get("GPU", 0) > 0
