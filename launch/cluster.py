@@ -62,6 +62,8 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
         finally:
             ray.shutdown()
         return
+    # Ray's default of 15 starves training behind every ordinary process of the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     with session_folder() as folder:
         ray.init(
             address="local",
