@@ -129,8 +129,8 @@ HARMLESS = {
     "27 terminal": "import fcntl, termios\ntry:\n    fcntl.ioctl(0, termios.TIOCSTI, b'x'); done = True\nexcept OSError: done = False\nassert not done",
     "28 environment": "import os\nassert set(os.environ) <= {'HOME', 'PATH', 'LANG', 'OMP_NUM_THREADS', 'PWD', 'LC_CTYPE'}, os.environ",
     "28 other processes": "import os\nassert len([n for n in os.listdir('/proc') if n.isdigit()]) <= 3",
-    "28 keys and homes": "import os\nfor path in ('/root', '/home', '/etc/passwd', '/etc/shadow', '/var', '/run', '/sys', '/mnt', '/work'):\n"
-    "    assert not os.path.exists(path) or path == '/root' and set(os.listdir(path)) <= {'.pyenv'}, path",
+    "28 keys and homes": "import os, sys\nfor path in ('/root', '/home', '/etc/passwd', '/etc/shadow', '/var', '/run', '/sys', '/mnt', '/srv'):\n"
+    "    assert not os.path.exists(path) or sys.executable.startswith(path + '/'), path",
     "30 write to the root": "import os\nfor path in ('/', '/usr', '/usr/bin', '/usr/lib', '/lib', '/dev', '/proc', '/proc/sys/kernel'):\n"
     "    try:\n        open(path + '/planted', 'w'); done = True\n    except OSError: done = False\n    assert not done, path",
     "32 replace the interpreter": "import os, sys\ntry:\n    os.remove(sys.executable); done = True\nexcept OSError: done = False\nassert not done",
