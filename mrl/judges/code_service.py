@@ -167,7 +167,7 @@ def _answer(files: Any) -> dict[str, Any] | None:
 def _call_source(program: str, entry_point: str, call: dict[str, Any]) -> str:
     """A program that defines the candidate, calls it once and writes the tagged value."""
     runner = Path(__file__).with_name("runner.py").read_text(encoding="ascii")
-    shared = runner.partition('"""\n\n')[2].rpartition("\nmain(")[0]
+    shared = runner.partition('"""\n\n')[2].rpartition("\nif __name__")[0]
     return "\n".join(
         [
             shared,

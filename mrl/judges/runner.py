@@ -126,4 +126,5 @@ def serve(setup, requests, replies):
         write_frame(replies, answer)
 
 
-main(int(sys.argv[1]), int(sys.argv[2]))
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
