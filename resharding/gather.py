@@ -18,7 +18,7 @@ import torch.distributed as dist
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
 from resharding.gather_plan import Copy, GatherPlan, Window
-from resharding.messages import Span, Verified
+from resharding.messages import Span
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.session import Session
@@ -54,29 +54,42 @@ def send(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
         )
     ranks = Ranks(group, deadline_seconds, sender.device)
-    started, gather_seconds = time.monotonic(), 0.0
+    started = time.monotonic()
     try:
         ranks.together(lambda: sender.open(session, plan.tensors))
-        filled: Window | None = None
-        for window in plan.windows:
-            buffer = ranks.together(lambda filled=filled: _advance(sender, filled).next_buffer())
-            mark = time.monotonic()
-            _fill(buffer, window, plan, local_tensors, ranks)
-            gather_seconds += time.monotonic() - mark
-            filled = window
-        verified: Verified = ranks.together(lambda: _advance(sender, filled).finish())
+        moving = _windows(sender, plan, local_tensors, ranks)
+        verified = ranks.together(sender.finish)
         ranks.together(sender.commit)
     except BaseException as error:
         sender.abort("".join(traceback.format_exception(error)))
+        traceback.clear_frames(
+            error.__traceback__
+        )  # else whoever keeps the error keeps the shared buffers mapped
         raise
     return SendStats(
         seconds=time.monotonic() - started,
         num_bytes=plan.num_bytes,
         num_buckets=len(plan.windows),
         wait_seconds=sender.wait_seconds,
-        gather_seconds=gather_seconds,
+        gather_seconds=moving,
         receiver_seconds=verified.seconds,
     )
+
+
+def _windows(
+    sender: WeightSender, plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
+) -> float:
+    """Every bucket in the plan's order; seconds spent packing and in collectives."""
+    filled: Window | None = None
+    moving = 0.0
+    for window in plan.windows:
+        buffer = ranks.together(lambda filled=filled: _advance(sender, filled).next_buffer())
+        mark = time.monotonic()
+        _fill(buffer, window, plan, local_tensors, ranks)
+        moving += time.monotonic() - mark
+        filled = window
+    ranks.together(lambda: _advance(sender, filled))
+    return moving
 
 
 def _advance(sender: WeightSender, filled: Window | None) -> WeightSender:

@@ -41,21 +41,17 @@ def send(
     `arrays`: the part's source tensors, flat. The lease may end when this has returned or raised.
     """
     ranks = Ranks(group, deadline_seconds, sender.device)
-    started, moving = time.monotonic(), 0.0
-    bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=sender.device)
+    started = time.monotonic()
     try:
         ranks.together(lambda: sender.open(session, tables, lease=lease))
-        filled: int | None = None
-        for number, window in enumerate(part.windows):
-            buffer = ranks.together(lambda filled=filled: _advance(sender, tables, filled).next_buffer())
-            mark = time.monotonic()
-            _exchange(window, arrays, bucket, buffer, ranks, rank_of_slot)
-            moving += time.monotonic() - mark
-            filled = number
-        verified = ranks.together(lambda: _advance(sender, tables, filled).finish())
+        moving = _windows(sender, part, tables, arrays, ranks, rank_of_slot)
+        verified = ranks.together(sender.finish)
         ranks.together(sender.commit)
     except BaseException as error:
         sender.abort("".join(traceback.format_exception(error)), wait=True)
+        traceback.clear_frames(
+            error.__traceback__
+        )  # else whoever keeps the error keeps the shared buffers mapped
         raise
     return SendStats(
         seconds=time.monotonic() - started,
@@ -65,6 +61,27 @@ def send(
         gather_seconds=moving,
         receiver_seconds=verified.seconds,
     )
+
+
+def _windows(
+    sender: WeightSender,
+    part: SlotPart,
+    tables: Tables,
+    arrays: Sequence[torch.Tensor],
+    ranks: Ranks,
+    rank_of_slot: Mapping[int, int],
+) -> float:
+    """Every window in the plan's order; seconds spent packing and exchanging."""
+    bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=sender.device)
+    filled, moving = None, 0.0
+    for number, window in enumerate(part.windows):
+        buffer = ranks.together(lambda filled=filled: _advance(sender, tables, filled).next_buffer())
+        mark = time.monotonic()
+        _exchange(window, arrays, bucket, buffer, ranks, rank_of_slot)
+        moving += time.monotonic() - mark
+        filled = number
+    ranks.together(lambda: _advance(sender, tables, filled))
+    return moving
 
 
 def received_bytes(part: SlotPart) -> int:

@@ -126,6 +126,11 @@ class Receiver:
         if self._sender is not None:
             self._listener.send(self._sender[0], m.Failed(session_id=session.session_id, error=text))
 
+    def drop(self, reason: str) -> None:
+        """The weights were given up (a sleep): nothing is served until a session commits again."""
+        if self.progress.serving:
+            self.progress.fail(reason)
+
     def release(self) -> None:
         """Unmaps the buffers; the owner may free them when this has returned."""
         buffers, self._buffers = self._buffers, []

@@ -72,7 +72,7 @@ _NEXT = {
     State.PREPARED: {State.RECEIVING, State.FAILED},
     State.RECEIVING: {State.VERIFIED, State.FAILED},
     State.VERIFIED: {State.COMMITTED, State.FAILED},
-    State.COMMITTED: {State.PREPARED},
+    State.COMMITTED: {State.PREPARED, State.FAILED},
     State.FAILED: {State.PREPARED},
 }
 
@@ -95,10 +95,11 @@ class Progress:
         """Opens a session; refuses a second one at the same time, and one that does not follow the committed version."""
         if self.state in (State.PREPARED, State.RECEIVING, State.VERIFIED):
             raise ReshardError(f"{session} refused: {self.session} is still open (state {self.state.value})")
-        if session.from_version != self.version or session.to_version <= session.from_version:
+        again = session.to_version == self.version >= 0 and self.state is State.FAILED
+        if session.from_version != self.version or not (again or session.to_version > self.version):
             raise ReshardError(
                 f"{session} refused: this engine's committed version is {self.version}, so a session must start there "
-                "and end at a later one"
+                "and end at a later one (or at the same one, when its weights were lost)"
             )
         self._move(State.PREPARED)
         self.session, self.error = session, ""

@@ -159,7 +159,7 @@ class PlanLoader:
 def _by_module(table: CopyTable) -> dict[int, CopyTable]:
     """A window's copies by module; tables are in that order."""
     numbers, starts = np.unique(table["module"], return_index=True)
-    ends = [*starts[1:], len(table)]
+    ends = np.append(starts[1:], len(table))[: len(starts)]
     return {int(n): table[start:end] for n, start, end in zip(numbers, starts, ends, strict=True)}
 
 

@@ -117,6 +117,12 @@ class WorkerExtension:
         except Exception:
             return {"error": traceback.format_exc()}
 
+    def mrl_drop(self, reason: str) -> dict[str, Any]:
+        """The worker's weights are gone; the same version may be handed over again."""
+        if self.weight_transfer_engine.receiver is not None:
+            self.weight_transfer_engine.receiver.drop(reason)
+        return {}
+
     def mrl_release_sync(self) -> dict[str, Any]:
         """Unmaps the sender's buffers; their owner may free them afterwards."""
         try:

@@ -313,6 +313,10 @@ class RolloutEngine:
         if self.can_sleep and self._awake:
             self._engine.sleep(level=2)
             self._awake.clear()
+            reason = "its weights were dropped when it slept"
+            self._on_workers("mrl_drop", reason)
+            if self._progress.serving:
+                self._progress.fail(reason)
 
     def wake(self, tags: Sequence[str] = _MEMORY) -> None:
         """Takes memory back: weights before a hand-over, the KV cache after it."""

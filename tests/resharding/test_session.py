@@ -58,6 +58,25 @@ def test_two_sessions_at_once_are_refused() -> None:
     assert progress.session == first
 
 
+def test_lost_weights_may_come_again_as_the_same_version() -> None:
+    progress = committed(3)
+    progress.fail("dropped")
+    assert not progress.serving
+    progress.prepare(Session.new(3, 3, "d"))
+    progress.receiving()
+    progress.verified()
+    progress.commit()
+    assert progress.serving and progress.version == 3
+
+
+def test_an_engine_without_a_version_has_none_to_repeat() -> None:
+    progress = Progress()
+    progress.prepare(Session.new(-1, 0, "d"))
+    progress.fail("broken")
+    with pytest.raises(ReshardError, match="committed version is -1"):
+        progress.prepare(Session.new(-1, -1, "d"))
+
+
 @pytest.mark.parametrize("call", ["receiving", "verified", "commit"])
 def test_illegal_transitions_are_typed_errors(call: str) -> None:
     progress = committed(0)
