@@ -19,6 +19,7 @@ from resharding import memory
 from resharding import messages as m
 from resharding.assembly import DTYPES, Assembly
 from resharding.channel import Listener, own_address
+from resharding.copy_pool import CopyPool
 from resharding.digest import digest
 from resharding.lease import Lease
 from resharding.processes import ProcessId
@@ -206,6 +207,7 @@ class Receiver:
         """(tensors, bytes) loaded."""
         consumer.start(tensors)
         assembly = Assembly(tensors, device=self._device)
+        pool = CopyPool(self._buffers[0].buffer.numel(), device=self._buffers[0].buffer.device)
         expected = 0
         while True:
             message = self._next(session, f"bucket {expected}")
@@ -215,12 +217,13 @@ class Receiver:
                 return assembly.num_complete, assembly.num_bytes
             if not isinstance(message, m.Bucket) or message.index != expected:
                 raise ReshardError(f"{session}: expected bucket {expected}, got {message!r:.200}")
-            copy = self._copy(message)
+            copy = self._copy(message, pool)
             self._listener.send(self._sender_id(), m.Done(session_id=session.session_id, index=message.index))
             complete = assembly.take(message.spans, copy)
             mark = time.monotonic()
             consumer.load(complete)
             self._spent["load"] += time.monotonic() - mark
+            del copy, complete  # else the block just loaded could not be used for the next bucket
             expected += 1
 
     def _take_windows(
@@ -272,7 +275,7 @@ class Receiver:
         if end.num_buckets != arrived:
             raise ReshardError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
 
-    def _copy(self, bucket: m.Bucket) -> torch.Tensor:
+    def _copy(self, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
         """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""
         mark = time.monotonic()
         shared = self._buffers[bucket.buffer].buffer
@@ -280,7 +283,7 @@ class Receiver:
             raise ReshardError(
                 f"bucket {bucket.index} claims {bucket.used_bytes} bytes of a buffer of {shared.numel()}"
             )
-        copy = shared[: bucket.used_bytes].clone()
+        copy = pool.copy(shared[: bucket.used_bytes])
         memory.synchronize(copy.device)
         if bucket.digest is not None and digest(copy) != bucket.digest:
             raise ReshardError(
