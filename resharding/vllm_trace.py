@@ -96,7 +96,11 @@ def _aliases(model: Any) -> tuple[str, ...]:
 
 @contextmanager
 def _on_meta(model: Any) -> Iterator[None]:
-    from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+    from vllm.model_executor.model_loader.reload.layerwise import (
+        _get_original_loader,
+        _place_kernel_tensors,
+        get_layerwise_info,
+    )
     from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
     from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
@@ -107,6 +111,10 @@ def _on_meta(model: Any) -> Iterator[None]:
             info.kernel_tensors = get_layer_params_buffers(layer)
             info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
             restore_layer_on_meta(layer, info)
+            for parameter in layer.parameters(recurse=False):
+                # A reload leaves its deferring wrapper on the kept metadata; outside a reload it loads nothing.
+                if hasattr(parameter, "weight_loader"):
+                    parameter.weight_loader = _get_original_loader(parameter)
         yield
     finally:
         for layer in layers:
