@@ -15,6 +15,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Folder with gsm8k/ and human_eval/: MRL_DATA, or ../shared/data beside the repository."""
+    folder = Path(os.environ.get("MRL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    assert (folder / "gsm8k" / "train.jsonl").is_file(), (
+        f"{folder} holds no gsm8k/train.jsonl; put the data sets beside the repository (../shared/data) or set MRL_DATA"
+    )
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """After the whole session no process of ours runs and no segment of ours lies in shared memory."""

@@ -1,9 +1,7 @@
 """Shared data and samples for the judges' tests. Missing data is a failure, never a skip."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +10,7 @@ import pytest
 from mrl.judges.pool import JudgePool
 from mrl.samples import Prompt, Sample, Status, Verdict
 
-ROOT = Path(__file__).parents[3]
-
 Pair = tuple[Sample, Prompt]
-
-
-@pytest.fixture(scope="session")
-def data_folder() -> Path:
-    """Folder with gsm8k/ and human_eval/: MRL_DATA, or ../shared/data beside the repository."""
-    folder = Path(os.environ.get("MRL_DATA", ROOT.parent / "shared" / "data"))
-    assert (folder / "gsm8k" / "train.jsonl").is_file(), (
-        f"{folder} holds no gsm8k/train.jsonl; put the data sets beside the repository (../shared/data) or set MRL_DATA"
-    )
-    return folder
 
 
 @pytest.fixture
