@@ -101,7 +101,7 @@ def one_trainer_rank(
     from tests.resharding.feeding import read
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=30))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
     weights = read(Path(folder))
     ranks = spread(weights, size)
     plan = build_plan(
@@ -110,8 +110,10 @@ def one_trainer_rank(
         Topology.shared(size),
         PlanOptions(bucket_bytes=16 << 10),
     )
-    sender = WeightSender(addresses[rank], SyncSection(bucket_bytes=16 << 10, deadline_seconds=20.0))
+    sender = WeightSender(addresses[rank], SyncSection(bucket_bytes=16 << 10, deadline_seconds=90.0))
     trainer = LeasedRank(ranks[rank], [weights[t.name] for t in ranks[rank]])
-    stats = trainer.send(sender, Session(*session, plan.digest), plan, rank, group=dist.group.WORLD)
+    stats = trainer.send(
+        sender, Session(*session, plan.digest), plan, rank, group=dist.group.WORLD, deadline_seconds=90.0
+    )
     dist.destroy_process_group()
     return stats

@@ -271,14 +271,23 @@ def receive_planned(engine: RolloutEngine, session: tuple, both: list[RankManife
     engine.receive(Session(*session, plan.digest))
 
 
-def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def two_workers(tiny_model: Path) -> Iterator[EngineHost]:
     host = EngineHost(
         rollout=RolloutSection(tp=2, dtype="float32", kv_cache_bytes=64 << 20, max_num_seqs=64),
         model_path=str(tiny_model),
         max_length=160,
         seed=1,
-        sync=SYNC,
+        sync=SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0),
     )
+    yield host
+    host.close()
+
+
+def test_two_workers_serve_the_same_and_die_with_their_owner(
+    two_workers: EngineHost, tiny_model: Path, tmp_path: Path
+) -> None:
+    host = two_workers
     with pytest.raises(RolloutError, match="never received weights"):
         host.call(driving.generate, ASKED)
     feeder = Feeder(host.call(driving.addresses), SYNC)
@@ -288,14 +297,14 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(tiny_model: Path, t
 
     plan_session = ("1" * 32, 0, 1)
     run = threading.Thread(
-        target=lambda: sent.extend(run_ranks(one_trainer_rank, 2, str(other), *rest, seconds=90))
+        target=lambda: sent.extend(run_ranks(one_trainer_rank, 2, str(other), *rest, seconds=150))
     )
     other, sent = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=12), []
     both = [RankManifest.of(i, m.tensors) for i, m in enumerate(described(host, tiny_model))]
     rest = (host.call(driving.addresses), both, plan_session)
     run.start()
-    host.call(receive_planned, plan_session, both, str(other), seconds=90)
-    run.join(90)
+    host.call(receive_planned, plan_session, both, str(other), seconds=150)
+    run.join(150)
     assert len(sent) == 2 and driving.worst_gap(other, ASKED, host.call(driving.generate, ASKED)) < 1e-4
 
     named = host.call(named_files)
