@@ -147,6 +147,7 @@ def _patch_megatron() -> None:
     import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
 
+    _patch_uneven_collectives()
     modules: Any = (grad_buffer, rng, moe_utils, dispatcher)
     grad_buffer_, rng_, moe_utils_, dispatcher_ = modules
     rng_._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
@@ -170,3 +171,35 @@ def _patch_megatron() -> None:
         yield Done()  # gloo has no startCoalescing
 
     grad_buffer_._coalescing_manager = no_coalescing
+
+
+def _patch_uneven_collectives() -> None:
+    """gloo gathers and scatters only equal sizes; expert tensor parallelism under expert parallelism needs uneven ones."""
+    import megatron.core.tensor_parallel.mappings as mappings
+    import torch.distributed as dist
+
+    module: Any = mappings
+    gather, reduce_scatter = module._gather_along_first_dim, module._reduce_scatter_along_first_dim
+
+    def gather_uneven(
+        tensor: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
+        if output_split_sizes is None or group.size() == 1:
+            return gather(tensor, group, output_split_sizes, use_global_buffer)
+        padded = tensor.new_zeros((max(output_split_sizes), *tensor.shape[1:]))
+        padded[: tensor.shape[0]] = tensor
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        dist.all_gather(parts, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, output_split_sizes, strict=True)])
+
+    def scatter_uneven(
+        tensor: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
+        if input_split_sizes is None or group.size() == 1:
+            return reduce_scatter(tensor, group, input_split_sizes, use_global_buffer)
+        total = tensor.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total.split(input_split_sizes)[group.rank()].contiguous()
+
+    module._gather_along_first_dim = gather_uneven
+    module._reduce_scatter_along_first_dim = scatter_uneven
