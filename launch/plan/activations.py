@@ -1,9 +1,10 @@
 """Activations of one rank: what the backward pass of this repository's layers keeps, per microbatch, and how many of them
 are alive under the pipeline schedule.
 
-Counted in elements per token from the autograd graph of the layers in models/ (RMSNorm, fused QKV, rotary embedding,
-attention per segment, top-k router, SwiGLU experts): the tensors an operation saves, each storage once. Experts are
-taken as evenly loaded.
+Counted from the autograd graph of the layers in models/ (RMSNorm, fused QKV, rotary embedding, attention per segment,
+top-k router, SwiGLU experts): the tensors that operations save, each storage once; a test compares with real runs.
+Experts are taken as evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps its input alone; on CPU it is composed
+and keeps two arrays, in float32.
 """
 
 from __future__ import annotations
@@ -29,24 +30,120 @@ class Activations:
     microbatches_in_flight: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counter:
+    """Bytes per part of a layer, for one microbatch of `tokens` tokens on one rank."""
+
+    facts: Facts
+    layout: Layout
+    element: int
+    tokens: int
+    fused: bool
+    """RMSNorm is one kernel (CUDA)."""
+
+    @property
+    def local(self) -> int:
+        """Tokens of this context-parallel rank."""
+        return self.tokens // self.layout.cp
+
+    @property
+    def split(self) -> int:
+        """Tokens of this rank where the sequence is split over tp."""
+        return self.local // self.layout.tp
+
+    def norm(self, rows: int, width: int) -> int:
+        """What one RMSNorm keeps; its output is kept by what comes after."""
+        inverse = 4 * rows
+        if self.fused:
+            return rows * width * self.element + inverse
+        return 2 * rows * width * 4 + inverse
+
+    def layer(self, number: int) -> dict[str, int]:
+        """Bytes kept without recompute, by part."""
+        hidden = self.split * self.facts.hidden
+        norms = 2 * (self.norm(self.split, self.facts.hidden) + hidden * self.element)
+        attention, core, inputs = self._latent() if self.facts.latent_attention else self._grouped()
+        return {
+            "norms": norms,
+            "attention": attention,
+            "core": core,
+            "core_inputs": inputs,
+            "mlp": self._mlp(number),
+        }
+
+    def _grouped(self) -> tuple[int, int, int]:
+        """(around the core, inside it, its inputs before rotation) of grouped-query attention."""
+        facts, rows = self.facts, self.local // self.layout.tp
+        width = head_dim(facts.hf)
+        queries, keys = facts.num_heads * width, facts.kv_heads * width
+        around = rows * queries * self.element  # input of the output projection
+        around += self.norm(rows * facts.num_heads, width) + self.norm(rows * facts.kv_heads, width)
+        fused_qkv = rows * (queries + 2 * keys) * self.element
+        if self.fused or self.element == 4:
+            around += fused_qkv - rows * keys * self.element  # keys are a view of it that their norm keeps
+            if facts.kv_heads <= self.layout.tp:
+                around -= rows * queries * self.element  # and so are queries of a single group
+        # Rotated queries and keys, values, output, and the sums of exponentials.
+        core = 2 * rows * (queries + keys) * self.element + 4 * rows * facts.num_heads
+        inputs = rows * (queries + keys) * self.element  # values are a view of the fused tensor
+        return around, core, inputs if self.fused or self.element == 4 else inputs + fused_qkv
+
+    def _latent(self) -> tuple[int, int, int]:
+        """The same of multi-head latent attention."""
+        hf, rows = self.facts.hf, self.local // self.layout.tp
+        heads, nope, rope = self.facts.num_heads, hf["qk_nope_head_dim"], hf["qk_rope_head_dim"]
+        value, down = hf["v_head_dim"], (hf.get("q_lora_rank") or 0) + hf["kv_lora_rank"]
+        around = (
+            self.norm(self.split, down) + self.split * down * self.element + self.local * rope * self.element
+        )
+        around += rows * heads * value * self.element
+        core = rows * heads * (2 * (nope + rope) + 2 * value) * self.element + 4 * rows * heads
+        return around, core, rows * heads * (2 * nope + rope + value) * self.element
+
+    def _mlp(self, number: int) -> int:
+        """SwiGLU of inner width f keeps both halves 2f, the gate's activation and its input 2f, and the product f."""
+        facts, layout = self.facts, self.layout
+        if not any(".experts." in row.name for row in facts.layers[number]):
+            return self.local * 5 * field(facts.hf, "intermediate_size") // layout.tp * self.element
+        visits = self.split * facts.top_k * layout.etp
+        # Each expert's input, its SwiGLU, and the product again after the routing weight.
+        routed = visits * (facts.hidden + 6 * facts.expert_inner // layout.etp) * self.element
+        # Scores and map of the router; indices and weights of the visits.
+        router = self.split * (9 * facts.num_experts + 36 * facts.top_k)
+        shared = self.local * 5 * facts.expert_inner * (facts.hf.get("n_shared_experts") or 0) // layout.tp
+        return routed + router + shared * self.element
+
+    def final(self) -> int:
+        """Final norm, and the hidden states gathered for the output layer."""
+        return self.norm(self.split, self.facts.hidden) + self.local * self.facts.hidden * self.element
+
+
 def activations(
-    facts: Facts, training: TrainingSection, layout: Layout, *, stage: int, tokens: int, num_microbatches: int
+    facts: Facts,
+    training: TrainingSection,
+    layout: Layout,
+    *,
+    stage: int,
+    tokens: int,
+    num_microbatches: int,
+    fused: bool = True,
 ) -> Activations:
     """Of a stage, for microbatches of `tokens` tokens."""
-    element = ELEMENT_BYTES[training.dtype]
-    layers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
-    whole = [layer_bytes(facts, layout, n, tokens=tokens, element=element) for n in layers]
-    boundary = tokens // (layout.cp * layout.tp) * facts.hidden * element
+    count = Counter(facts, layout, ELEMENT_BYTES[training.dtype], tokens, fused)
+    numbers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
+    parts = [count.layer(number) for number in numbers]
+    whole = [sum(part.values()) - part["core_inputs"] for part in parts]
     if training.recompute == "full":
-        kept, working = len(layers) * boundary, max(sum(parts.values()) for parts in whole)
+        kept, working = len(parts) * count.split * facts.hidden * count.element, max(whole)
     elif training.recompute == "selective":
-        kept, working = sum(_selective(parts) for parts in whole), max(p["mlp"] for p in whole)
+        kept = sum(part["norms"] + part["attention"] + part["core_inputs"] for part in parts)
+        working = max(max(part["mlp"], part["core"]) for part in parts)
     else:
-        kept, working = sum(sum(parts.values()) for parts in whole), 0
+        kept, working = sum(whole), 0
     flight = in_flight(layout, stage, num_microbatches)
     kept = int(kept * flight)
     if stage == layout.pp - 1:
-        kept += _final_bytes(facts, layout, tokens, element)
+        kept += count.final()
         working += head_bytes(facts, training, layout, tokens)
     return Activations(kept=kept, working=working, microbatches_in_flight=flight)
 
@@ -59,71 +156,6 @@ def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
         return min(layout.pp - stage, num_microbatches)
     warm_up = (layout.pp - stage - 1) * 2 + (layout.vpp - 1) * layout.pp + 1
     return min(warm_up, num_microbatches * layout.vpp) / layout.vpp
-
-
-def layer_bytes(facts: Facts, layout: Layout, layer: int, *, tokens: int, element: int) -> dict[str, int]:
-    """Bytes that one layer saves without recompute, by part (input, attention, core, mlp)."""
-    local = tokens // layout.cp
-    split = local // layout.tp
-    widths = _latent_widths(facts) if facts.latent_attention else _grouped_widths(facts)
-    attention = split * widths["split"] + local * widths["whole"] + local * widths["heads"] // layout.tp
-    # Input and output of both norms; the inverse deviations are float32.
-    norms = split * (4 * facts.hidden * element + 2 * 4)
-    return {
-        "input": norms,
-        "attention": attention * element,
-        "core": local * widths["core"] // layout.tp * element,
-        "mlp": _mlp_bytes(facts, layout, layer, local=local, element=element),
-    }
-
-
-def _selective(parts: dict[str, int]) -> int:
-    return parts["input"] + parts["attention"]
-
-
-def _grouped_widths(facts: Facts) -> dict[str, int]:
-    """Elements per token of grouped-query attention."""
-    width = head_dim(facts.hf)
-    queries, keys = facts.num_heads * width, facts.kv_heads * width
-    # heads: q and k before their norms (views of the fused QKV output), input of the output projection.
-    # core: rotated q and k, v, and the attention's output.
-    return {"split": 0, "whole": 0, "heads": 2 * queries + 2 * keys, "core": 2 * queries + 2 * keys}
-
-
-def _latent_widths(facts: Facts) -> dict[str, int]:
-    """Elements per token of multi-head latent attention."""
-    hf = facts.hf
-    key = hf["qk_nope_head_dim"] + hf["qk_rope_head_dim"]
-    down = (hf.get("q_lora_rank") or 0) + hf["kv_lora_rank"]
-    value = hf["v_head_dim"]
-    return {
-        "split": 2 * down,
-        "whole": hf["qk_rope_head_dim"],
-        "heads": facts.num_heads * (hf["qk_nope_head_dim"] + 2 * value),
-        "core": facts.num_heads * (2 * key + 2 * value),
-    }
-
-
-def _mlp_bytes(facts: Facts, layout: Layout, layer: int, *, local: int, element: int) -> int:
-    """SwiGLU keeps, per visit of inner width f: input h, both halves 2f, silu of the gate f, the product f."""
-    experts = [row for row in facts.layers[layer] if ".experts." in row.name]
-    if not experts:
-        return local * 4 * field(facts.hf, "intermediate_size") // layout.tp * element
-    split = local // layout.tp
-    inner = facts.expert_inner
-    visits = split * facts.top_k * layout.etp
-    # Input of each expert, its SwiGLU with the product before and after the routing weight.
-    routed = visits * (facts.hidden + 5 * inner // layout.etp) * element
-    # Router: its float32 input, logits and scores.
-    router = split * (facts.hidden + 3 * facts.num_experts) * 4
-    shared = local * 4 * inner * (facts.hf.get("n_shared_experts") or 0) // layout.tp * element
-    return routed + router + shared
-
-
-def _final_bytes(facts: Facts, layout: Layout, tokens: int, element: int) -> int:
-    """Final norm's input and output, and the hidden states gathered for the output layer."""
-    local = tokens // layout.cp
-    return (2 * local // layout.tp + local) * facts.hidden * element
 
 
 def head_bytes(

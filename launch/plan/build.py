@@ -92,7 +92,15 @@ def _training(subject: Subject) -> TrainingPlan:
     tokens, count = microbatches(subject.config, subject.work)
     stages = stage_memory(subject.facts, training)
     kept = [
-        activations(subject.facts, training, subject.layout, stage=s, tokens=tokens, num_microbatches=count)
+        activations(
+            subject.facts,
+            training,
+            subject.layout,
+            stage=s,
+            tokens=tokens,
+            num_microbatches=count,
+            fused=subject.hardware.kind == "gpu",
+        )
         for s in range(subject.layout.pp)
     ]
     return TrainingPlan(stages, kept, tokens, count)

@@ -14,9 +14,7 @@ TABLE = [
     ("n[098-101]", ["n098", "n099", "n100", "n101"]),
     ("gpu-a[1-2],gpu-b3,login", ["gpu-a1", "gpu-a2", "gpu-b3", "login"]),
     ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
-    ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
     ("n[8-10]", ["n8", "n9", "n10"]),
-    ("node.domain[1-2].org", ["node.domain1.org", "node.domain2.org"]),
     ("a[1],b[2-2]", ["a1", "b2"]),
 ]
 
