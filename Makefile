@@ -20,6 +20,7 @@ setup: .venv/installed
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.lock
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
 	touch $@
 
 # Debian packages for the tests of the sandbox and of Slurm; a plain user is told what is missing.

@@ -120,7 +120,9 @@ class PlannedHandOver:
             sources,
             [RankManifest.of(rank, d.tensors) for rank, d in enumerate(destinations)],
             Topology.shared(world, slots_per_node=slots_per_node),
-            PlanOptions(bucket_bytes=sync.bucket_bytes),
+            PlanOptions(
+                bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"
+            ),
         )
         self._part = self._plan.part(self._rank)
         self._tables = of_part(self._part, leased_tensors(located))

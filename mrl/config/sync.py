@@ -10,7 +10,7 @@ from mrl.config.section import Section
 class SyncSection(Section):
     """The weight hand-over."""
 
-    mode: Literal["planned", "gather"] = "gather"
+    mode: Literal["planned", "gather"] = "planned"
     """planned: by the static plan, nobody gathers; gather: full tensors, one at a time (oracle and fallback)."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
     """Size of each of the two bucket buffers of a slot."""

@@ -8,21 +8,18 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-VOLATILE_PREFIXES = (
-    "time/",
-    "perf/",
-    "mem/",
-    "reshard/seconds",
-    "reshard/process_seconds",
-    "judge/seconds",
-    "start_up/",
-)
+VOLATILE_PREFIXES = ("time/", "perf/", "mem/")
+VOLATILE_PARTS = ("seconds",)
 """Fields that depend on the machine's speed; all others are equal for equal seed, configuration and machine."""
 
 
 def without_volatile(row: Mapping[str, object]) -> dict[str, object]:
     """The part of a metrics row that a deterministic run repeats to the last bit."""
-    return {name: value for name, value in row.items() if not name.startswith(VOLATILE_PREFIXES)}
+    return {name: value for name, value in row.items() if not _is_volatile(name)}
+
+
+def _is_volatile(name: str) -> bool:
+    return name.startswith(VOLATILE_PREFIXES) or any(part in name for part in VOLATILE_PARTS)
 
 
 class MetricsLog:

@@ -28,7 +28,8 @@ def words(task: Path, tmp_path: Path) -> Callable[..., list[str]]:
             f"model={{path: {task}/model, max_length: 16}}",
             f"data.train={task}/train.jsonl",
             f"data.validation={task}/validation.jsonl",
-            "rollout.compiled=false",
+            f"judge={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
+            "training.optimizer={lr: 1e-3}",
             "loop.prompts_per_step=4",
             "loop.samples_per_prompt=4",
             "loop.validation={every_steps: 2, num_prompts: 8}",
@@ -50,6 +51,8 @@ def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
     for name, steps in (("whole", 4), ("again", 4), ("parts", 2), ("parts", 4)):
         run("train", *words(name, *exact, f"loop.steps={steps}"), log=tmp_path / f"{name}-{steps}.log")
     assert [r["step"] for r in rows(tmp_path / "whole")] == [0, 1, 2, 3, 4]
+    trained = rows(tmp_path / "whole")[1:]
+    assert all(r["optim/grad_norm"] > 0 and r["reward/max"] > r["reward/min"] for r in trained), "nothing was trained"
     assert rows(tmp_path / "again") == rows(tmp_path / "whole")
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     assert "resuming at step 3" in (tmp_path / "parts-4.log").read_text()
