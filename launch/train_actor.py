@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Sequence
@@ -41,14 +42,18 @@ class TrainActor:
             master_port=port,
             seed=self._config.run.seed,
         )
+        if self._config.critic is not None:
+            self._worker.add_critic(self._config.critic)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._worker, method)(*arguments, **options)
 
-    def update(self, batch: Any, denominators: dict[str, float]) -> Any:
-        """One optimizer step with the configured objective."""
+    def update(self, batch: Any, denominators: dict[str, float], role: str) -> Any:
+        """One optimizer step of the policy or the critic with its configured objective."""
+        if role == "critic":
+            return self._worker.update_critic(batch, self._objective(role), denominators)
         return self._worker.update(
-            batch, self._objective(), denominators, temperature=self._config.rollout.temperature
+            batch, self._objective(role), denominators, temperature=self._config.rollout.temperature
         )
 
     def connect(self, address: str, destinations: Sequence[Any], slots_per_node: int) -> str:
@@ -69,14 +74,12 @@ class TrainActor:
         return self._handover.send(session)
 
     _handover: Any = None
-    _built_objective: Any = None
 
-    def _objective(self) -> Any:
-        if self._built_objective is None:
-            from mrl.algorithms.objective import Objective
+    @functools.cache  # noqa: B019 one actor lives in a process
+    def _objective(self, role: str) -> Any:
+        from mrl.algorithms.objective import Objective, ValueObjective
 
-            self._built_objective = Objective(self._config.algorithm)
-        return self._built_objective
+        return (ValueObjective if role == "critic" else Objective)(self._config.algorithm)
 
     def close(self) -> None:
         if self._handover is not None:

@@ -3,7 +3,7 @@
 | method | dispatch | result |
 |---|---|---|
 | forward | batch split by DP | [N] arrays merged back in batch order |
-| update | batch split by DP, denominators broadcast | metrics of rank 0 (already reduced over ranks) |
+| update (of a role) | batch split by DP, denominators broadcast | metrics of rank 0 (already reduced over ranks) |
 | broadcast | same arguments to every rank | list by rank |
 """
 
@@ -78,18 +78,20 @@ class TrainGroup:
         by_dp = [self._speaker(results, dp) for dp in range(self.layout.dp)]
         return {name: merge(batch, parts, [values[name] for values in by_dp]) for name in by_dp[0]}
 
-    def update(self, batch: TrainBatch, denominators: Mapping[str, float]) -> dict[str, float]:
+    def update(
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: str = "policy"
+    ) -> dict[str, float]:
         """One optimizer step over the batch; the metrics are already sums over ranks divided by their denominators."""
         parts = split(batch, self.layout.dp)
         shards = self._put([batch.select(p) for p in parts])
         results = self._wait(
             {
-                self._name(r): self.actors[r].update.remote(shards[self._dp(r)], dict(denominators))
+                self._name(r): self.actors[r].update.remote(shards[self._dp(r)], dict(denominators), role)
                 for r in range(self.layout.world_size)
             }
         )
-        metrics = next(iter(results.values()))
-        return {name if "/" in name else f"optim/{name}": value for name, value in metrics.items()}
+        metrics, room = next(iter(results.values())), "critic" if role == "critic" else "optim"
+        return {name if "/" in name else f"{room}/{name}": value for name, value in metrics.items()}
 
     def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         """The same call on every rank; results by rank."""

@@ -38,6 +38,10 @@ class PackedModel(GPTModel):
     def _postprocess(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden_states
 
+    def values(self, hidden: Tensor) -> Tensor:
+        """[m] float32 values of hidden states [m, D], where a value head stands in the output layer's place."""
+        return self.output_layer(hidden)
+
     def head_weight(self) -> Tensor:
         """[V / tp, D] rows of the output layer on this rank; the embedding where it is tied."""
         if self.share_embeddings_and_output_weights:
@@ -45,6 +49,17 @@ class PackedModel(GPTModel):
         weight = self.output_layer.weight
         assert weight is not None
         return weight
+
+
+class ValueHead(torch.nn.Module):
+    """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. Starts at 0."""
+
+    def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.mv(hidden.float(), self.weight[0].float())
 
 
 @dataclasses.dataclass
@@ -57,6 +72,7 @@ class Chunks:
     vocab_size: int
     """Without padding."""
     max_length: int
+    has_value_head: bool = False
 
 
 def build_chunks(
@@ -66,8 +82,12 @@ def build_chunks(
     *,
     max_length: int,
     device: torch.device,
+    value_head: bool = False,
 ) -> Chunks:
-    """Build the model chunks of this rank on `device`, with Megatron's own random initialisation."""
+    """Build the model chunks of this rank on `device`, with Megatron's own random initialisation.
+
+    With `value_head` the output layer is a ValueHead, and never tied to the embedding.
+    """
     family = ENGINE_FAMILIES.get(hf_config.get("model_type", ""))
     if family is None:
         raise ConfigError(
@@ -77,21 +97,24 @@ def build_chunks(
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")
     place_pp = parallel_state.get_pipeline_model_parallel_rank()
+    tied = bool(hf_config.get("tie_word_embeddings", False)) and not value_head
     models = []
     for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
-        models.append(
-            PackedModel(
-                config,
-                _block_spec(config, layers),
-                vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
-                max_sequence_length=max_length,
-                pre_process=place_pp == 0 and chunk == 0,
-                post_process=place_pp == layout.pp - 1 and chunk == layout.vpp - 1,
-                position_embedding_type="none",  # the packed attention applies the rotary embedding
-                share_embeddings_and_output_weights=bool(hf_config.get("tie_word_embeddings", False)),
-                vp_stage=chunk if layout.vpp > 1 else None,
-            ).to(device)
+        model = PackedModel(
+            config,
+            _block_spec(config, layers),
+            vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
+            max_sequence_length=max_length,
+            pre_process=place_pp == 0 and chunk == 0,
+            post_process=place_pp == layout.pp - 1 and chunk == layout.vpp - 1,
+            position_embedding_type="none",  # the packed attention applies the rotary embedding
+            share_embeddings_and_output_weights=tied,
+            vp_stage=chunk if layout.vpp > 1 else None,
         )
+        if value_head and model.post_process:
+            head: Any = ValueHead(config.hidden_size, dtype=dtype)
+            model.output_layer = head
+        models.append(model.to(device))
     mark_expert_parameters(models)
     rotary = RotaryTable(
         theta=family.rotary_theta(hf_config),
@@ -100,7 +123,14 @@ def build_chunks(
         dtype=dtype,
         device=device,
     )
-    return Chunks(models=models, config=config, rotary=rotary, vocab_size=vocab, max_length=max_length)
+    return Chunks(
+        models=models,
+        config=config,
+        rotary=rotary,
+        vocab_size=vocab,
+        max_length=max_length,
+        has_value_head=value_head,
+    )
 
 
 def mark_expert_parameters(models: list[PackedModel]) -> None:

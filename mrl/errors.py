@@ -20,6 +20,10 @@ class RewardError(MrlError, RuntimeError):
     """A judge broke its contract (wrong count, NaN, failed start)."""
 
 
+class NumericError(MrlError, RuntimeError):
+    """A NaN or an infinity where a number must be; names the value and the samples. Nothing was trained on it."""
+
+
 class RolloutError(MrlError, RuntimeError):
     """The generation engine failed or was used in a state that does not allow the call."""
 

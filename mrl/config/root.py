@@ -3,6 +3,7 @@
 from pydantic import Field, model_validator
 
 from mrl.config.algorithm import AlgorithmSection
+from mrl.config.critic import CriticSection
 from mrl.config.data import DataSection
 from mrl.config.judge import JudgeSection
 from mrl.config.loop import LaunchSection, LoopSection, RunSection
@@ -30,6 +31,8 @@ class Config(Section):
     """Estimator, losses and their constants."""
     training: TrainingSection = TrainingSection()
     """The Megatron side."""
+    critic: CriticSection | None = None
+    """The value model; for algorithm.estimator gae, and absent otherwise."""
     rollout: RolloutSection = RolloutSection()
     """The vLLM side."""
     sync: SyncSection = SyncSection()
@@ -50,6 +53,19 @@ class Config(Section):
             raise ValueError(
                 f"rollout.tp = {self.rollout.tp} does not divide the training world of {world} slots "
                 "(tp x cp x dp x pp); engines = world / rollout.tp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_has_a_reader(self) -> "Config":
+        name = self.algorithm.estimator.name
+        if self.algorithm.needs_values and self.critic is None:
+            raise ValueError(
+                f"algorithm.estimator {name} needs a critic; add the section (critic: {{}} for its defaults)"
+            )
+        if self.critic is not None and not self.algorithm.needs_values:
+            raise ValueError(
+                f"critic: only read by algorithm.estimator gae, not by {name}; remove the section"
             )
         return self
 

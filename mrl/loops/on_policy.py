@@ -4,13 +4,13 @@
 |---|---|---|---|
 | generate, judge | prompts of the stream | judged groups | Collector (engines, judge pool) |
 | filter | judged groups | groups to train on, surplus for the next step | GroupSupply |
-| recompute | packed batch | old and reference log-probs, mismatch | train ranks |
+| recompute | packed batch | old and reference log-probs, values, mismatch | train ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
 | update | minibatches | new weights, metrics | train ranks |
 | reshard | weights v + 1 | engines at version v + 1 | Hybrid |
 | save | state | checkpoint, validation, log rows | train ranks, observers |
 
-Every wait inside has a deadline and names its phase.
+Every wait inside has a deadline and names its phase. NaN and infinity end the run before parameters change (finite.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.state import State
 from mrl.config.root import Config
 from mrl.errors import RewardError
-from mrl.loops import mismatch
+from mrl.loops import finite, mismatch
 from mrl.loops.batch import minibatches, pack
 from mrl.loops.collect import Collector
 from mrl.loops.recorder import Recorder
@@ -39,7 +39,9 @@ class TrainRanks(Protocol):
 
     def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]: ...
 
-    def update(self, batch: TrainBatch, denominators: dict[str, float]) -> dict[str, float]: ...
+    def update(
+        self, batch: TrainBatch, denominators: dict[str, float], *, role: str = "policy"
+    ) -> dict[str, float]: ...
 
     def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]: ...
 
@@ -70,6 +72,7 @@ class OnPolicyLoop:
         self._collector, self._supply, self._validation_prompts = collector, supply, validation_prompts
         self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
         self._algorithm = State.of(config.algorithm)
+        self._groups: Sequence[Group] = ()
         self.on_batch: Callable[[list[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
         self.next_step = 1
@@ -97,10 +100,18 @@ class OnPolicyLoop:
             self._recorder.row(0, self._validate(0))
 
     def step(self) -> None:
-        """The eight phases once."""
+        """The eight phases once. BadNumbers, with the samples written down, where a number is NaN or infinite."""
+        try:
+            self._step()
+        except finite.BadNumbers as error:
+            self._recorder.bad_samples(self.next_step, error.groups or self._groups, error)
+            raise
+
+    def _step(self) -> None:
         step, start = self.next_step, time.monotonic()
         groups, metrics = self._supply.groups(self._collector, version=self.version)
         metrics |= self._check_judged(groups)
+        self._groups = groups
         self.on_batch(groups)
         if groups:
             batch, measured = self._recompute(pack(groups))
@@ -121,7 +132,7 @@ class OnPolicyLoop:
         self._recorder.row(step, metrics)
 
     def _recompute(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """Old and reference log-probs by the trainer, and the sampler's distance from them."""
+        """Old and reference log-probs and values by the trainer, and the sampler's distance from the first."""
         loop, temperature = self._config.loop, self._config.rollout.temperature
         with self._clock.phase("recompute"):
             policy = self._train.forward(
@@ -130,29 +141,57 @@ class OnPolicyLoop:
             measured = mismatch.measure(
                 batch, policy["logprobs"], policy.get("router_margin"), margin=loop.router_margin
             )
-            mismatch.check(measured, loop.max_sampler_mismatch, version=self.version)
             arrays = {"old_logprobs": policy["logprobs"]}
             if self._config.algorithm.needs_reference:
                 arrays["ref_logprobs"] = self._train.forward(
                     batch, role="reference", temperature=temperature
                 )["logprobs"]
-        return batch.with_arrays(**arrays), measured
+            if self._config.algorithm.needs_values:
+                arrays["values"] = self._train.forward(batch, role="critic")["values"]
+            batch = batch.with_arrays(**arrays)
+            finite.check_batch(batch)
+            mismatch.check(measured, loop.max_sampler_mismatch, version=self.version)
+        return batch, measured
 
     def _estimate(self, batch: TrainBatch, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
         with self._clock.phase("estimate"):
-            return shape_and_estimate(self._config.algorithm, batch, groups, state=self._algorithm)
+            batch, metrics = shape_and_estimate(self._config.algorithm, batch, groups, state=self._algorithm)
+            finite.check_batch(batch)
+            if self._config.algorithm.needs_values:
+                metrics["critic/explained_variance"] = explained_variance(batch)
+        return batch, metrics
 
     def _update(self, batch: TrainBatch) -> dict[str, float]:
-        """One optimizer step per minibatch and epoch; metrics are means over them."""
+        """One optimizer step of each role per minibatch and epoch; metrics are means over them."""
         rows = []
         with self._clock.phase("update"):
             for _ in range(self._config.algorithm.epochs):
                 for positions in minibatches(batch, self._config.algorithm.minibatches):
-                    part = batch.select(positions)
-                    rows.append(self._train.update(part, denominators(part) | self._algorithm.coefficients()))
-        metrics = {name: _over_updates(name, [row[name] for row in rows]) for name in rows[0]}
+                    rows.append(self._update_part(batch.select(positions)))
+        names = dict.fromkeys(name for row in rows for name in row)
+        metrics = {name: _over_updates(name, [row[name] for row in rows if name in row]) for name in names}
         self._algorithm.after_update(metrics, num_samples=batch.num_samples)
         return metrics
+
+    def _update_part(self, part: TrainBatch) -> dict[str, float]:
+        """The optimizer steps of one minibatch; none, and that counted, where it has nothing to train on."""
+        if not part.loss_mask.any():
+            return {"optim/skipped": 1.0}
+        metrics: dict[str, float] = {}
+        divisors = denominators(part) | self._algorithm.coefficients()
+        for role, room in self._updated_roles():
+            found = self._train.update(part, divisors, role=role)
+            finite.check_update(part, found, room)
+            metrics |= found
+        return metrics
+
+    def _updated_roles(self) -> list[tuple[str, str]]:
+        """(role, first word of its metrics): the critic where there is one, the policy after the critic's warm-up."""
+        critic = self._config.critic
+        policy = [("policy", "optim")]
+        if critic is None:
+            return policy
+        return [("critic", "critic")] + (policy if self.next_step > critic.warmup_steps else [])
 
     def _check_judged(self, groups: Sequence[Group]) -> dict[str, float]:
         fraction = self._supply.unjudged_fraction
@@ -195,6 +234,13 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
     """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
     trained = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1]) if batch.num_samples else np.zeros(0)
     return {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float((trained > 0).sum())}
+
+
+def explained_variance(batch: TrainBatch) -> float:
+    """Share of the returns' variance that the values before the update explain; 0 where returns do not vary."""
+    returns, values = (batch.arrays[n][batch.loss_mask].astype(np.float64) for n in ("returns", "values"))
+    spread = float(returns.var()) if len(returns) else 0.0
+    return 1.0 - float((returns - values).var()) / spread if spread > 0 else 0.0
 
 
 def _over_updates(name: str, values: Sequence[float]) -> float:

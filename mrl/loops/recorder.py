@@ -11,12 +11,13 @@ import psutil
 
 from mrl.config.root import Config
 from mrl.errors import CheckpointError
+from mrl.loops.finite import BadNumbers
 from mrl.observe import trackers
 from mrl.observe.metrics_log import MetricsLog
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
 from mrl.observe.run_folder import RunFolder
-from mrl.observe.samples_log import SamplesLog
+from mrl.observe.samples_log import SamplesLog, write_named
 from mrl.samples import Group
 from mrl.training import checkpoint_folder
 
@@ -56,6 +57,12 @@ class Recorder:
 
     def samples(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
         self._samples.write(step, groups, kind=kind)
+
+    def bad_samples(self, step: int, groups: Sequence[Group], error: BadNumbers) -> None:
+        """bad_samples.jsonl: the samples whose numbers ended the run."""
+        path = self._folder.path / "bad_samples.jsonl"
+        write_named(path, step, groups, error.sample_ids, reason=str(error))
+        self.progress.message(f"{len(error.sample_ids)} sample(s) with bad numbers written to {path}")
 
     def checkpoint(self, train: Any, *, step: int, state: Mapping[str, Any]) -> None:
         """A committed checkpoint; a save that fails is loud and leaves the previous one untouched."""

@@ -17,6 +17,7 @@ from mrl.config.algorithm import FilterSection
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
+from mrl.loops import finite
 from mrl.loops.collect import Collector, Sampling, is_judged, trainable
 from mrl.loops.group_json import from_json, to_json
 from mrl.samples import Group, Status, VerdictKind
@@ -43,6 +44,7 @@ class GroupSupply:
             fresh = collector.round(
                 self._stream.take(missing if section is None else wanted), self._sampling()
             )
+            finite.check_rewards(fresh)
             generated += fresh
             with collector.clock.phase("filter"):
                 kept = kept + self._filter(trainable(fresh), account)

@@ -25,6 +25,19 @@ class SamplesLog:
             file.writelines(json.dumps(row) + "\n" for row in chosen[: self._limit])
 
 
+def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[str], *, reason: str) -> None:
+    """Appends the samples of these ids, with their tokens and why they were written."""
+    wanted = set(names)
+    with path.open("a", encoding="utf-8") as file:
+        for group in groups:
+            for sample in group.samples:
+                if sample.sample_id in wanted:
+                    row = _row(step, "bad", group, sample) | {"why": reason}
+                    row["reward"] = str(row["reward"])  # JSON has no NaN
+                    row["tokens"] = [*sample.prompt_tokens.tolist(), *sample.response_tokens.tolist()]
+                    file.write(json.dumps(row) + "\n")
+
+
 def _position(group: Group, sample_index: int) -> int:
     return next(i for i, s in enumerate(group.samples) if s.sample_index == sample_index)
 

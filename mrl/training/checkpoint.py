@@ -12,6 +12,7 @@ import pickle
 import queue
 import random
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,23 @@ class TrainingState:
         self._optimizer.load(state["optimizer"])
 
 
-def save(path: Path, state: TrainingState, *, extra: dict[str, Any], about: dict[str, Any]) -> None:
-    """Write `path` on all ranks together. `extra` (rank 0's) may hold anything picklable; `about` is plain JSON."""
+def save(
+    path: Path, states: Mapping[str, TrainingState], *, extra: dict[str, Any], about: dict[str, Any]
+) -> None:
+    """Write `path` on all ranks together. `extra` (rank 0's) may hold anything picklable; `about` is plain JSON.
+
+    `states` are by the folder inside `path` that holds them, the policy's in "" (the path itself).
+    """
     partial = path.with_name(path.name + checkpoint_folder.PARTIAL)
-    run_on_rank_zero(lambda: _make_partial(path, partial))
+    run_on_rank_zero(lambda: _make_partial(path, partial, states))
     rank, world = dist.get_rank(), dist.get_world_size()
-    sharded = state.sharded(loading=False)
-    dist_checkpointing.save(
-        sharded, str(partial), sharded_strategy=InProcessSave(), validate_access_integrity=True
-    )
+    for name, state in states.items():
+        dist_checkpointing.save(
+            state.sharded(loading=False),
+            str(partial / name),
+            sharded_strategy=InProcessSave(),
+            validate_access_integrity=True,
+        )
     (partial / _random_file(rank)).write_bytes(pickle.dumps(random_state()))
     if rank == 0:
         (partial / EXTRA_FILE).write_bytes(pickle.dumps(extra))
@@ -114,7 +123,7 @@ def save(path: Path, state: TrainingState, *, extra: dict[str, Any], about: dict
     run_on_rank_zero(lambda: _commit(path, partial, files, about))
 
 
-def load(path: Path, state: TrainingState, *, about: dict[str, Any]) -> dict[str, Any]:
+def load(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
     """Read `path` on all ranks together and return its `extra`. CheckpointError for a folder that is not acceptable."""
     manifest: dict[str, Any] = {}
     run_on_rank_zero(lambda: manifest.update(checkpoint_folder.verify(path)))
@@ -127,8 +136,14 @@ def load(path: Path, state: TrainingState, *, about: dict[str, Any]) -> dict[str
         raise CheckpointError(
             f"{path} was trained in {manifest['about']['dtype']}, training.dtype is {about['dtype']}; set it to the same"
         )
-    loaded: Any = dist_checkpointing.load(state.sharded(loading=True), str(path))
-    state.restore(loaded)
+    for name in states:
+        if not (path / name).is_dir():
+            raise CheckpointError(
+                f"{path} holds no {name}, which this run trains; start from another checkpoint"
+            )
+    for name, state in states.items():
+        loaded: Any = dist_checkpointing.load(state.sharded(loading=True), str(path / name))
+        state.restore(loaded)
     if manifest["about"]["layout"] == about["layout"]:  # in another layout ranks mean something else
         set_random_state(pickle.loads((path / _random_file(dist.get_rank())).read_bytes()))
     extra = pickle.loads((path / EXTRA_FILE).read_bytes())
@@ -140,11 +155,12 @@ def _random_file(rank: int) -> str:
     return f"random-{rank:05d}.pickle"
 
 
-def _make_partial(path: Path, partial: Path) -> None:
+def _make_partial(path: Path, partial: Path, folders: Iterable[str]) -> None:
     if path.exists():
         raise CheckpointError(f"{path} exists already; a checkpoint is never overwritten")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    for name in folders:
+        (partial / name).mkdir(parents=True, exist_ok=True)
 
 
 def _commit(path: Path, partial: Path, files: dict[str, Any], about: dict[str, Any]) -> None:
@@ -153,7 +169,8 @@ def _commit(path: Path, partial: Path, files: dict[str, Any], about: dict[str, A
             os.fsync(stream.fileno())
     manifest = {"version": checkpoint_folder.VERSION, "about": about, "files": files}
     write_durably(partial / checkpoint_folder.MANIFEST, json.dumps(manifest, indent=1).encode())
-    sync_folder(partial)
+    for folder in {(partial / name).parent for name in files}:
+        sync_folder(folder)
     commit_folder(partial, path)
 
 

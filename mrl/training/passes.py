@@ -1,6 +1,6 @@
 """Forward and forward-backward passes of this rank's model chunks over one data-parallel shard of a batch.
 
-Owns microbatch agreement over ranks, Megatron's schedule, and the way from hidden states to log-probs. Does not step the
+Owns microbatch agreement over ranks, Megatron's schedule, and the way from hidden states to log-probs or values. Does not step the
 optimizer (optimizer.py) and knows no loss: the objective is handed in.
 """
 
@@ -33,6 +33,7 @@ from resharding.layout import Layout, Place
 Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segment_ids=[n], denominators) -> (loss, metrics).
 
+A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the state before it.
 The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
 The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]` is False hold 0 in logprobs and entropy and no gradient flows through them.
 """
@@ -76,19 +77,19 @@ class Passes:
     def forward(
         self, batch: TrainBatch, *, temperature: float, with_router_margins: bool
     ) -> dict[str, np.ndarray] | None:
-        """Log-probs and entropy [N] of every token but the first of each segment; None on ranks that hold none."""
+        """Log-probs and entropy (critic: values) [N] of every token but each segment's first; None on ranks without."""
         prepared = self._prepare(batch, all_tokens=True)
         routers = self._routers() if with_router_margins else []
         for router in routers:
             router.margins = []
         try:
             with torch.no_grad():
-                outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True)
+                found = self._run(prepared, self._forward_loss(temperature), forward_only=True)
         finally:
             margins = [router.margins or [] for router in routers]
             for router in routers:
                 router.margins = None
-        arrays = self._flat_arrays(batch, prepared, outputs) if self._is_last else {}
+        arrays = self._flat_arrays(batch, prepared, found) if self._is_last else {}
         if with_router_margins:
             arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
         return arrays if self._returns_arrays else None
@@ -175,8 +176,8 @@ class Passes:
         )
 
     def _forward_loss(self, temperature: float) -> Callable[..., Any]:
-        def outputs(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> tuple[Tensor, Tensor]:
-            return self._logprobs(item, hidden, temperature)
+        def outputs(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> dict[str, Tensor]:
+            return self._outputs(item, hidden, temperature)
 
         return outputs
 
@@ -187,34 +188,35 @@ class Passes:
             count = torch.zeros((), dtype=torch.int, device=self._device)
             if not len(item.rows):
                 return hidden.sum() * 0.0, count, {}
-            found = self._logprobs(item, hidden, temperature)
-            if not all(
-                bool(torch.isfinite(x).all()) for x in found
-            ):  # objectives refuse such values: skip the step
+            found = self._outputs(item, hidden, temperature)
+            if not all(bool(torch.isfinite(x).all()) for x in found.values()):
+                # Objectives refuse such values, on this rank alone; a loss that is not finite stops all ranks alike.
                 nothing = hidden.sum() * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
             size = item.plan.num_real
-            logprobs, entropy = (x.new_zeros(size).index_copy(0, item.rows, x) for x in found)
+            outputs = {name: x.new_zeros(size).index_copy(0, item.rows, x) for name, x in found.items()}
             arrays, segment_ids = self._arrays(batch, item.plan)
             value, metrics = objective(
-                logprobs=logprobs,
-                entropy=entropy,
-                arrays=arrays,
-                segment_ids=segment_ids,
-                denominators=denominators,
+                **outputs, arrays=arrays, segment_ids=segment_ids, denominators=denominators
             )
             reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
             return value, count, reported
 
         return loss
 
-    def _logprobs(self, item: Prepared, hidden: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """[m] log-probs and entropies of item.rows from hidden [n / tp, 1, D]."""
-        if self._layout.tp > 1:  # backward sums the ranks' parts and scatters them
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+    def _outputs(self, item: Prepared, hidden: Tensor, temperature: float) -> dict[str, Tensor]:
+        """[m] log-probs and entropies, or values, of item.rows from hidden [n / tp, 1, D]."""
+        is_critic = self._chunks.has_value_head
+        if self._layout.tp > 1:
+            # Backward scatters: the ranks' parts summed for the split output layer, each its own for the value head,
+            # which computes the same on all ranks.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=not is_critic)
+        states = hidden[:, 0].index_select(0, item.rows - 1)
         last: PackedModel = self._chunks.models[-1]
-        return logprobs_and_entropy(
-            hidden[:, 0].index_select(0, item.rows - 1),
+        if is_critic:
+            return {"values": last.values(states)}
+        logprobs, entropy = logprobs_and_entropy(
+            states,
             last.head_weight(),
             item.tokens[0].index_select(0, item.rows),
             vocab_size=self._chunks.vocab_size,
@@ -223,6 +225,7 @@ class Passes:
             group=self._tp_group,
             group_rank=self._tp_group.rank(),
         )
+        return {"logprobs": logprobs, "entropy": entropy}
 
     def _arrays(self, batch: TrainBatch, plan: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
         index = plan.token_index
@@ -233,15 +236,14 @@ class Passes:
         return on_device, torch.from_numpy(segments).to(self._device)
 
     def _flat_arrays(
-        self, batch: TrainBatch, prepared: list[Prepared], outputs: list[tuple[Tensor, Tensor]]
+        self, batch: TrainBatch, prepared: list[Prepared], found: list[dict[str, Tensor]]
     ) -> dict[str, np.ndarray]:
-        logprobs = np.zeros(batch.num_tokens, np.float32)
-        entropy = np.zeros(batch.num_tokens, np.float32)
-        for item, (found, spread) in zip(prepared, outputs, strict=True):
+        flat = {name: np.zeros(batch.num_tokens, np.float32) for name in found[0]}
+        for item, outputs in zip(prepared, found, strict=True):
             index = item.plan.token_index[item.rows.cpu().numpy()]
-            logprobs[index] = found.float().cpu().numpy()
-            entropy[index] = spread.float().cpu().numpy()
-        return {"logprobs": logprobs, "entropy": entropy}
+            for name, values in outputs.items():
+                flat[name][index] = values.float().cpu().numpy()
+        return flat
 
     def _routers(self) -> list[RecordingRouter]:
         modules: Iterable[Any] = (m for model in self._chunks.models for m in model.modules())

@@ -1,6 +1,7 @@
 """One Megatron rank: builds its part of the model, computes log-probs, updates, and hands its memory over.
 
-A plain class; its Ray actor is elsewhere and thin. All methods except the memory ones are called on all ranks together.
+With a critic (add_critic) a second worker of the same class, with a value head, lives in the same process on the same
+process groups. A plain class; its Ray actor is elsewhere and thin. All methods except the memory ones are called on all ranks together.
 Consumes TrainBatch (numpy), returns numpy and numbers.
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from models.build import build_chunks
 from models.families import family_of
 from models.manifest import CheckpointTensor, LocalTensor
+from mrl.config.critic import CriticSection
 from mrl.config.model import ModelSection
 from mrl.config.training import TrainingSection
 from mrl.errors import ConfigError
@@ -36,7 +38,9 @@ from mrl.training.parameter_memory import ParameterMemory, exportable_allocation
 from mrl.training.passes import Objective, Passes
 from resharding.layout import Layout
 
-Role = Literal["policy", "reference"]
+Role = Literal["policy", "reference", "critic"]
+HEAD = "output_layer.weight"
+"""Megatron's name of the output layer; a critic has its value head there, which no checkpoint of a policy holds."""
 
 
 class MegatronWorker:
@@ -54,8 +58,12 @@ class MegatronWorker:
         seed: int = 0,
         collective_seconds: float = 600.0,
         load: bool = True,
+        beside: MegatronWorker | None = None,
     ) -> None:
-        """Joins the other ranks, builds the model and, unless `load` is False, loads model.path."""
+        """Joins the other ranks, builds the model and, unless `load` is False, loads model.path.
+
+        `beside` makes this the critic of that policy: a value head that starts at 0, on the process groups there are.
+        """
         self.model, self.training = model, training
         self.layout = Layout(**training.layout.model_dump())
         self.hf_config = hf_folder.read_config(model.path)
@@ -64,20 +72,32 @@ class MegatronWorker:
         self.family.local_tensors(
             self.hf_config, self.layout, self.place
         )  # a layout that does not fit fails here
-        self.device, _ = start_process_groups(
-            self.layout,
-            rank=rank,
-            world_size=world_size,
-            master_address=master_address,
-            master_port=master_port,
-            seed=seed,
-            collective_seconds=collective_seconds,
+        self._is_critic = beside is not None
+        self.critic: MegatronWorker | None = None
+        """The value model's worker, once add_critic() was called."""
+        self.device = (
+            beside.device
+            if beside is not None
+            else start_process_groups(
+                self.layout,
+                rank=rank,
+                world_size=world_size,
+                master_address=master_address,
+                master_port=master_port,
+                seed=seed,
+                collective_seconds=collective_seconds,
+            )[0]
         )
         if self.device.type == "cpu":
             torch.set_num_threads(training.num_threads)
         self.dtype = getattr(torch, training.dtype)
         self._chunks = build_chunks(
-            self.hf_config, training, self.layout, max_length=model.max_length, device=self.device
+            self.hf_config,
+            training,
+            self.layout,
+            max_length=model.max_length,
+            device=self.device,
+            value_head=self._is_critic,
         )
         self._chunks.config.finalize_model_grads_func = _sum_gradients
         with exportable_allocations(self.device):
@@ -110,8 +130,10 @@ class MegatronWorker:
             (chunk, name): parameter
             for chunk, model in enumerate(self._chunks.models)
             for name, parameter in model.named_parameters()
+            if not (self._is_critic and name == HEAD)
         }
         table = self.family.local_tensors(self.hf_config, self.layout, self.place, dtype=self.training.dtype)
+        table = [local for local in table if not (self._is_critic and local.name == HEAD)]
         named = {(local.chunk, local.name): local for local in table}
         if real.keys() != named.keys():
             raise ConfigError(
@@ -153,9 +175,12 @@ class MegatronWorker:
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy [N] of this data-parallel shard (and `router_margin`), at the sampling temperature.
 
+        The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a segment's first token.
         Returned by the ranks with tp 0 on the last pipeline stage, None elsewhere. Entropies are in nats. The router
         margin of a token is the smallest gap between the k-th and the next router logit over all layers and its prefix.
         """
+        if role == "critic":
+            return self._with_critic().forward(batch)
         with self._acting_as(role):
             return self._passes.forward(
                 batch, temperature=temperature, with_router_margins=with_router_margins
@@ -188,6 +213,37 @@ class MegatronWorker:
             "lr": result.lr,
             "optimizer_steps": float(self.optimizer.steps),
         }
+
+    # -- critic -------------------------------------------------------------------------------------------------
+
+    def add_critic(self, section: CriticSection) -> None:
+        """Build the critic beside this policy, from section.path or else from the policy's starting point."""
+        model = self.model.model_copy(update={"path": section.path or self.model.path})
+        self.critic = MegatronWorker(
+            model,
+            self.training.model_copy(update={"optimizer": section.optimizer}),
+            rank=self.place.rank,
+            world_size=self.layout.world_size,
+            master_address="",
+            master_port=0,
+            beside=self,
+        )
+        if self.critic.hf_config["vocab_size"] != self.hf_config["vocab_size"]:
+            raise ConfigError(
+                f"critic.path = {model.path} has a vocabulary of {self.critic.hf_config['vocab_size']} tokens, the "
+                f"policy {self.hf_config['vocab_size']}; the critic reads the policy's tokens"
+            )
+
+    def update_critic(
+        self, batch: TrainBatch, objective: Objective, denominators: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """update() of the critic: the objective is called with values=[n]."""
+        return self._with_critic().update(batch, objective, denominators)
+
+    def _with_critic(self) -> MegatronWorker:
+        if self.critic is None:
+            raise ConfigError("there is no critic on this worker; call add_critic() first")
+        return self.critic
 
     # -- reference ----------------------------------------------------------------------------------------------
 
@@ -257,19 +313,29 @@ class MegatronWorker:
         )
 
     def save_checkpoint(self, path: str | Path, extra: dict[str, Any]) -> None:
-        """Model, optimizer, schedule, random states and `extra` (rank 0's), committed at once under `path`."""
-        payload = {"user": extra, "optimizer_steps": self.optimizer.steps}
-        checkpoint.save(Path(path), self._state(), extra=payload, about=self._about())
+        """Model, optimizer, schedule, random states, the critic's likewise, and `extra` (rank 0's), committed at once."""
+        steps = {name: worker.optimizer.steps for name, worker in self._saved_workers().items()}
+        payload = {"user": extra, "optimizer_steps": steps[""], "critic_steps": steps.get("critic")}
+        checkpoint.save(Path(path), self._states(), extra=payload, about=self._about())
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Continue from a checkpoint, also one of another layout; returns its `extra`. CheckpointError when damaged."""
         self.memory.require_unleased("load a checkpoint")
-        payload = checkpoint.load(Path(path), self._state(), about=self._about())
+        payload = checkpoint.load(Path(path), self._states(), about=self._about())
         self.optimizer.steps = payload["optimizer_steps"]
+        if self.critic is not None:
+            self.critic.optimizer.steps = payload["critic_steps"]
         return payload["user"]
 
-    def _state(self) -> checkpoint.TrainingState:
-        return checkpoint.TrainingState(self._chunks.models, self.optimizer)
+    def _saved_workers(self) -> dict[str, MegatronWorker]:
+        """The workers of a checkpoint by their folder in it."""
+        return {"": self} if self.critic is None else {"": self, "critic": self.critic}
+
+    def _states(self) -> dict[str, checkpoint.TrainingState]:
+        return {
+            name: checkpoint.TrainingState(worker._chunks.models, worker.optimizer)
+            for name, worker in self._saved_workers().items()
+        }
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -300,11 +366,15 @@ class MegatronWorker:
         """Free gradients, optimizer state and parameters on the device (on CPU: shared memory and gradients)."""
         self.memory.offload()
         self.optimizer.offload()
+        if self.critic is not None:
+            self.critic.offload()
 
     def reload(self) -> None:
         """Undo offload(). What peers knew of the parameter memory before is stale."""
         self.memory.reload()
         self.optimizer.reload()
+        if self.critic is not None:
+            self.critic.reload()
 
     def close(self) -> None:
         """Leave the process groups."""

@@ -1,0 +1,108 @@
+"""What the ranks of the critic's tests do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrl.algorithms.objective import ValueObjective
+from mrl.config.algorithm import AlgorithmSection
+from mrl.config.critic import CriticSection
+from mrl.config.training import OptimizerSection
+from mrl.errors import MrlError
+from mrl.samples import TrainBatch
+from mrl.training.worker import HEAD, MegatronWorker
+from tests.mrl.training.scenarios import digest_parameters, shard_of, train, worker
+from tests.tiny_models import COMMON, random_batch
+
+SECTION = CriticSection(optimizer=OptimizerSection(lr=1e-3, clip_grad=0.0))
+
+
+def head_weight() -> torch.Tensor:
+    """[1, D] a value head that is not 0, so that gradients reach the backbone."""
+    return torch.randn(1, COMMON["hidden_size"], generator=torch.Generator().manual_seed(5)) / 4
+
+
+def batch_with_returns() -> TrainBatch:
+    """Returns in [0, 1) and old values of 0; ten samples of uneven length, some with a prompt of one token."""
+    batch = random_batch(10, seed=1)
+    returns = np.random.default_rng(2).random(batch.num_tokens).astype(np.float32)
+    return batch.with_arrays(returns=returns, values=np.zeros_like(returns))
+
+
+def with_critic(*arguments: Any, head: torch.Tensor | None) -> MegatronWorker:
+    at = worker(*arguments)
+    at.add_critic(SECTION)
+    if head is not None:
+        for name, parameter in named(at).items():
+            if name == HEAD:
+                parameter.data.copy_(head)
+        critic_of(at).optimizer.take_parameters()
+    return at
+
+
+def critic_of(at: MegatronWorker) -> MegatronWorker:
+    assert at.critic is not None
+    return at.critic
+
+
+def named(at: MegatronWorker) -> dict[str, Any]:
+    return {n: p for model in critic_of(at)._chunks.models for n, p in model.named_parameters()}
+
+
+def update(at: MegatronWorker, steps: int) -> list[dict[str, float]]:
+    batch = batch_with_returns()
+    _, shard = shard_of(batch, at)
+    count = {"num_tokens": int(batch.loss_mask.sum()), "num_sequences": batch.num_samples}
+    objective = ValueObjective(AlgorithmSection.model_validate({"value": {"clip": None}}))
+    return [at.update_critic(shard, objective, count) for _ in range(steps)]
+
+
+def values_and_updates(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
+    """Values, two updates, values again; the policy's parameters are left alone, and the critic's by the policy."""
+    at = with_critic(rank, world, port, folder, layout, head=head_weight())
+    mine, shard = shard_of(batch_with_returns(), at)
+    policy, before = digest_parameters(at), at.forward(shard, role="critic")
+    first = update(at, 1)
+    gradients = {name: p.main_grad.clone() for name, p in named(at).items()} if world == 1 else {}
+    metrics = first + update(at, 1)
+    after = at.forward(shard, role="critic")
+    alone = policy == digest_parameters(at)
+    train(at, 1)
+    again = at.forward(shard, role="critic")
+    still = after is None or np.array_equal(after["values"], again["values"])  # type: ignore[index]
+    return {
+        "samples": mine,
+        "before": before,
+        "after": after,
+        "metrics": metrics,
+        "gradients": gradients,
+        "alone": alone and still,
+    }
+
+
+def save_and_resume(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
+) -> dict[str, Any]:
+    """A fresh head, a step of both, a save, another critic step; then back to the save and the same step again."""
+    at = with_critic(rank, world, port, folder, layout, head=None)
+    fresh = at.forward(shard_of(batch_with_returns(), at)[1], role="critic")
+    train(at, 1)
+    update(at, 1)
+    at.save_checkpoint(Path(out, "step-000001"), {"next_step": 2})
+    first, digest = update(at, 1), digest_parameters(critic_of(at))
+    extra = at.load_checkpoint(Path(out, "step-000001"))
+    again = update(at, 1)
+    same = digest == digest_parameters(critic_of(at))
+    at.critic = None
+    at.save_checkpoint(Path(out, "step-000002"), {})
+    at.add_critic(SECTION)
+    refused = ""
+    try:
+        at.load_checkpoint(Path(out, "step-000002"))
+    except MrlError as error:
+        refused = str(error)
+    return {"fresh": fresh, "steps": (first, again), "same": same, "extra": extra, "refused": refused}
