@@ -1,7 +1,8 @@
 """One machine's part of a Ray cluster that a batch system or torchrun starts: up, then exactly this one down.
 
 The node's number comes from the launcher and is its Ray label; ports are fixed and offset by the number, so that several
-nodes fit on one machine. As a program (`python -m launch.ray_node`) it stays until SIGTERM or SIGINT.
+nodes fit on one machine. As a program (`python -m launch.ray_node`) it stays until SIGTERM, SIGINT, or a file that its
+launcher makes (a batch system's signals would not leave it the time to clean up).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ PORT_BASE = 12000
 PORTS_PER_NODE = 200
 NODES_PER_RANGE = 64
 """Port ranges repeat after so many nodes; more than that never share a machine."""
+STARTED = b"Ray runtime started"
+"""What `ray start` says when its node is up."""
 FIXED_PORTS = (
     "node-manager-port",
     "object-manager-port",
@@ -106,40 +109,48 @@ def own_address() -> str:
 
 
 @contextlib.contextmanager
-def ray_node(node: Node, *, deadline_seconds: float = 120.0) -> Iterator[None]:
-    """The node is up while inside. WorkerLost with Ray's own output where it did not come up in time."""
+def ray_node(node: Node, *, deadline_seconds: float = 120.0) -> Iterator[subprocess.Popen[bytes]]:
+    """The node is up while inside; yields the process that stays as long as it is. WorkerLost with Ray's own output where
+    it did not come up in time."""
     with session_folder() as folder:
-        session = folder.name
-        environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": session}
+        environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": folder.name}
         try:
-            _start(node, folder, environment, deadline_seconds)
-            yield
+            yield _start(node, folder, environment, time.monotonic() + deadline_seconds)
         finally:
-            end_session(session)
+            end_session(folder.name)
 
 
-def _start(node: Node, folder: Path, environment: dict[str, str], deadline_seconds: float) -> None:
-    """`ray start`, again while the head is not there yet. Its output goes to a file: its daemons would keep a pipe open."""
-    deadline, output = time.monotonic() + deadline_seconds, folder / "start.log"
-    code: int | None = None
-    while code != 0 and time.monotonic() < deadline:
-        with output.open("a", encoding="utf-8") as stream, contextlib.suppress(subprocess.TimeoutExpired):
-            code = subprocess.run(
-                node.command(folder),
+def _start(node: Node, folder: Path, environment: dict[str, str], deadline: float) -> subprocess.Popen[bytes]:
+    """`ray start`, again while the head is not there yet.
+
+    It blocks: Ray's processes stay its children, where a batch system that kills process trees finds them.
+    """
+    output = folder / "start.log"
+    while True:
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [*node.command(folder), "--block"],
                 env=environment,
-                timeout=max(1.0, deadline - time.monotonic()),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                check=False,
-            ).returncode
-        if code != 0:
-            end_session(environment["MRL_SESSION"])  # what the attempt left holds the ports of the next one
-    if code != 0:
-        raise WorkerLost(
-            f"Ray on node {node.number} ({node.address}) was not up within {deadline_seconds:g} s; head {node.head}. "
-            f"It said:\n{output.read_text(encoding='utf-8', errors='replace')[-3000:]}"
-        )
+            )
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                if STARTED in output.read_bytes():
+                    return process
+                threading.Event().wait(0.2)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        end_session(environment["MRL_SESSION"])  # what the attempt left holds the ports of the next one
+        process.wait()
+        if time.monotonic() > deadline:
+            raise WorkerLost(
+                f"Ray on node {node.number} ({node.address}) was not up in time; head {node.head}. "
+                f"It said:\n{output.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+            )
 
 
 def end_session(session: str, *, grace_seconds: float = 4.0) -> None:
@@ -180,7 +191,7 @@ def _token() -> str:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Starts the node and stays; exits with 0 on SIGTERM or SIGINT."""
+    """Starts the node and stays; exits with 0 when told to leave."""
     parser = argparse.ArgumentParser(prog="python -m launch.ray_node", description=__doc__)
     parser.add_argument("--number", type=int, required=True, help="the node's number, 0 is the head")
     parser.add_argument("--head", required=True, help="host:port of the head")
@@ -188,6 +199,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of this node")
     parser.add_argument("--address", default=None, help="this machine's address")
     parser.add_argument("--port-base", type=int, default=PORT_BASE)
+    parser.add_argument("--until", default=None, help="leave when this file appears")
     options = parser.parse_args(arguments)
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -207,10 +219,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
         gpus=options.gpus,
         port_base=options.port_base,
     )
-    with ray_node(node):
+    with ray_node(node) as process:
         print(f"Ray node {node.number} is up on {node.address} with {node.slots} slots", flush=True)
-        while True:
-            signal.pause()
+        while options.until is None or not Path(options.until).exists():
+            if process.poll() is not None:
+                raise WorkerLost(f"Ray on node {node.number} ended by itself with {process.returncode}")
+            threading.Event().wait(1.0)
+    raise SystemExit(0)
 
 
 if __name__ == "__main__":

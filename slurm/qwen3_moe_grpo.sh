@@ -31,12 +31,13 @@ SLOTS=${MRL_SLOTS:-${SLURM_GPUS_ON_NODE:-1}}       # slots of a node: its GPUs
 GPUS=${SLURM_GPUS_ON_NODE:-0}
 PORT_BASE=${MRL_PORT_BASE:-12000}                  # node n uses PORT_BASE + 200 n and the 199 ports above
 MAX_FAILURES=${MRL_MAX_FAILURES:-3}                # failures (not time limits) after which the job stays down
-LOGS=${MRL_LOGS:-runs/slurm}/${SLURM_JOB_NAME}-${SLURM_JOB_ID}
+LOGS=$(realpath -m "${MRL_LOGS:-runs/slurm}")/${SLURM_JOB_NAME}-${SLURM_JOB_ID}
 
 REQUEUE=99                                         # the driver's "put me back", see launch/stopping.py
 ATTEMPT=${SLURM_RESTART_COUNT:-0}
 LOG=$LOGS/attempt-$ATTEMPT
 mkdir -p "$LOG"
+rm -f "$LOG/stop"
 ln -sfn "attempt-$ATTEMPT" "$LOGS/latest"
 
 say() { printf '%s  %s\n' "$(date '+%F %T')" "$*"; }
@@ -53,6 +54,11 @@ leave() {
   trap - EXIT
   trap '' TERM USR1
   if [ -n "$NODES_PID" ]; then
+    touch "$LOG/stop"
+    for _ in {1..60}; do
+      kill -0 "$NODES_PID" 2>/dev/null || break
+      sleep 1
+    done
     kill -TERM "$NODES_PID" 2>/dev/null || true
     wait "$NODES_PID" || true
   fi
@@ -113,8 +119,8 @@ say "phase ray: head $HEAD, $SLOTS slots a node"
 # shellcheck disable=SC2016  # $SLURM_PROCID is each task's own
 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=1 --output="$LOG/node-%n.log" \
-  bash -c 'exec "$0" -m launch.ray_node --number "$SLURM_PROCID" --head "$1" --slots "$2" --gpus "$3" --port-base "$4"' \
-  "$PYTHON" "$HEAD" "$SLOTS" "$GPUS" "$PORT_BASE" &
+  bash -c 'exec "$0" -m launch.ray_node --number "$SLURM_PROCID" --head "$1" --slots "$2" --gpus "$3" --port-base "$4" --until "$5"' \
+  "$PYTHON" "$HEAD" "$SLOTS" "$GPUS" "$PORT_BASE" "$LOG/stop" &
 NODES_PID=$!
 
 run() {

@@ -1,10 +1,13 @@
 """The batch file under a real two-node Slurm on this machine: it trains, it requeues on USR1 and resumes."""
 
+import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.launch.local_slurm import LocalSlurm, local_slurm, missing
@@ -33,7 +36,7 @@ def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str) -> str:
         "MRL_PORT_BASE": str(free_port_base()),
         "MRL_LOGS": str(folder / "logs"),
         "OMP_NUM_THREADS": "1",
-        "MRL_PYTHON": str(Path(os.sys.prefix) / "bin" / "python"),
+        "MRL_PYTHON": str(Path(sys.prefix) / "bin" / "python"),
     }
     export = ",".join(["ALL", *(f"{name}={value}" for name, value in settings.items())])
     number = slurm.run(
@@ -46,6 +49,17 @@ def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str) -> str:
 def output(folder: Path, number: str) -> str:
     path = folder / f"batch-{number}.out"
     return path.read_text(errors="replace") if path.is_file() else "(no output)"
+
+
+def ray_processes(number: str) -> list[str]:
+    """Command lines of Ray's processes that a job left on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(process.info["cmdline"] or [])
+            if "ray" in words and process.environ().get("SLURM_JOB_ID") == number:
+                found.append(words[:200])
+    return found
 
 
 def wait_for_end(slurm: LocalSlurm, folder: Path, number: str) -> dict[str, str]:
@@ -74,6 +88,7 @@ def test_a_job_trains_on_both_nodes(slurm: LocalSlurm, tmp_path: Path) -> None:
     assert (logs / "latest").resolve() == (logs / "attempt-0").resolve()
     assert "Ray node 0 is up" in (logs / "latest" / "node-0.log").read_text()
     assert "Ray node 1 is up" in (logs / "latest" / "node-1.log").read_text()
+    assert ray_processes(number) == []
 
 
 def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Path) -> None:
@@ -82,6 +97,9 @@ def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Pa
     slurm.run("scancel", "--batch", "--signal=USR1", number)
     slurm.wait_until(lambda: slurm.job(number)["Restarts"] == "1", SECONDS, "the requeue")
     saved = steps_done(tmp_path)
+    slurm.run(
+        "scontrol", "update", f"JobId={number}", "StartTime=now"
+    )  # Slurm holds requeued jobs for two minutes
     slurm.wait_until(lambda: len(steps_done(tmp_path)) > len(saved), SECONDS, "a step after the requeue")
     slurm.run("scancel", "--batch", "--signal=TERM", number)
     wait_for_end(slurm, tmp_path, number)
@@ -92,6 +110,7 @@ def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Pa
     assert done == list(range(1, len(done) + 1))
     logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
     assert (logs / "latest").resolve() == (logs / "attempt-1").resolve()
+    assert ray_processes(number) == []
 
 
 def test_a_bad_configuration_is_not_queued_again(slurm: LocalSlurm, tmp_path: Path) -> None:

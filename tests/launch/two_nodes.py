@@ -29,7 +29,7 @@ run: {{name: run, folder: {folder}/runs}}
 model:
   path: {folder}/model
   max_length: 16
-  new: {{num_layers: 2, hidden_size: 32, num_heads: 2, num_kv_heads: 2, head_dim: 16, num_experts: 4, expert_size: 32}}
+  new: {{num_layers: 2, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4, expert_size: 32}}
 data: {{train: {folder}/data/train.jsonl, max_prompt_tokens: 8}}
 judge: {{kind: maths, maths: {{extraction: [whole], symbolic: false}}, pool_workers: 1}}
 training:
