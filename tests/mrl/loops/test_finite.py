@@ -1,0 +1,126 @@
+"""NaN and infinity stop with the samples named; odd but honest batches do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mrl.algorithms.recipe import shape_and_estimate
+from mrl.config.algorithm import AlgorithmSection
+from mrl.errors import NumericError
+from mrl.loops.batch import pack
+from mrl.loops.collect import trainable
+from mrl.loops.finite import BadNumbers, check_batch, check_rewards, check_update
+from mrl.observe.samples_log import write_named
+from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
+
+
+def sample(
+    prompt: int, index: int, value: float | None, *, length: int = 3, status: Status = Status.FINISHED
+) -> Sample:
+    kind = VerdictKind.UNJUDGED if value is None else VerdictKind.SCORED
+    return Sample(
+        prompt_index=prompt,
+        sample_index=index,
+        prompt_tokens=np.array([7], np.int32),
+        response_tokens=np.arange(length, dtype=np.int32),
+        loss_mask=np.ones(length, np.bool_),
+        sampler_logprobs=np.full(length, -0.5, np.float32),
+        policy_versions=np.zeros(length, np.int32),
+        status=status,
+        verdict=Verdict(kind, value),
+    )
+
+
+def group(number: int, *samples: Sample) -> Group:
+    return Group(Prompt(number, samples[0].prompt_tokens, "", None), samples)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_no_number_is_named_and_written_down(value: float, tmp_path: Path) -> None:
+    groups = [group(4, sample(4, 0, 1.0), sample(4, 1, value), sample(4, 2, None))]
+    with pytest.raises(NumericError, match=r"reward is not finite in 1 sample\(s\): 4\.1;") as caught:
+        check_rewards(groups)
+    error: BadNumbers = pickle.loads(pickle.dumps(caught.value))
+    assert error.sample_ids == ("4.1",) and str(error) == str(caught.value)
+    write_named(tmp_path / "bad.jsonl", 3, error.groups, error.sample_ids, reason=str(error))
+    (row,) = map(json.loads, (tmp_path / "bad.jsonl").read_text().splitlines())
+    assert (row["step"], row["sample_id"], row["reward"]) == (3, "4.1", str(value))
+    assert row["tokens"] == [7, 0, 1, 2] and "not finite" in row["why"]
+
+
+def test_an_infinite_process_reward_is_named_and_a_missing_one_is_fine() -> None:
+    tokens = {"fine": [0.0, np.nan, 1.0], "bad": [0.0, np.inf, 1.0]}
+    for name, values in tokens.items():
+        verdict = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array(values, np.float32))
+        groups = [group(0, dataclasses.replace(sample(0, 0, 1.0), verdict=verdict))]
+        if name == "fine":
+            check_rewards(groups)
+        else:
+            with pytest.raises(BadNumbers, match=r"0\.0"):
+                check_rewards(groups)
+
+
+def test_a_bad_log_prob_counts_only_where_it_is_trained_on() -> None:
+    batch = pack([group(0, sample(0, 0, 1.0), sample(0, 1, 0.0))])
+    values = np.zeros(batch.num_tokens, np.float32)
+    values[0] = np.nan
+    check_batch(batch.with_arrays(old_logprobs=values))
+    values[-1] = -np.inf
+    with pytest.raises(BadNumbers, match=r"old_logprobs is not finite in 1 sample\(s\): 0\.1;"):
+        check_batch(batch.with_arrays(old_logprobs=values))
+
+
+def test_a_refused_optimizer_step_ends_with_all_samples_of_its_minibatch() -> None:
+    batch = pack([group(n, sample(n, 0, 1.0), sample(n, 1, 0.0)) for n in range(4)])
+    check_update(batch, {"optim/skipped": 0.0, "optim/grad_norm": 1.0, "optim/loss": 0.5}, "optim")
+    with pytest.raises(BadNumbers, match=r"loss nan or gradient norm 0 .* 3 more") as caught:
+        check_update(batch, {"critic/skipped": 1.0, "critic/grad_norm": 0.0}, "critic")
+    assert caught.value.sample_ids == batch.sample_ids
+
+
+def advantages(groups: list[Group], **algorithm: object) -> np.ndarray:
+    batch = pack(trainable(groups))
+    config = AlgorithmSection.model_validate(algorithm)
+    if config.needs_values:
+        batch = batch.with_arrays(values=np.zeros(batch.num_tokens, np.float32))
+    done, _ = shape_and_estimate(config, batch, trainable(groups))
+    check_batch(done)
+    return done.arrays["advantages"]
+
+
+ESTIMATORS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_equal_rewards_teach_nothing_relative(name: str) -> None:
+    """Group estimators give exactly 0; batch-whitened ones of equal returns too; gae's stay finite."""
+    groups = [group(n, *(sample(n, i, 1.0) for i in range(3))) for n in range(2)]
+    found = advantages(groups, estimator={"name": name, "lam": 1.0})
+    assert (found == 0).all() if name != "gae" else np.abs(found).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_one_sample_per_group_has_advantage_0(name: str) -> None:
+    assert (
+        advantages([group(0, sample(0, 0, 1.0)), group(1, sample(1, 0, 0.0))], estimator={"name": name}) == 0
+    ).all()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_all_truncated_is_trained_on_like_any_response(name: str) -> None:
+    samples = [sample(0, i, float(i % 2), length=4, status=Status.TRUNCATED) for i in range(4)]
+    shaping = {"overlong": {"max_tokens": 4, "buffer_tokens": 2}}
+    found = advantages([group(0, *samples)], estimator={"name": name}, shaping=shaping)
+    assert found.any() and np.isfinite(found).all()
+
+
+def test_an_empty_response_is_left_out_and_an_empty_group_is_gone() -> None:
+    empty = sample(0, 1, 0.0, length=0)
+    assert [len(g.samples) for g in trainable([group(0, sample(0, 0, 1.0), empty), group(1, empty)])] == [1]
+    assert pack(trainable([group(1, empty)])).num_tokens == 0
