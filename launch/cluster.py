@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
 
     address = launch.ray_address or os.environ.get("RAY_ADDRESS")
     if address:
-        ray.init(address=address, log_to_driver=False)
+        with _own_signals():
+            ray.init(address=address, log_to_driver=False)
         try:
             _check_slots(num_slots, address)
             yield
@@ -65,21 +67,33 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
     # Ray's default of 15 starves training behind every ordinary process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     with session_folder() as folder:
-        ray.init(
-            address="local",
-            num_cpus=max(num_slots, os.cpu_count() or 1),
-            resources={SLOT: float(launch.slots_per_node or num_slots)},
-            object_store_memory=launch.object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _temp_dir=str(folder),
-        )
+        with _own_signals():
+            ray.init(
+                address="local",
+                num_cpus=max(num_slots, os.cpu_count() or 1),
+                resources={SLOT: float(launch.slots_per_node or num_slots)},
+                object_store_memory=launch.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _temp_dir=str(folder),
+            )
         try:
             _check_slots(num_slots, "started here")
             yield
         finally:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray installs a handler for SIGTERM that leaves at once; the one that was there is put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _check_slots(num_slots: int, where: str) -> None:
