@@ -114,6 +114,7 @@ def ray_node(node: Node, *, deadline_seconds: float = 120.0) -> Iterator[subproc
     it did not come up in time."""
     with session_folder() as folder:
         environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": folder.name}
+        environment.setdefault("RAY_worker_niceness", "0")  # as in launch/cluster.py
         try:
             yield _start(node, folder, environment, time.monotonic() + deadline_seconds)
         finally:

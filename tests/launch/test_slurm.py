@@ -105,6 +105,7 @@ def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Pa
     wait_for_end(slurm, tmp_path, number)
     text = output(tmp_path, number)
     assert "leaving with code 99" in text, text[-6000:]
+    assert "leaving with code 143" in text, text[-6000:]
     assert f"resuming at step {saved[-1] + 1}" in text, text[-6000:]
     done = steps_done(tmp_path)
     assert done == list(range(1, len(done) + 1))

@@ -1,0 +1,92 @@
+"""Each recipe whose family is built, with the same kinds of parallelism at tiny sizes, trains one real step on CPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.plan.hardware import CONFIGS
+from mrl.observe import metrics_log
+from mrl.prepare import arithmetic
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+ROOT = CONFIGS.parent
+JUDGE = '''
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """Half of a random model's answers: their first letter decides, so that groups have a spread."""
+    return float(ord(solution_str[:1] or "0") % 2)
+'''
+RECIPES = {
+    "qwen3_30b_a3b": "{tp: 2, ep: 2}",
+    "qwen3_235b_a22b": "{tp: 2, pp: 2, ep: 2}",
+}
+"""Recipe -> its layout with every axis above one at two (dp at what the two cores carry)."""
+
+
+def shrunken(recipe: str, folder: Path) -> list[str]:
+    """The recipe with small words over it; algorithm, recompute and phases stay the recipe's."""
+    arithmetic.write(folder / "data", largest=9, num_validation=8, num_warm_start=8)
+    (folder / "judge.py").write_text(JUDGE)
+    new = "{num_layers: 4, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4, expert_size: 64}"
+    overlay = folder / "small.yaml"
+    overlay.write_text(
+        f"""
+run: {{name: small, folder: {folder}/runs}}
+model: {{path: {folder}/model, max_length: 32, new: {new}}}
+data:
+  train: {folder}/data/train.jsonl
+  validation: null
+  format: auto
+  max_prompt_tokens: 16
+judge: {{kind: plugin, path: "{folder}/judge.py:compute_score", style: verl, pool_workers: 1}}
+algorithm:
+  minibatches: 1
+  shaping:
+    overlong: {{max_tokens: 8, buffer_tokens: 4}}
+training:
+  dtype: float32
+  microbatch_tokens: 256
+rollout:
+  tp: 2
+  expert_parallel: false
+  dtype: float32
+  max_response_tokens: 8
+  max_num_seqs: 16
+  kv_cache_bytes: 33554432
+  compiled: false
+sync: {{bucket_bytes: 1048576}}
+loop:
+  steps: 1
+  prompts_per_step: 2
+  samples_per_prompt: 4
+  validation: {{before_training: false, after_training: false, every_steps: 0}}
+  checkpoint: {{every_steps: 0, at_end: false}}
+"""
+    )
+    # A layout is replaced as a whole: axes that the small one leaves out are one.
+    axes = dict.fromkeys(("tp", "pp", "ep", "dp", "cp"), "1")
+    axes |= dict(pair.split(": ") for pair in RECIPES[recipe].strip("{}").split(", "))
+    words = [f"training.layout.{axis}={size}" for axis, size in axes.items()]
+    return [str(CONFIGS / f"{recipe}.yaml"), str(overlay), *words]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_shrunken_recipe_trains_one_step(recipe: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mrl.cli", "train", *shrunken(recipe, tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    rows = [
+        row for row in metrics_log.read(tmp_path / "runs" / "small" / "metrics.jsonl") if row["step"] == 1
+    ]
+    assert len(rows) == 1
+    assert rows[0]["rollout/groups"] >= 1
+    assert rows[0]["optim/grad_norm"] > 0, rows[0]
