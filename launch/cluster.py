@@ -31,10 +31,12 @@ session, folder = sys.argv[1:]
 import signal, time
 def ours(pid):
     try:
-        with open(f"/proc/{pid}/environ", "rb") as f: return f"MRL_SESSION={session}".encode() in f.read().split(b"\\0")
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            if f"MRL_SESSION={session}".encode() in f.read().split(b"\\0"): return True
+        return any(os.readlink(f"/proc/{pid}/fd/{n}").startswith(folder) for n in os.listdir(f"/proc/{pid}/fd"))
     except OSError: return False
-deadline = time.monotonic() + 30
-grace = time.monotonic() + 10
+deadline = time.monotonic() + 40
+grace = time.monotonic() + 8
 while time.monotonic() < deadline:
     left = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid() and ours(p)]
     if not left: break
@@ -45,8 +47,9 @@ while time.monotonic() < deadline:
     time.sleep(0.2)
 shutil.rmtree(folder, ignore_errors=True)
 """
-"""Waits until the driver is gone (its pipe closes), gives the session's processes 10 s to follow it, kills what is left of
-exactly this session (known by MRL_SESSION in its environment), then removes the folder."""
+"""Waits until the driver is gone (its pipe closes), gives the session's processes 8 s to follow it, kills what is left of
+exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment says so, or when it
+has a file of the folder open: Ray's agents overwrite their environment with a process title."""
 
 
 @contextlib.contextmanager

@@ -123,7 +123,8 @@ def test_what_cannot_work_ends_before_workers_start(words: Callable[..., list[st
         "training.layout={tp: 3, ep: 1, dp: 1}": "3 equal parts",
         "judge={kind: plugin, path: 'nowhere.module:score'}": "nowhere",
     }.items():
-        command = Command("train", *words("bad", more), log=tmp_path / "bad.log")
+        judge = "judge={kind: maths, path: null}"
+        command = Command("train", *words("bad", judge, more), log=tmp_path / "bad.log")
         try:
             code = command.wait(seconds=60)
         finally:
