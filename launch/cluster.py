@@ -26,6 +26,7 @@ SLOT = "slot"
 WATCHER = """
 import os, shutil, sys
 os.setsid()
+driver = os.getppid()
 sys.stdin.read()
 session, folder = sys.argv[1:]
 import signal, time
@@ -38,7 +39,7 @@ def ours(pid):
 deadline = time.monotonic() + 40
 grace = time.monotonic() + 8
 while time.monotonic() < deadline:
-    left = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid() and ours(p)]
+    left = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) not in (os.getpid(), driver) and ours(p)]
     if not left: break
     if time.monotonic() > grace:
         for pid in left:
@@ -49,7 +50,8 @@ shutil.rmtree(folder, ignore_errors=True)
 """
 """Waits until the driver is gone (its pipe closes), gives the session's processes 8 s to follow it, kills what is left of
 exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment says so, or when it
-has a file of the folder open: Ray's agents overwrite their environment with a process title."""
+has a file of the folder open: Ray's agents overwrite their environment with a process title. The driver itself, which keeps Ray's
+log open while it leaves, is never killed."""
 
 
 @contextlib.contextmanager
