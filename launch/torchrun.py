@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) != 1:
         raise ConfigError("launch.torchrun wants one process per node: torchrun --nproc-per-node 1")
     store, number, num_nodes = _rendezvous(config.launch.start_deadline_seconds)
+    _forget_torchrun()
     slots, gpus = node_slots(config, num_nodes)
     address = own_address()
     if number == 0:
@@ -60,6 +62,13 @@ def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
         raise ConfigError("RANK is not set: start this with torchrun, or use `mrl train` on one machine")
     store, number, num_nodes = next(rendezvous("env://", timeout=timedelta(seconds=deadline_seconds)))
     return store, number, num_nodes
+
+
+def _forget_torchrun() -> None:
+    """Drops torchrun's variables: train ranks inherit this environment, and would take torchrun's store for theirs."""
+    own = re.compile(r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)")
+    for name in [name for name in os.environ if own.fullmatch(name)]:
+        del os.environ[name]
 
 
 def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
@@ -126,26 +135,21 @@ def _wait_for_readers(store: Any, num_nodes: int) -> None:
 def _follow(store: Any, number: int) -> int:
     """Another node: stays until node 0 tells the exit code, or is silent for too long."""
     heard, word = time.monotonic(), b""
-    while True:
-        try:
-            store.wait(["exit_code"], timedelta(seconds=POLL_SECONDS))
-            code = int(store.get("exit_code"))
+    while time.monotonic() - heard < SILENCE_SECONDS:
+        latest = _read(store, "alive")
+        if latest != word:
+            heard, word = time.monotonic(), latest
+        if code := _read(store, "exit_code"):
             store.add("readers", 1)
-            return code
-        except RuntimeError:  # not yet, or the store is gone
-            latest = _last_word(store)
-            if latest != word:
-                heard, word = time.monotonic(), latest
-            if time.monotonic() - heard > SILENCE_SECONDS:
-                raise WorkerLost(
-                    f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving"
-                ) from None
+            return int(code)
+        time.sleep(1.0)
+    raise WorkerLost(f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving")
 
 
-def _last_word(store: Any) -> bytes:
-    """Node 0's newest sign of life; nothing before the first or when its store is gone."""
+def _read(store: Any, key: str) -> bytes:
+    """A value of node 0's; nothing before it is set or when its store is gone."""
     try:
-        return store.get("alive") if store.check(["alive"]) else b""
+        return store.get(key) if store.check([key]) else b""
     except RuntimeError:
         return b""
 

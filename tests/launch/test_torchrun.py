@@ -50,7 +50,7 @@ def wait_for(processes: list, seconds: float) -> list[int]:
 
 
 def text(folder: Path) -> str:
-    return "\n".join(path.read_text(errors="replace")[-6000:] for path in sorted(folder.glob("agent-*.log")))
+    return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("agent-*.log")))
 
 
 def test_two_agents_train_two_steps(tmp_path: Path) -> None:
@@ -66,8 +66,9 @@ def test_two_agents_train_two_steps(tmp_path: Path) -> None:
 def test_all_agents_leave_with_a_failure(tmp_path: Path) -> None:
     """A driver that refuses its data ends both agents; the message is node 0's."""
     config = write_run(tmp_path)
-    (tmp_path / "data" / "train.jsonl").write_text("not json\n")
+    words = ("data.max_prompt_tokens=1", "data.over_long=refuse")
     with contextlib.ExitStack() as stack:
-        codes = wait_for(agents(stack, tmp_path, str(config)), SECONDS)
+        codes = wait_for(agents(stack, tmp_path, str(config), *words), SECONDS)
     assert all(code != 0 for code in codes), text(tmp_path)
-    assert "train.jsonl:1" in text(tmp_path)
+    assert "mrl: " in text(tmp_path)
+    assert "max_prompt_tokens" in text(tmp_path)
