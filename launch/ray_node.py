@@ -109,19 +109,23 @@ def own_address() -> str:
 
 
 @contextlib.contextmanager
-def ray_node(node: Node, *, deadline_seconds: float = 120.0) -> Iterator[subprocess.Popen[bytes]]:
+def ray_node(
+    node: Node, *, deadline_seconds: float = 120.0, until: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """The node is up while inside; yields the process that stays as long as it is. WorkerLost with Ray's own output where
-    it did not come up in time."""
+    it did not come up in time; SystemExit(0) where the file `until` appears before it is up."""
     with session_folder() as folder:
         environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": folder.name}
         environment.setdefault("RAY_worker_niceness", "0")  # as in launch/cluster.py
         try:
-            yield _start(node, folder, environment, time.monotonic() + deadline_seconds)
+            yield _start(node, folder, environment, time.monotonic() + deadline_seconds, until)
         finally:
             end_session(folder.name)
 
 
-def _start(node: Node, folder: Path, environment: dict[str, str], deadline: float) -> subprocess.Popen[bytes]:
+def _start(
+    node: Node, folder: Path, environment: dict[str, str], deadline: float, until: Path | None
+) -> subprocess.Popen[bytes]:
     """`ray start`, again while the head is not there yet.
 
     It blocks: Ray's processes stay its children, where a batch system that kills process trees finds them.
@@ -140,6 +144,8 @@ def _start(node: Node, folder: Path, environment: dict[str, str], deadline: floa
             while process.poll() is None and time.monotonic() < deadline:
                 if STARTED in output.read_bytes():
                     return process
+                if until is not None and until.exists():
+                    raise SystemExit(0)
                 threading.Event().wait(0.2)
         except BaseException:
             process.kill()
@@ -220,9 +226,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
         gpus=options.gpus,
         port_base=options.port_base,
     )
-    with ray_node(node) as process:
+    until = Path(options.until) if options.until else None
+    with ray_node(node, until=until) as process:
         print(f"Ray node {node.number} is up on {node.address} with {node.slots} slots", flush=True)
-        while options.until is None or not Path(options.until).exists():
+        while until is None or not until.exists():
             if process.poll() is not None:
                 raise WorkerLost(f"Ray on node {node.number} ended by itself with {process.returncode}")
             threading.Event().wait(1.0)

@@ -109,6 +109,22 @@ finish() {
 say "job $SLURM_JOB_ID attempt $ATTEMPT on $SLURM_JOB_NUM_NODES nodes: $SLURM_JOB_NODELIST"
 say "logs in $LOG"
 
+run() {
+  local code=0
+  RAY_ADDRESS=$HEAD "$PYTHON" -m "$@" &
+  DRIVER_PID=$!
+  finish "$DRIVER_PID" || code=$?
+  DRIVER_PID=
+  if [ "$code" = 138 ]; then # USR1 before it was listened to: nothing to save
+    code=$REQUEUE
+  fi
+  return "$code"
+}
+
+HEAD=
+say "phase check: configuration, kept in config.yaml"
+run mrl.cli train "$@" --dry-run >"$LOG/config.yaml"
+
 # One secret for this attempt: only who knows it can talk to the cluster.
 RAY_AUTH_TOKEN=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
@@ -122,18 +138,6 @@ srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --
   bash -c 'exec "$0" -m launch.ray_node --number "$SLURM_PROCID" --head "$1" --slots "$2" --gpus "$3" --port-base "$4" --until "$5"' \
   "$PYTHON" "$HEAD" "$SLOTS" "$GPUS" "$PORT_BASE" "$LOG/stop" &
 NODES_PID=$!
-
-run() {
-  local code=0
-  RAY_ADDRESS=$HEAD "$PYTHON" -m "$@" &
-  DRIVER_PID=$!
-  finish "$DRIVER_PID" || code=$?
-  DRIVER_PID=
-  if [ "$code" = 138 ]; then # USR1 before it was listened to: nothing to save
-    code=$REQUEUE
-  fi
-  return "$code"
-}
 
 say "phase preflight"
 run launch.preflight "$@" --nodes "$SLURM_JOB_NUM_NODES"
