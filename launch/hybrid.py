@@ -46,14 +46,20 @@ class Hybrid:
     def sync(self, version: int) -> dict[str, float]:
         """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""
         session, start = Session.new(self.version, version, self._digest), time.monotonic()
+        self.rollout.broadcast("wake", ["weights"])
         sends = self.train.send_calls(session)
         results = wait_all(
             {**sends, **self.rollout.receive_calls(session)},
             phase=self._clock.current,
             deadline_seconds=2 * self._config.sync.deadline_seconds,
         )
+        self.rollout.broadcast("wake", ["kv_cache"])
         self.version = version
         return {"reshard/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
+
+    def rest(self) -> None:
+        """Generation is over until the next hand-over: the engines give their memory to training, where the platform can."""
+        self.rollout.broadcast("sleep")
 
     def close(self) -> None:
         """Closes workers in order; a worker that is gone already is not an error here."""

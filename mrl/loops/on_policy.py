@@ -53,6 +53,8 @@ class Engines(Protocol):
 
     def sync(self, version: int) -> dict[str, float]: ...
 
+    def rest(self) -> None: ...
+
 
 class OnPolicyLoop:
     """Runs steps until the configured number, or until `should_stop` names a reason."""
@@ -110,6 +112,7 @@ class OnPolicyLoop:
     def _step(self) -> None:
         step, start = self.next_step, time.monotonic()
         groups, metrics = self._supply.groups(self._collector, version=self.version)
+        self._engines.rest()
         metrics |= self._check_judged(groups)
         self._groups = groups
         self.on_batch(groups)

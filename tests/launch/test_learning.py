@@ -95,6 +95,9 @@ class LazyEngines:
     def __init__(self, hybrid: Hybrid, *, skipped: int) -> None:
         self._hybrid, self.train, self._skipped = hybrid, hybrid.train, skipped
 
+    def rest(self) -> None:
+        self._hybrid.rest()
+
     def sync(self, version: int) -> dict[str, float]:
         return {} if version == self._skipped else self._hybrid.sync(self._hybrid.version + 1)
 
