@@ -1,4 +1,4 @@
-# make quickstart | make test | make setup | make lint
+# make help lists the targets
 SHELL := /bin/bash
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -6,13 +6,13 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 PACKAGES := bubblewrap shellcheck slurm-wlm munge
 
-.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow lint types lengths lock setup system-packages gpu-smoke clean
+.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow lint lock setup system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, warm start, GRPO, report"
 	@echo "make test         install, then the whole test suite"
 	@echo "make lint         ruff and pyright"
-	@echo "make gpu-smoke    one training step and the CUDA IPC sender on one GPU"
+	@echo "make test-slow    the long forms of the tests"
 
 setup: .venv/installed
 
@@ -39,6 +39,13 @@ work/quickstart/warm/config.json: work/quickstart/train.jsonl
 quickstart: setup work/quickstart/warm/config.json
 	$(BIN)/mrl train configs/quickstart.yaml
 	$(BIN)/mrl report runs/quickstart
+
+quickstart-dapo quickstart-ppo: quickstart-%: setup work/quickstart/warm/config.json
+	$(BIN)/mrl train configs/quickstart_$*.yaml
+	$(BIN)/mrl report runs/quickstart_$*
+
+test-slow: setup system-packages
+	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
 test: setup system-packages
 	$(BIN)/python -m pytest -q -m "not engine and not slow and not gpu"

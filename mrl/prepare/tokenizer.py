@@ -56,9 +56,19 @@ def texts(files: Iterable[str | Path]) -> Iterator[str]:
 
             rows: Iterable = pyarrow.parquet.read_table(path).to_pylist()
         else:
-            rows = (json.loads(line) for line in path.open(encoding="utf-8") if line.strip())
+            rows = _json_rows(path)
         for row in rows:
             yield from _strings(row)
+
+
+def _json_rows(path: Path) -> Iterator[object]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{number}: not a JSON row ({error})") from error
 
 
 def _strings(value: object) -> Iterator[str]:
