@@ -31,6 +31,7 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
     quiet = {
         "validation": {"every_steps": 0, "before_training": False, "after_training": False, "num_prompts": 1}
     }
+    quiet |= {"max_sampler_mismatch": None}  # the floor's own update is not handed over
     quiet |= {"checkpoint": {"every_steps": 0, "at_end": False}, "steps": num_steps + 1}
     with tempfile.TemporaryDirectory(prefix="mrl-bench-") as folder:
         config = _changed(config, loop=quiet, run={"folder": folder})
