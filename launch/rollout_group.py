@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,17 +101,6 @@ class RolloutGroup:
 
     def close_calls(self) -> dict[str, Any]:
         return self._calls("close")
-
-    def is_idle(self) -> bool:
-        return not any(self._open)
-
-    def wait_idle(self, deadline_seconds: float) -> list[Response]:
-        """Polls until nothing runs; for the end of a run or before a hand-over."""
-        responses: list[Response] = []
-        deadline = time.monotonic() + deadline_seconds
-        while not self.is_idle() and time.monotonic() < deadline:
-            responses += self.poll(1.0)
-        return responses
 
     def _shares(self, requests: Sequence[Request]) -> list[list[Request]]:
         shares: list[list[Request]] = [[] for _ in self.actors]
