@@ -56,12 +56,10 @@ def _wait(ranks: list[Any], folder: str, seconds: float, function: Callable[...,
     running = list(ranks)
     while running:
         wait([process.sentinel for process in running], timeout=max(0.0, deadline - time.monotonic()))
-        ended = [process for process in running if not process.is_alive()]
-        running = [process for process in running if process.is_alive()]
+        ended = [process for process in running if process.exitcode is not None]
+        running = [process for process in running if process not in ended]
         if any(process.exitcode != 0 for process in ended):
-            time.sleep(
-                0.2
-            )  # a peer's later error is only an echo, but the first one may still be being written
+            time.sleep(0.2)  # a peer's later error is only an echo; the first one may still be being written
             raise AssertionError(_first_failure(folder, ended))
         if running and time.monotonic() >= deadline:
             late = [number for number, process in enumerate(ranks) if process.is_alive()]
