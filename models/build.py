@@ -23,7 +23,8 @@ from models import qwen3_moe
 from models.layer_modules import RecordingRouter, RMSNorm
 from models.layer_rows import HfConfig, field
 from models.names import chunk_layers, padded_vocab
-from models.packed_attention import PackedAttention, RotaryTable
+from models.packed_attention import RotaryTable
+from models.te_attention import core_attention
 from mrl.config.training import TrainingSection
 from mrl.errors import ConfigError
 from resharding.layout import Layout
@@ -102,7 +103,7 @@ def build_chunks(
     for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
         model = PackedModel(
             config,
-            _block_spec(config, layers),
+            _block_spec(config, layers, device),
             vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
             max_sequence_length=max_length,
             pre_process=place_pp == 0 and chunk == 0,
@@ -146,12 +147,14 @@ def mark_expert_parameters(models: list[PackedModel]) -> None:
                 parameter.allreduce = False  # type: ignore[attr-defined]
 
 
-def _block_spec(config: TransformerConfig, layers: range) -> Any:
+def _block_spec(config: TransformerConfig, layers: range, device: torch.device) -> Any:
     norm: Any = RMSNorm
-    return TransformerBlockSubmodules([_layer_spec(config, layer) for layer in layers], layer_norm=norm)
+    return TransformerBlockSubmodules(
+        [_layer_spec(config, layer, device) for layer in layers], layer_norm=norm
+    )
 
 
-def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
+def _layer_spec(config: TransformerConfig, layer: int, device: torch.device) -> ModuleSpec:
     """Local spec of one (global) layer with our norm, attention and router."""
     pattern = config.moe_layer_freq
     is_moe = bool(config.num_moe_experts) and (not isinstance(pattern, list) or bool(pattern[layer]))
@@ -165,7 +168,7 @@ def _layer_spec(config: TransformerConfig, layer: int) -> ModuleSpec:
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     attention = parts.self_attention.submodules
     attention.q_layernorm = attention.k_layernorm = RMSNorm
-    attention.core_attention = PackedAttention
+    attention.core_attention = core_attention(device)
     if is_moe:
         parts.mlp.submodules.router = RecordingRouter
     return spec

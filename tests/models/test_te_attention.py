@@ -1,0 +1,46 @@
+"""Which attention a device gets; on a GPU, that Transformer Engine's agrees with our own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from models.packed_attention import PackedAttention, PackedSegments, RotaryTable, pack_segments
+from models.te_attention import FusedPackedAttention, core_attention
+
+
+def test_cpu_gets_our_own_attention() -> None:
+    assert core_attention(torch.device("cpu")) is PackedAttention
+
+
+def test_segments_carry_all_that_megatron_hands_to_the_fused_kernels() -> None:
+    names = {field.name for field in dataclasses.fields(PackedSeqParams)}
+    assert {"qkv_format", "cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"} <= names
+    assert names < {field.name for field in dataclasses.fields(PackedSegments)}
+
+
+@pytest.mark.gpu
+def test_the_fused_attention_agrees_with_our_own() -> None:
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    device, rng = torch.device("cuda"), torch.Generator("cuda").manual_seed(0)
+    assert core_attention(device) is FusedPackedAttention, "Transformer Engine is not installed"
+    config = TransformerConfig(
+        num_layers=1, hidden_size=512, num_attention_heads=8, num_query_groups=2, kv_channels=64, bf16=True
+    )
+    rotary = RotaryTable(theta=1e4, head_dim=64, max_length=512, dtype=torch.bfloat16, device=device)
+    packed = pack_segments(np.array([300, 17, 130, 1]), rotary=rotary, device=device)
+    query, key, value = (
+        torch.randn(448, heads, 64, device=device, dtype=torch.bfloat16, generator=rng) for heads in (8, 2, 2)
+    )
+    fused = FusedPackedAttention(
+        config, layer_number=1, attn_mask_type=AttnMaskType.causal, attention_type="self"
+    )
+    options = {"attn_mask_type": AttnMaskType.causal, "packed_seq_params": packed}
+    found = fused(query, key, value, None, **options)
+    torch.testing.assert_close(
+        found, PackedAttention(config)(query, key, value, None, **options), rtol=2e-2, atol=2e-2
+    )
