@@ -100,6 +100,7 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         TrainGroup(config, placement, clock, **options),
         RolloutGroup(config, placement, clock, **options),
         clock,
+        offloads=config.training.offload == "always" or (config.training.offload == "auto" and _gpus()),
     )
     try:
         hybrid.start()

@@ -2,9 +2,11 @@
 
 | moment | trainer | engines |
 |---|---|---|
-| generate | idle (parameters leased or off-loaded by platform) | awake, serve version v |
-| train | forward, update | idle, asleep where the platform can |
-| hand-over | every rank sends | every engine receives, verifies, commits v + 1 |
+| generate | all of it off-loaded | awake, serve version v |
+| train | on the slot: forward, update, checkpoint | asleep |
+| hand-over | only parameters on the slot; every rank sends | weights awake; every engine receives, verifies, commits v + 1 |
+
+The trainer off-loads by training.offload; engines sleep where the platform can.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ from resharding.session import Session
 class Hybrid:
     """Both groups; `sync` moves the trainer's weights into every engine as one version."""
 
-    def __init__(self, config: Config, train: TrainGroup, rollout: RolloutGroup, clock: PhaseClock) -> None:
-        self._config, self._clock = config, clock
+    def __init__(
+        self,
+        config: Config,
+        train: TrainGroup,
+        rollout: RolloutGroup,
+        clock: PhaseClock,
+        *,
+        offloads: bool = False,
+    ) -> None:
+        self._config, self._clock, self._offloads = config, clock, offloads
         self.train, self.rollout = train, rollout
         self._digest = ""
         self.version = -1
@@ -46,6 +56,7 @@ class Hybrid:
     def sync(self, version: int) -> dict[str, float]:
         """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""
         session, start = Session.new(self.version, version, self._digest), time.monotonic()
+        self._offload(keep_parameters=True)
         self.rollout.broadcast("wake", ["weights"])
         sends = self.train.send_calls(session)
         results = wait_all(
@@ -53,13 +64,20 @@ class Hybrid:
             phase=self._clock.current,
             deadline_seconds=2 * self._config.sync.deadline_seconds,
         )
+        self._offload(keep_parameters=False)
         self.rollout.broadcast("wake", ["kv_cache"])
         self.version = version
         return {"reshard/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
 
     def rest(self) -> None:
-        """Generation is over until the next hand-over: the engines give their memory to training, where the platform can."""
+        """Generation is over until the next hand-over: the engines give their memory to training, which comes back."""
         self.rollout.broadcast("sleep")
+        if self._offloads:
+            self.train.broadcast("reload")
+
+    def _offload(self, *, keep_parameters: bool) -> None:
+        if self._offloads:
+            self.train.broadcast("offload", keep_parameters=keep_parameters)
 
     def close(self) -> None:
         """Closes workers in order; a worker that is gone already is not an error here."""

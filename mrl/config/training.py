@@ -85,6 +85,8 @@ class TrainingSection(Section):
     """Tokens whose logits exist at one time when log-probs and entropy are computed."""
     recompute: Literal["off", "selective", "full"] = "off"
     """Activation recompute in the transformer blocks."""
+    offload: Literal["auto", "always", "never"] = "auto"
+    """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto: on GPUs."""
     num_threads: int = Field(default=1, ge=1)
     """Intra-op threads of each rank on CPU."""
     router_dtype: Literal["fp32", "fp64"] = "fp32"

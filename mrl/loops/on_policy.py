@@ -7,8 +7,11 @@
 | recompute | packed batch | old and reference log-probs, values, mismatch | train ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
 | update | minibatches | new weights, metrics | train ranks |
+| save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, train ranks |
 | reshard | weights v + 1 | engines at version v + 1 | Hybrid |
-| save | state | checkpoint, validation, log rows | train ranks, observers |
+
+The checkpoint comes before the hand-over because the trainer's memory belongs to the engines after it. Validation and the
+row of metrics follow the step.
 
 Every wait inside has a deadline and names its phase. NaN and infinity end the run before parameters change (finite.py).
 """
@@ -91,7 +94,9 @@ class OnPolicyLoop:
         while self.next_step <= self._config.loop.steps:
             self.step()
             if reason := self._should_stop():
-                self._save()
+                self._engines.rest()
+                with self._clock.phase("save"):
+                    self._save()
                 return reason
         return "done"
 
@@ -121,16 +126,14 @@ class OnPolicyLoop:
             batch, shaped = self._estimate(batch, groups)
             metrics |= measured | shaped | self._update(batch)
         self.next_step = step + 1
-        with self._clock.phase("reshard"):
-            metrics |= self._engines.sync(self.version)
-        metrics["time/step_seconds"] = time.monotonic() - start
         with self._clock.phase("save"):
             self._recorder.samples(step, groups)
-            if _due(
-                step, self._config.loop.checkpoint.every_steps, last=self._config.loop.steps, at_end=True
-            ):
+            if self._checkpoint_due(step):
                 self._save()
+        with self._clock.phase("reshard"):
+            metrics |= self._engines.sync(self.version)
         metrics |= self._clock.take()
+        metrics["time/step_seconds"] = time.monotonic() - start - metrics["time/save_seconds"]
         metrics |= self._validate(step) if self._validation_due(step) else {}
         self._recorder.row(step, metrics)
 
@@ -204,6 +207,10 @@ class OnPolicyLoop:
                 f"{self._config.loop.max_unjudged_fraction:.1%}; see the judge's reasons in samples.jsonl and the log"
             )
         return {"judge/unjudged_frac": fraction, "rollout/groups": float(len(groups))}
+
+    def _checkpoint_due(self, step: int) -> bool:
+        section = self._config.loop.checkpoint
+        return _due(step, section.every_steps, last=self._config.loop.steps, at_end=section.at_end)
 
     def _validation_due(self, step: int) -> bool:
         section = self._config.loop.validation

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-PHASES = ("generate", "judge", "filter", "recompute", "estimate", "update", "reshard", "save")
+PHASES = ("generate", "judge", "filter", "recompute", "estimate", "update", "save", "reshard")
 """The order of a step; start_up, validate and shutdown lie outside it."""
 
 

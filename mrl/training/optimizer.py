@@ -141,9 +141,8 @@ class Optimizer:
                     moment["step"] = count.clone() if torch.is_tensor(count) else count
 
     def offload(self) -> None:
-        """Move master weights and moments from the device to plain memory; nothing to do on CPU."""
-        assert not self._parked, "the optimizer is off-loaded already"
-        if self._device.type == "cpu":
+        """Move master weights and moments from the device to plain memory; nothing to do on CPU or when done already."""
+        if self._device.type == "cpu" or self._parked:
             return
         for (
             tensor

@@ -78,9 +78,15 @@ class ParameterMemory:
     def offloaded(self) -> bool:
         return self._parked is not None
 
+    def free_gradients(self) -> None:
+        """Give the gradients' memory back; reload() makes room for them again."""
+        for buffer in self.buffers:
+            buffer.grad_data.untyped_storage().resize_(0)
+
     def offload(self) -> None:
         """Copy parameters to plain memory and free theirs and the gradients'. ReshardError under a live lease."""
         self.require_unleased("off-load parameters")
+        self.free_gradients()
         if self.offloaded:
             return
         self._parked = [buffer.param_data.detach().to("cpu", copy=True) for buffer in self.buffers]
@@ -89,18 +95,19 @@ class ParameterMemory:
                 _free_pages(self._fds[index])
             else:
                 buffer.param_data.untyped_storage().resize_(0)
-            buffer.grad_data.untyped_storage().resize_(0)
 
     def reload(self) -> None:
-        """Bring parameters back (the same bytes) and make room for gradients."""
+        """Make room for gradients (zeros) and bring off-loaded parameters back (the same bytes)."""
+        for buffer in self.buffers:
+            if buffer.grad_data.untyped_storage().size() == 0:
+                buffer.grad_data.untyped_storage().resize_(buffer.grad_data.nbytes)
+                buffer.grad_data.zero_()
         if self._parked is None:
             return
         for buffer, parked in zip(self.buffers, self._parked, strict=True):
             if not self._fds:
                 buffer.param_data.untyped_storage().resize_(buffer.param_data.nbytes)
             buffer.param_data.copy_(parked)
-            buffer.grad_data.untyped_storage().resize_(buffer.grad_data.nbytes)
-            buffer.grad_data.zero_()
         self._parked = None
         self.generation += 1
 

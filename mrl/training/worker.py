@@ -362,9 +362,12 @@ class MegatronWorker:
         """The peer has unmapped."""
         self.memory.release()
 
-    def offload(self) -> None:
-        """Free gradients, optimizer state and parameters on the device (on CPU: shared memory and gradients)."""
-        self.memory.offload()
+    def offload(self, *, keep_parameters: bool = False) -> None:
+        """Free gradients, optimizer state, the critic and parameters on the device (on CPU: shared memory and gradients).
+
+        With `keep_parameters` the policy's stay, for a hand-over that reads them; a second call then frees those.
+        """
+        self.memory.free_gradients() if keep_parameters else self.memory.offload()
         self.optimizer.offload()
         if self.critic is not None:
             self.critic.offload()

@@ -9,6 +9,7 @@ import pytest
 from launch.cluster import cluster
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.loop import LaunchSection
+from mrl.errors import MrlError
 from mrl.loops.batch import pack
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import denominators
@@ -21,7 +22,11 @@ LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
     "tp2-ep2-to-1-gathered": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1", "sync.mode=gather"),
-    "ep2-dp2-to-2": ("training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", "rollout.tp=2"),
+    "ep2-dp2-to-2-offloaded": (
+        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
+        "rollout.tp=2",
+        "training.offload=always",
+    ),
 }
 
 
@@ -68,6 +73,7 @@ def test_engines_trainer_and_export_agree_after_updates(
         before = None
         for version in range(2):
             groups = groups_of(prompts, sampled(hybrid, prompts), version)
+            hybrid.rest()
             batch = pack(groups)
             forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
             found = measure(batch, forward["logprobs"], forward["router_margin"], margin=1e-5)
@@ -77,7 +83,11 @@ def test_engines_trainer_and_export_agree_after_updates(
             metrics = hybrid.train.update(batch, denominators(batch))
             assert metrics["optim/grad_norm"] > 0
             hybrid.sync(version + 1)
+        if "offloaded" in layout:
+            with pytest.raises(MrlError, match="parameters are off-loaded"):
+                hybrid.train.broadcast("parameter_memory")
         responses = sampled(hybrid, prompts)
+        hybrid.rest()
         batch = pack(groups_of(prompts, responses, 2))
         forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
         hybrid.train.broadcast("export_hf", str(tmp_path / "export"))
