@@ -21,7 +21,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
-    "tp2-ep2-to-1-gathered": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1", "sync.mode=gather"),
+    "tp2-ep2-to-1-gathered": (
+        "training.layout={tp: 2, pp: 1, ep: 2, dp: 1}",
+        "rollout.tp=1",
+        "sync.mode=gather",
+    ),
     "ep2-dp2-to-2-offloaded": (
         "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
         "rollout.tp=2",
