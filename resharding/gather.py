@@ -34,7 +34,11 @@ class SendStats:
     wait_seconds: float
     """Of this sender for its receiver."""
     gather_seconds: float
-    """Packing, collectives, unpacking."""
+    """Packing, collectives or messages, unpacking."""
+    pack_seconds: float
+    """Of these, what this rank's own copies took."""
+    commit_seconds: float
+    """From every rank's verification to every rank's commit."""
     receiver_seconds: dict[str, float]
     """wait, copy, load, process on the receiver's side."""
 
@@ -57,8 +61,9 @@ def send(
     started = time.monotonic()
     try:
         ranks.together(lambda: sender.open(session, plan.tensors))
-        moving = _windows(sender, plan, local_tensors, ranks)
+        moving, packing = _windows(sender, plan, local_tensors, ranks)
         verified = ranks.together(sender.finish)
+        mark = time.monotonic()
         ranks.together(sender.commit)
     except BaseException as error:
         sender.abort("".join(traceback.format_exception(error)))
@@ -68,28 +73,30 @@ def send(
         raise
     return SendStats(
         seconds=time.monotonic() - started,
+        commit_seconds=time.monotonic() - mark,
         num_bytes=plan.num_bytes,
         num_buckets=len(plan.windows),
         wait_seconds=sender.wait_seconds,
         gather_seconds=moving,
+        pack_seconds=packing,
         receiver_seconds=verified.seconds,
     )
 
 
 def _windows(
     sender: WeightSender, plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
-) -> float:
-    """Every bucket in the plan's order; seconds spent packing and in collectives."""
+) -> tuple[float, float]:
+    """Every bucket in the plan's order; seconds spent filling buckets, and of these in own copies."""
     filled: Window | None = None
-    moving = 0.0
+    moving, packing = 0.0, 0.0
     for window in plan.windows:
         buffer = ranks.together(lambda filled=filled: _advance(sender, filled).next_buffer())
         mark = time.monotonic()
-        _fill(buffer, window, plan, local_tensors, ranks)
+        packing += _fill(buffer, window, plan, local_tensors, ranks)
         moving += time.monotonic() - mark
         filled = window
     ranks.together(lambda: _advance(sender, filled))
-    return moving
+    return moving, packing
 
 
 def _advance(sender: WeightSender, filled: Window | None) -> WeightSender:
@@ -109,19 +116,22 @@ def _fill(
     plan: GatherPlan,
     local_tensors: Sequence[torch.Tensor],
     ranks: Ranks,
-) -> None:
-    """Puts the window's full tensors into the buffer, on every rank."""
+) -> float:
+    """Puts the window's full tensors into the buffer, on every rank; seconds of own copies (queued only, on a GPU)."""
     boxes = []
+    copying = 0.0
     for box in window.boxes:
         dtype = DTYPES[plan.tensors[box.tensor].dtype]
         boxes.append(buffer[box.offset : box.offset + box.num_bytes].view(dtype).view(box.shape))
     for holder, copies, num_bytes in window.copies:
+        mark = time.monotonic()
         if holder == ranks.rank:
             for copy in copies:
                 _part(boxes[copy.box], copy.box_start, copy).copy_(
                     _part(local_tensors[copy.local], copy.local_start, copy)
                 )
         if ranks.size == 1:
+            copying += time.monotonic() - mark
             continue
         packed = torch.empty(num_bytes, dtype=torch.uint8, device=buffer.device)
         views = [_packed(packed, copy, boxes[copy.box].dtype) for copy in copies]
@@ -129,10 +139,14 @@ def _fill(
         if holder == ranks.rank:
             for view, target in zip(views, targets, strict=True):
                 view.copy_(target)
+        copying += time.monotonic() - mark
         ranks.broadcast(packed, holder)
+        mark = time.monotonic()
         if holder != ranks.rank:
             for view, target in zip(views, targets, strict=True):
                 target.copy_(view)
+        copying += time.monotonic() - mark
+    return copying
 
 
 def _part(tensor: torch.Tensor, start: tuple[int, ...], copy: Copy) -> torch.Tensor:

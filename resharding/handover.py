@@ -116,15 +116,13 @@ class PlannedHandOver:
         self._rank = dist.get_rank() if world > 1 else 0
         located = trainer.local_tensors()
         sources = self._sources([tensor for tensor, _, _, _ in located])
-        self._plan = build_plan(
+        self.plan = build_plan(
             sources,
             [RankManifest.of(rank, d.tensors) for rank, d in enumerate(destinations)],
             Topology.shared(world, slots_per_node=slots_per_node),
-            PlanOptions(
-                bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"
-            ),
+            PlanOptions(bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"),
         )
-        self._part = self._plan.part(self._rank)
+        self._part = self.plan.part(self._rank)
         self._tables = of_part(self._part, leased_tensors(located))
         self._sender = WeightSender(address, sync, device=trainer.device)
 
@@ -143,7 +141,7 @@ class PlannedHandOver:
     @property
     def digest(self) -> str:
         """What a session must carry; equal on all ranks."""
-        return self._plan.digest
+        return self.plan.digest
 
     def send(self, session: Session) -> dict[str, float]:
         """Sends one session under a lease of the parameter memory; all trainer ranks call it together."""
@@ -182,5 +180,7 @@ def report(stats: SendStats) -> dict[str, float]:
     return seconds | {
         "bytes": float(stats.num_bytes),
         "gather_seconds": stats.gather_seconds,
+        "pack_seconds": stats.pack_seconds,
+        "commit_seconds": stats.commit_seconds,
         "sender_wait_seconds": stats.wait_seconds,
     }

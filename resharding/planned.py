@@ -44,8 +44,9 @@ def send(
     started = time.monotonic()
     try:
         ranks.together(lambda: sender.open(session, tables, lease=lease))
-        moving = _windows(sender, part, tables, arrays, ranks, rank_of_slot)
+        moving, packing = _windows(sender, part, tables, arrays, ranks, rank_of_slot)
         verified = ranks.together(sender.finish)
+        mark = time.monotonic()
         ranks.together(sender.commit)
     except BaseException as error:
         sender.abort("".join(traceback.format_exception(error)), wait=True)
@@ -55,10 +56,12 @@ def send(
         raise
     return SendStats(
         seconds=time.monotonic() - started,
+        commit_seconds=time.monotonic() - mark,
         num_bytes=tables.num_bytes,
         num_buckets=len(part.windows),
         wait_seconds=sender.wait_seconds,
         gather_seconds=moving,
+        pack_seconds=packing,
         receiver_seconds=verified.seconds,
     )
 
@@ -70,18 +73,18 @@ def _windows(
     arrays: Sequence[torch.Tensor],
     ranks: Ranks,
     rank_of_slot: Mapping[int, int],
-) -> float:
-    """Every window in the plan's order; seconds spent packing and exchanging."""
+) -> tuple[float, float]:
+    """Every window in the plan's order; seconds spent packing and exchanging, and of these packing."""
     bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=sender.device)
-    filled, moving = None, 0.0
+    filled, moving, packing = None, 0.0, 0.0
     for number, window in enumerate(part.windows):
         buffer = ranks.together(lambda filled=filled: _advance(sender, tables, filled).next_buffer())
         mark = time.monotonic()
-        _exchange(window, arrays, bucket, buffer, ranks, rank_of_slot)
+        packing += _exchange(window, arrays, bucket, buffer, ranks, rank_of_slot)
         moving += time.monotonic() - mark
         filled = number
     ranks.together(lambda: _advance(sender, tables, filled))
-    return moving
+    return moving, packing
 
 
 def received_bytes(part: SlotPart) -> int:
@@ -103,10 +106,13 @@ def _exchange(
     buffer: torch.Tensor,
     ranks: Ranks,
     rank_of_slot: Mapping[int, int],
-) -> None:
-    """Packs what peers need, and fills `buffer` with what this slot needs of them."""
+) -> float:
+    """Packs what peers need, and fills `buffer` with what this slot needs of them; seconds of packing."""
+    mark = time.monotonic()
     run(window.pack, arrays, bucket)
+    packing = time.monotonic() - mark
     ranks.exchange(
         [(rank_of_slot[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends],
         [(rank_of_slot[r.peer], buffer[r.offset : r.offset + r.num_bytes]) for r in window.receives],
     )
+    return packing
