@@ -86,3 +86,13 @@ def test_pure_rooms_import_no_engine(room: str) -> None:
     package = modules()[room]
     inner = [n for n in modules() if n == room or n.startswith(room + ".")] if package.name == "__init__.py" else [room]
     assert loaded_by("\n".join(f"import {n}" for n in inner), ("ray", "vllm", "megatron")) == []
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Imports inside functions count: what needs one to break a circle is two files that are one."""
+    known = modules()
+    needs = {name: (imports(path) & set(known)) - {name} for name, path in known.items()}
+    while free := [name for name, wanted in needs.items() if not wanted & set(needs)]:
+        needs = {name: wanted for name, wanted in needs.items() if name not in free}
+    rest = {name for name in needs if any(name in wanted for wanted in needs.values())}
+    assert not rest, f"these import each other in a circle: {sorted(rest)}"

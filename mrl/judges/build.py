@@ -17,7 +17,7 @@ def stages_of(part: JudgePart) -> tuple[str, ...]:
 def build_judge(part: JudgePart, *, stage: str = "whole") -> Judge | GroupJudge:
     """The judge of one stage. Raises ConfigError or RewardError for one that cannot be made."""
     if part.kind == "maths":
-        from mrl.judges.maths import ExactJudge, SymbolicJudge
+        from mrl.judges.maths_stages import ExactJudge, SymbolicJudge
 
         return SymbolicJudge(part.maths) if stage == "symbolic" else ExactJudge(part.maths)
     if part.kind == "code":

@@ -28,7 +28,6 @@ from typing import Any
 from mrl.config.judge import JudgePart
 from mrl.errors import RewardError
 from mrl.judges.contract import scored, unjudged
-from mrl.judges.executor import STARVED_FACTOR
 from mrl.judges.lanes import Lane, Task, Worker
 from mrl.judges.process import JudgeProcess
 from mrl.judges.wire import decode_verdict, parse_reply
@@ -345,8 +344,6 @@ def _limit(lane: Lane, worker: Worker) -> float | None:
     if not worker.batch:
         return None
     allowed = lane.part.deadline_seconds * (len(worker.batch) if lane.cheap else 1)
-    if lane.stage == "symbolic":
-        allowed *= STARVED_FACTOR
     return worker.batch_since + allowed + (GRACE_SECONDS if lane.keeps_deadline else 0.0)
 
 

@@ -18,9 +18,8 @@ from typing import Any
 from mrl.judges.lifeline import die_with_parent
 from mrl.judges.wire import FrameBuffer, frame, parse_reply, read_frame
 
-STARVED_FACTOR = 20.0
-"""The deadline is processor time; a child that did not even get it in so many times as much wall time was starved,
-which is the machine's fault and not the sample's."""
+STARVED_SHARE = 0.05
+"""A child that got less than this share of its deadline as processor time was starved: the machine's fault, not the sample's."""
 
 
 class ForkedExecutor:
@@ -37,15 +36,16 @@ class ForkedExecutor:
     def run(self, request: Any, *, deadline_seconds: float) -> dict[str, Any]:
         """The child's reply, or {"limit": ...} where the sample used up its time or memory, or {"failed": ...}.
 
-        `deadline_seconds` is processor time, so that a busy machine does not decide about samples.
+        The deadline counts by the clock from the start of this work, so that what waits behind it is delayed by no more.
         """
         if not self._pid:
             self._fork()
         self._cpu_before = _cpu_seconds(self._pid)
+        last = time.monotonic() + deadline_seconds
         payload = pickle.dumps(request)
         try:
             _write_all(self._to_child, frame(payload))
-            reply = self._wait(deadline_seconds)
+            reply = self._wait(last)
         except BrokenPipeError:
             self._ended_by_itself = True
             reply = None
@@ -57,17 +57,12 @@ class ForkedExecutor:
         if self._pid:
             self._end(0.0)
 
-    def _wait(self, deadline_seconds: float) -> dict[str, Any] | None:
+    def _wait(self, last: float) -> dict[str, Any] | None:
         buffer = FrameBuffer()
-        last = time.monotonic() + STARVED_FACTOR * deadline_seconds
-        while (wall_left := last - time.monotonic()) > 0:
-            cpu_left = deadline_seconds - self._cpu_used()
-            if cpu_left <= 0:
-                return None
-            # One thread's processor time grows no faster than the clock, so nothing is missed by waiting this long.
-            ready, _, _ = select.select([self._from_child], [], [], min(wall_left, cpu_left + 0.01))
+        while (left := last - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._from_child], [], [], left)
             if not ready:
-                continue
+                return None
             data = os.read(self._from_child, 1 << 16)
             if not data:
                 self._ended_by_itself = True
@@ -91,9 +86,8 @@ class ForkedExecutor:
         self._pid = 0
         if died:
             return {"failed": f"the judge's process died with status {os.waitstatus_to_exitcode(status)}"}
-        if used < deadline_seconds:
-            wall = STARVED_FACTOR * deadline_seconds
-            return {"failed": f"the judge's process got {used:.2f} s of processor time in {wall:g} s"}
+        if used < STARVED_SHARE * deadline_seconds:
+            return {"failed": f"the judge's process got {used:.2f} s of processor time in {deadline_seconds:g} s"}
         return {"limit": f"time limit of {deadline_seconds:g} s"}
 
     def _fork(self) -> None:

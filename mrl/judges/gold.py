@@ -6,7 +6,7 @@ from typing import Any
 
 from mrl.config.judge import JudgePart, JudgeSection
 from mrl.errors import DataError
-from mrl.judges import maths
+from mrl.judges import maths_stages
 
 _NEEDS_GOLD = ("maths", "code", "code_service", "instructions")
 
@@ -53,7 +53,7 @@ def _parse(raw: Any, part: JudgePart, place: str) -> Any:
     if raw is None or raw == "":
         raise DataError(f"{place}: the row has no gold answer, and the judge {part.label!r} needs one")
     if part.kind == "maths":
-        return maths.parse_gold(raw, rules=part.maths, place=place)
+        return maths_stages.parse_gold(raw, rules=part.maths, place=place)
     if part.kind == "instructions":
         from mrl.judges.instructions import parse_checks
 

@@ -15,8 +15,6 @@ from mrl.samples import Prompt, Sample, Status, Verdict
 
 _IDLE_SECONDS = 5.0
 
-_IDLE_SECONDS = 5.0
-
 
 class SymbolicProcess:
     """One comparison at a time; safe to call from several threads."""

@@ -1,4 +1,4 @@
-"""The maths judge: one final answer, an exact integer and rational path, then symbolic comparison under limits.
+"""The maths judge as a plain function, for callers without a pool.
 
 judge("... so \\boxed{\\frac{1}{2}}", "0.5").value == 1.0
 """
@@ -6,20 +6,12 @@ judge("... so \\boxed{\\frac{1}{2}}", "0.5").value == 1.0
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 
 from mrl.config.judge import MathsRules
-from mrl.errors import DataError
-from mrl.judges.answers import final_answer
-from mrl.judges.contract import Request, scored
-from mrl.judges.numbers import exact_number, tidy
+from mrl.judges.killable import symbolic_process
+from mrl.judges.maths_stages import NAME, VERSION, judge_exactly
 from mrl.samples import Verdict
-
-NAME = "maths"
-VERSION = "1"
-
-_exact_gold = functools.lru_cache(maxsize=4096)(exact_number)
 
 
 def judge(response: str, gold: str, rules: MathsRules = MathsRules()) -> Verdict:  # noqa: B008  (frozen)
@@ -28,86 +20,5 @@ def judge(response: str, gold: str, rules: MathsRules = MathsRules()) -> Verdict
     start = time.monotonic()
     verdict = judge_exactly(response, gold, rules)
     if verdict is None:
-        from mrl.judges.killable import symbolic_process
-
         verdict = symbolic_process().compare(response, gold, rules)
     return dataclasses.replace(verdict, judge=NAME, version=VERSION, seconds=time.monotonic() - start)
-
-
-def judge_exactly(response: str, gold: str, rules: MathsRules) -> Verdict | None:
-    """The verdict where plain numbers decide; None where a symbolic comparison has to."""
-    answer = final_answer(response, rules)
-    if answer.text is None:
-        return scored(0.0, answer.reason)
-    percent = "value" if rules.percent == "value" else "ignore"
-    right = _exact_gold(tidy(gold), percent=percent)
-    given = exact_number(answer.text, percent=rules.percent if "%" not in gold else percent)
-    if right is not None and given is not None:
-        equal = abs(given - right) <= rules.relative_tolerance * abs(right)
-        return scored(
-            float(equal), "equal numbers" if equal else f"{_short(answer.text)}, not {_short(gold)}"
-        )
-    if answer.text == tidy(gold):
-        return scored(1.0, "same text")
-    if not rules.symbolic:
-        return scored(0.0, f"{_short(answer.text)} is no number")
-    return None
-
-
-def judge_symbolically(response: str, gold: str, rules: MathsRules) -> Verdict:
-    """The slow path; only for processes that can be killed."""
-    from mrl.judges.symbolic import compare
-
-    answer = final_answer(response, rules)
-    if answer.text is None:
-        return scored(0.0, answer.reason)
-    return compare(answer.text, tidy(gold), rules)
-
-
-def parse_gold(raw: object, *, rules: MathsRules, place: str) -> str:
-    """The gold answer as tidy text. Raises DataError for one that nothing could equal."""
-    text = tidy(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
-    if not text:
-        raise DataError(f"{place}: a gold answer is a number or text, not {raw!r}")
-    if exact_number(text) is not None:
-        return text
-    if not rules.symbolic:
-        raise DataError(
-            f"{place}: the gold answer {text[:80]!r} is no number and judge.maths.symbolic is false"
-        )
-    from mrl.judges.symbolic import parse_gold as check
-
-    try:
-        check(text)
-    except ValueError as error:
-        raise DataError(f"{place}: the gold answer {text[:80]!r} cannot be compared with: {error}") from error
-    return text
-
-
-def _short(text: str) -> str:
-    return ascii(text[:40])
-
-
-class ExactJudge:
-    """First stage in the pool: None means that the symbolic stage has to look."""
-
-    name, version = NAME, VERSION
-
-    def __init__(self, rules: MathsRules) -> None:
-        self._rules = rules
-
-    async def score(self, request: Request) -> Verdict | None:
-        return judge_exactly(request.response, request.gold, self._rules)
-
-
-class SymbolicJudge:
-    """Second stage in the pool."""
-
-    name, version = NAME, VERSION
-
-    def __init__(self, rules: MathsRules) -> None:
-        self._rules = rules
-        import math_verify  # noqa: F401  (before the executor is forked, so that a new one starts at once)
-
-    async def score(self, request: Request) -> Verdict | None:
-        return judge_symbolically(request.response, request.gold, self._rules)

@@ -8,7 +8,8 @@ import pytest
 
 from mrl.config.judge import MathsRules
 from mrl.errors import DataError
-from mrl.judges.maths import judge, judge_exactly, judge_symbolically, parse_gold
+from mrl.judges.maths import judge
+from mrl.judges.maths_stages import judge_exactly, judge_symbolically, parse_gold
 from mrl.judges.numbers import exact_number, tidy
 from mrl.judges.symbolic import gate
 from mrl.samples import VerdictKind
