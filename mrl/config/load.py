@@ -18,12 +18,16 @@ from mrl.config.section import Section
 from mrl.errors import ConfigError
 
 
+CHOICES = {"algorithm.loss": "ppo_clip"}
+"""Sections (and their name without one) whose constants belong to the name: choosing another loss takes its own paper's bounds, not the former loss's."""
+
+
 def load(files: Iterable[str | Path], words: Iterable[str] = ()) -> Config:
     """The resolved configuration of a run.
 
     Raises ConfigError with one line per problem: dotted path, where the value came from, what is wrong.
     """
-    tree, origins = merge(files, words)
+    tree, origins = merge(files, words, choices=CHOICES)
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:

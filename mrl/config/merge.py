@@ -7,7 +7,7 @@ Owns no schema: that is mrl/config/load.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,23 @@ Origins = dict[str, str]
 """Dotted path -> "file:line" or "command line"."""
 
 
-def merge(files: Iterable[str | Path], words: Iterable[str] = ()) -> tuple[dict[str, Any], Origins]:
-    """Files left to right, then words; later values win, mappings are merged, lists are replaced."""
+def merge(
+    files: Iterable[str | Path], words: Iterable[str] = (), *, choices: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], Origins]:
+    """Files left to right, then all words at once; later values win, mappings are merged, lists are replaced.
+
+    `choices`: dotted paths of mappings whose `name` (the value: the name without one) says what the other keys mean; under
+    a new name they start empty.
+    """
     tree: dict[str, Any] = {}
     origins: Origins = {}
-    for file in files:
-        _overlay(tree, origins, _read(Path(file)), "")
+    given: dict[str, Any] = {}
     for word in words:
-        _overlay(tree, origins, _word(word), "")
+        _join(given, _word(word))
+    for layer in (*(_read(Path(file)) for file in files), given):
+        for path, usual in (choices or {}).items():
+            _drop_other_choice(tree, origins, layer, path, usual=usual)
+        _overlay(tree, origins, layer, "")
     return tree, origins
 
 
@@ -102,6 +111,33 @@ def _locate(value: Any, origin: str) -> Any:
     if isinstance(value, dict):
         return {str(k): _locate(v, origin) for k, v in value.items()}
     return _Located(value, origin)
+
+
+def _join(tree: dict[str, Any], new: dict[str, Any]) -> None:
+    """`new` over `tree`, both with located leaves."""
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _join(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _drop_other_choice(tree: dict[str, Any], origins: Origins, layer: dict[str, Any], path: str, *, usual: str) -> None:
+    """Empties the mapping at `path` where `layer` names another choice than it has."""
+    held, chosen = _at(tree, path), _at(layer, path)
+    if "name" not in chosen or chosen["name"].value == held.get("name", usual):
+        return
+    held.clear()
+    for known in [known for known in origins if known.startswith(path + ".")]:
+        del origins[known]
+
+
+def _at(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    """The mapping at a dotted path; an empty one where there is none."""
+    node: Any = tree
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
 
 
 def _overlay(tree: dict[str, Any], origins: Origins, new: dict[str, Any], prefix: str) -> None:

@@ -1,4 +1,5 @@
-"""The policy losses by name, each with its own constants."""
+"""The policy losses by name, each with its own constants: bounds mean different things under different names, so a file or word
+that changes the name leaves the constants given before it (mrl/config/load.py, CHOICES)."""
 
 from __future__ import annotations
 

@@ -37,6 +37,19 @@ def test_files_merge_left_to_right_then_words(minimal: Path, tmp_path: Path) -> 
     assert config.model.reference_path is None
 
 
+def test_another_loss_brings_its_own_bounds(minimal: Path, tmp_path: Path) -> None:
+    clip = tmp_path / "clip.yaml"
+    clip.write_text("algorithm: {loss: {clip_low: 0.1, clip_high: 0.28}}\n")
+    kept = load([minimal, clip], ["algorithm.loss.name=ppo_clip"]).algorithm.loss
+    assert (kept.name, kept.clip_low, kept.clip_high) == ("ppo_clip", 0.1, 0.28)
+    papers = load([minimal, clip], ["algorithm.loss.name=gspo"]).algorithm.loss
+    assert (papers.name, papers.clip_low, papers.clip_high) == ("gspo", 3e-4, 4e-4)
+    own = load([minimal, clip], ["algorithm.loss.clip_high=5e-4", "algorithm.loss.name=gspo"]).algorithm.loss
+    assert (own.clip_low, own.clip_high) == (3e-4, 5e-4)
+    with pytest.raises(ConfigError, match="unknown key"):
+        load([minimal, clip], ["algorithm.loss.name=reinforce", "algorithm.loss.clip_high=0.2"])
+
+
 def test_the_resolved_configuration_loads_back_equal(minimal: Path, tmp_path: Path) -> None:
     config = load([minimal], ["loop.steps=3"])
     again = tmp_path / "resolved.yaml"
