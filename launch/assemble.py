@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from launch.cluster import cluster
-from launch.fits import check_judging, check_model
+from launch.fits import check_engines, check_judging, check_model
 from launch.hybrid import Hybrid
 from launch.placement import place
 from launch.rollout_group import RolloutGroup
@@ -95,19 +95,19 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
     world, deadline = config.training.layout.world_size, config.launch.start_deadline_seconds
     placement = place(world, gpus=_gpus(), deadline_seconds=deadline)
     options: dict[str, Any] = {"environment": _environment(config), "log_folder": str(log_folder)}
-    hybrid = Hybrid(
-        config,
-        TrainGroup(config, placement, clock, **options),
-        RolloutGroup(config, placement, clock, **options),
-        clock,
-        offloads=config.training.offload == "always" or (config.training.offload == "auto" and _gpus()),
-    )
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(placement.remove)
+        check_engines(config, placement, gpus=_gpus())
+        hybrid = Hybrid(
+            config,
+            TrainGroup(config, placement, clock, **options),
+            RolloutGroup(config, placement, clock, **options),
+            clock,
+            offloads=config.training.offload == "always" or (config.training.offload == "auto" and _gpus()),
+        )
+        stack.callback(hybrid.close)
         hybrid.start()
         yield hybrid
-    finally:
-        hybrid.close()
-        placement.remove()
 
 
 def load_tokenizer(config: Config) -> Any:

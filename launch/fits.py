@@ -7,18 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.families import family_of
+from launch.placement import Placement
+from models.families import family_of, require_trainable
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError
 from mrl.judges.pool import check_judges
+from mrl.rollout import limits
 from mrl.samples import Prompt
 from resharding.layout import Layout
 
 
 def check_model(config: Config, tokenizer: Any) -> None:
-    """ConfigError where the layout does not divide the model, or the tokenizer has ids the model lacks."""
+    """ConfigError where the family cannot be trained, the layout does not divide the model, an engine is larger than a node, or
+    the tokenizer has ids the model lacks."""
     path = Path(config.model.path) / "config.json"
     hf_config = json.loads(path.read_text(encoding="utf-8"))
+    require_trainable(hf_config)
+    if (slots := config.launch.slots_per_node) and config.rollout.tp > slots:
+        raise ConfigError(_larger_than_a_node(config, f"a node has launch.slots_per_node = {slots}"))
     layout = Layout(**config.training.layout.model_dump())
     family = family_of(hf_config)
     for place in layout.places():
@@ -39,6 +45,24 @@ def check_model(config: Config, tokenizer: Any) -> None:
             f"data.max_prompt_tokens + rollout.max_response_tokens = {config.data.max_prompt_tokens} + "
             f"{config.rollout.max_response_tokens} exceeds model.max_length = {config.model.max_length}"
         )
+
+
+def check_engines(config: Config, placement: Placement, *, gpus: bool) -> None:
+    """ConfigError where an engine's ranks would lie on several nodes, or vLLM has no kernel for it on this platform."""
+    size = config.rollout.tp
+    for engine in range(config.num_engines):
+        nodes = sorted({slot.node for slot in placement.slots[engine * size : (engine + 1) * size]})
+        if len(nodes) > 1:
+            raise ConfigError(_larger_than_a_node(config, f"engine {engine} would lie on nodes {nodes}"))
+    if not gpus:
+        limits.check_cpu(config.model.path, tp=size, expert_parallel=config.rollout.expert_parallel)
+
+
+def _larger_than_a_node(config: Config, found: str) -> str:
+    return (
+        f"rollout.tp = {config.rollout.tp}: an engine's ranks start on one node, and {found}; choose a rollout.tp that divides "
+        "the slots of a node"
+    )
 
 
 def check_judging(config: Config, prompts: Sequence[Prompt]) -> None:

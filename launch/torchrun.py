@@ -66,7 +66,9 @@ def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
 
 def _forget_torchrun() -> None:
     """Drops torchrun's variables: train ranks inherit this environment, and would take torchrun's store for theirs."""
-    own = re.compile(r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)")
+    own = re.compile(
+        r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)"
+    )
     for name in [name for name in os.environ if own.fullmatch(name)]:
         del os.environ[name]
 

@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from models import qwen3_moe
+from models.families import require_trainable
 from models.layer_modules import RecordingRouter, RMSNorm
 from models.layer_rows import HfConfig, field
 from models.names import chunk_layers, padded_vocab
@@ -30,7 +31,7 @@ from mrl.errors import ConfigError
 from resharding.layout import Layout
 
 ENGINE_FAMILIES = {"qwen3": qwen3_moe, "qwen3_moe": qwen3_moe}
-"""Families that can be trained; the name tables (models/families.py) may know more."""
+"""What the families marked trainable in models/families.py differ by."""
 
 
 class PackedModel(GPTModel):
@@ -89,11 +90,8 @@ def build_chunks(
 
     With `value_head` the output layer is a ValueHead, and never tied to the embedding.
     """
-    family = ENGINE_FAMILIES.get(hf_config.get("model_type", ""))
-    if family is None:
-        raise ConfigError(
-            f"model_type {hf_config.get('model_type')!r} cannot be trained yet; trainable are {sorted(ENGINE_FAMILIES)}"
-        )
+    require_trainable(hf_config)
+    family = ENGINE_FAMILIES[hf_config["model_type"]]
     config = _transformer_config(family.transformer_fields(hf_config), hf_config, training, layout, device)
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")

@@ -29,6 +29,8 @@ class Family:
     """(config, global layer number, spec, global experts of the rank) -> rows named relative to the layer."""
     expert_keys: tuple[str, ...] = ()
     """Config keys that may hold the number of routed experts; empty for dense families."""
+    trainable: bool = False
+    """Whether models/build.py makes the trainer's model of it; planning and names need no more than the table."""
 
     def num_experts(self, hf_config: HfConfig) -> int:
         """Routed experts per MoE layer; 0 for dense families."""
@@ -129,8 +131,8 @@ def checkpoint_dtype(hf_config: HfConfig) -> str:
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family("qwen3", qwen3_names.dense_layer),
-        Family("qwen3_moe", qwen3_names.moe_layer, ("num_experts", "num_local_experts")),
+        Family("qwen3", qwen3_names.dense_layer, trainable=True),
+        Family("qwen3_moe", qwen3_names.moe_layer, ("num_experts", "num_local_experts"), trainable=True),
         Family("mixtral", mixtral_names.layer, ("num_local_experts",)),
         Family("deepseek_v3", deepseek_v3_names.layer, ("n_routed_experts", "num_local_experts")),
     )
@@ -143,3 +145,13 @@ def family_of(hf_config: HfConfig) -> Family:
     if model_type not in FAMILIES:
         raise ConfigError(f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}")
     return FAMILIES[model_type]
+
+
+def require_trainable(hf_config: HfConfig) -> None:
+    """ConfigError for a family whose trainer is not built, or that is unknown."""
+    family = family_of(hf_config)
+    if not family.trainable:
+        known = sorted(name for name, other in FAMILIES.items() if other.trainable)
+        raise ConfigError(
+            f"model_type {family.model_type!r} cannot be trained yet, only planned (mrl plan); trainable are {known}"
+        )

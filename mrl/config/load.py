@@ -17,7 +17,6 @@ from mrl.config.root import Config
 from mrl.config.section import Section
 from mrl.errors import ConfigError
 
-
 CHOICES = {"algorithm.loss": "ppo_clip"}
 """Sections (and their name without one) whose constants belong to the name: choosing another loss takes its own paper's bounds, not the former loss's."""
 

@@ -122,7 +122,9 @@ def _join(tree: dict[str, Any], new: dict[str, Any]) -> None:
             tree[key] = value
 
 
-def _drop_other_choice(tree: dict[str, Any], origins: Origins, layer: dict[str, Any], path: str, *, usual: str) -> None:
+def _drop_other_choice(
+    tree: dict[str, Any], origins: Origins, layer: dict[str, Any], path: str, *, usual: str
+) -> None:
     """Empties the mapping at `path` where `layer` names another choice than it has."""
     held, chosen = _at(tree, path), _at(layer, path)
     if "name" not in chosen or chosen["name"].value == held.get("name", usual):

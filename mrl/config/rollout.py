@@ -13,7 +13,7 @@ class RolloutSection(Section):
     tp: int = Field(default=1, ge=1)
     """Tensor parallel size of one engine; engines = training world / tp."""
     expert_parallel: bool = False
-    """Deal whole experts out over the engine's ranks instead of cutting each by tp (GPU; vLLM's CPU worker cannot)."""
+    """Deal whole experts out over the engine's ranks instead of cutting each by tp (GPU; vLLM's CPU kernels cannot, and it is refused)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer divides its logits by the same value."""
     max_response_tokens: int = Field(default=256, ge=1)

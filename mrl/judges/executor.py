@@ -87,7 +87,9 @@ class ForkedExecutor:
         if died:
             return {"failed": f"the judge's process died with status {os.waitstatus_to_exitcode(status)}"}
         if used < STARVED_SHARE * deadline_seconds:
-            return {"failed": f"the judge's process got {used:.2f} s of processor time in {deadline_seconds:g} s"}
+            return {
+                "failed": f"the judge's process got {used:.2f} s of processor time in {deadline_seconds:g} s"
+            }
         return {"limit": f"time limit of {deadline_seconds:g} s"}
 
     def _fork(self) -> None:

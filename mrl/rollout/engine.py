@@ -73,7 +73,7 @@ class RolloutEngine:
 
         on_cpu = not torch.cuda.is_available()
         if on_cpu:
-            limits.check_cpu(model_path, tp=self._rollout.tp)
+            limits.check_cpu(model_path, tp=self._rollout.tp, expert_parallel=self._rollout.expert_parallel)
         eager = not self._rollout.compiled or (on_cpu and self._rollout.tp > 1)
         environment.disable_compilation(on_cpu and eager)
 
@@ -95,6 +95,7 @@ class RolloutEngine:
             model=model_path,
             skip_tokenizer_init=True,
             tensor_parallel_size=self._rollout.tp,
+            enable_expert_parallel=self._rollout.expert_parallel,
             distributed_executor_backend="uni" if self._rollout.tp == 1 else "mp",
             dtype=self._rollout.dtype,
             max_model_len=self._max_length,

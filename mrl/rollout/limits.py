@@ -12,8 +12,13 @@ _CPU_MULTIPLE = 32
 """vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
 
 
-def check_cpu(model_path: str, *, tp: int) -> None:
+def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
     """ConfigError when the model's shapes do not fit vLLM's CPU kernels at this tensor-parallel size."""
+    if expert_parallel and tp > 1:
+        # vLLM 0.32's CPU expert kernel takes the global expert numbers and ignores the map to the rank's own.
+        raise ConfigError(
+            "rollout.expert_parallel = true: vLLM's CPU kernels cannot deal experts out over ranks; set it to false here"
+        )
     config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
     head_dim = config.get("head_dim") or hidden // heads

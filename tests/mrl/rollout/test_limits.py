@@ -36,3 +36,9 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
 def test_others_are_named(tmp_path: Path, changes: dict[str, int], tp: int, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check_cpu(folder(tmp_path, **changes), tp=tp)
+
+
+def test_dealing_experts_out_has_no_kernel(tmp_path: Path) -> None:
+    check_cpu(folder(tmp_path), tp=1, expert_parallel=True)
+    with pytest.raises(ConfigError, match="expert_parallel"):
+        check_cpu(folder(tmp_path), tp=2, expert_parallel=True)
