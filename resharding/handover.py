@@ -64,7 +64,7 @@ class GatherHandOver:
         manifests = from_layout(
             trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
         )
-        self._plan = gather_plan.build(
+        self.plan = gather_plan.build(
             trainer.family.checkpoint_tensors(trainer.hf_config),
             [m.tensors for m in manifests],
             sync.bucket_bytes,
@@ -74,7 +74,7 @@ class GatherHandOver:
     @property
     def digest(self) -> str:
         """What a session must carry; equal on all ranks."""
-        return self._plan.digest
+        return self.plan.digest
 
     def send(self, session: Session) -> dict[str, float]:
         """Sends one session; all trainer ranks call it together. Seconds are this rank's, bytes this slot's."""
@@ -82,7 +82,7 @@ class GatherHandOver:
         stats = gather.send(
             self._sender,
             session,
-            self._plan,
+            self.plan,
             [tensor for _, tensor, _, _ in self._trainer.local_tensors()],
             group=world,
             deadline_seconds=self._sync.deadline_seconds,
@@ -162,7 +162,12 @@ class PlannedHandOver:
             )
         finally:
             trainer.memory.release()
-        return report(stats) | {"cross_slot_bytes": float(planned.received_bytes(self._part))}
+        return report(stats) | {"cross_slot_bytes": float(self.received_bytes)}
+
+    @property
+    def received_bytes(self) -> int:
+        """What reaches this slot from others in one session, messages' alignment included."""
+        return planned.received_bytes(self._part)
 
     def _describe(self) -> list[dict[str, Any]]:
         if self._trainer.device.type == "cuda":
