@@ -1,0 +1,49 @@
+"""The most private memory a slot's processes held at one time during a session, above what they held before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+_PERIOD_SECONDS = 0.004
+_PAGE = 4096
+
+
+class PeakMemory:
+    """A context. Private pages only: shared buffers have a known size and one owner, leased memory is the trainer's."""
+
+    def __init__(self, roots: Sequence[int]) -> None:
+        """`roots`: pids; their descendants count too."""
+        self._pids = [p.pid for root in roots for p in _family(root)]
+        self._end = threading.Event()
+        self._before = 0
+        self.extra_bytes = 0
+
+    def __enter__(self) -> PeakMemory:
+        self._before = self._private()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(_PERIOD_SECONDS):
+            self.extra_bytes = max(self.extra_bytes, self._private() - self._before)
+
+    def _private(self) -> int:
+        pages = 0
+        for pid in self._pids:
+            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+            pages += int(resident) - int(shared)
+        return pages * _PAGE
+
+
+def _family(root: int) -> list[psutil.Process]:
+    process = psutil.Process(root)
+    return [process, *process.children(recursive=True)]

@@ -1,0 +1,79 @@
+"""The benchmark's figures for people. The JSON file has all of them and more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+GB = 1e9
+MIB = 1 << 20
+PHASES = ("pack", "exchange", "sender_wait", "wait", "check", "unpack", "process", "commit")
+
+
+def show(report: dict[str, Any]) -> None:
+    console = Console(width=150, highlight=False)
+    console.print(
+        f"{report['model']} scale {report['scale']}: {report['weights_bytes'] / GB:.3f} GB of weights, train {report['train']}, "
+        f"rollout {report['rollout']}, {report['slots']} slots, buckets {report['bucket_bytes'] / MIB:.0f} MiB, "
+        f"{report['threads']} thread(s) a process, load {report['loadavg']}\nreceivers: {report['receivers']}"
+    )
+    plain = report["plain_copy"]
+    console.print(
+        f"plain copy, all receivers at once: {plain['seconds']:.3f} s, {plain['gb_per_second']:.2f} GB/s"
+    )
+    console.print(_times(report))
+    console.print(_memory(report))
+    for ratio, value in (report["planned_over_gather"] or {}).items():
+        console.print(f"planned moves {value:.2f} times faster than gather ({ratio.replace('_', ' ')})")
+
+
+def _times(report: dict[str, Any]) -> Table:
+    table = Table(title="seconds: median session, slowest rank; phases: mean of the ranks, they overlap")
+    phases = (name.replace("_", " ") for name in PHASES)
+    columns = ("mode", "digests", "moving", "GB/s", "x plain", *phases, "plan once")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "mode" else "right")
+    for run in report["runs"]:
+        seconds = run["seconds"]
+        phases = [f"{seconds[name]:.3f}" for name in PHASES]
+        table.add_row(
+            run["mode"],
+            "on" if run["digests"] else "off",
+            f"{seconds['moving']:.3f}",
+            f"{run['gb_per_second']:.2f}",
+            f"{run['times_plain_copy']:.2f}",
+            *phases,
+            f"{run['plan_seconds']:.2f}",
+        )
+    return table
+
+
+def _memory(report: dict[str, Any]) -> Table:
+    limit = 2 * report["bucket_bytes"] + report["largest_module_bytes"]
+    table = Table(
+        title=f"bytes over all slots; peak memory of one slot (two buckets and the largest module: {limit / MIB:.0f} MiB)"
+    )
+    for name in (
+        "mode",
+        "digests",
+        "local GB",
+        "from other slots GB",
+        "over lower bound",
+        "peak extra MiB",
+        "check",
+    ):
+        table.add_column(name, justify="left" if name in ("mode", "check") else "right")
+    for run in report["runs"]:
+        moved = run["bytes"]
+        table.add_row(
+            run["mode"],
+            "on" if run["digests"] else "off",
+            f"{moved['local'] / GB:.3f}" if "local" in moved else "-",
+            f"{moved['received_from_other_slots'] / GB:.3f}",
+            f"{moved['ratio_to_lower_bound']:.3f}" if "local" in moved else "-",
+            f"{run['peak_extra_bytes']['total'] / MIB:.0f}",
+            run["check"],
+        )
+    return table

@@ -1,0 +1,55 @@
+"""The generation side of a slot, in a process of its own: the hand-over's real receiver over a storage."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from models.manifest import CheckpointTensor
+from resharding.bench.made_up import MadeUp
+from resharding.bench.storage import Storage, WholeTensors, Windows
+from resharding.lease import Lease
+from resharding.manifest import RankManifest
+from resharding.receiver import Receiver
+from resharding.session import Session
+
+
+class StorageSlot:
+    """One generation rank. Every method is called from the trainer rank of its slot (`Child`)."""
+
+    def __init__(self, manifest: RankManifest, deadline_seconds: float) -> None:
+        self._storage = Storage(manifest)
+        self._receiver = Receiver(deadline_seconds=deadline_seconds, device=torch.device("cpu"))
+
+    def addresses(self) -> list[str]:
+        return [self._receiver.address]
+
+    def receive(self, session: Session) -> list[dict[str, float]]:
+        """Takes one session, in the mode its sender chose; the receiver's seconds."""
+        verified = self._receiver.receive(session, WholeTensors(self._storage), Windows(self._storage))
+        return [verified.seconds]
+
+    def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
+        """Seconds to write every parameter once by straight copies out of leased memory."""
+        memory = Lease(lease)
+        started = time.monotonic()
+        self._storage.copy_plainly(memory.buffers)
+        seconds = time.monotonic() - started
+        memory.close()
+        return seconds
+
+    def poison(self) -> None:
+        """What is not written from now on shows."""
+        self._storage.poison()
+
+    def first_difference(self, checkpoint: list[CheckpointTensor], version: int) -> str | None:
+        """What is not that version's, byte for byte; None when all is."""
+        return self._storage.first_difference(MadeUp(checkpoint, version=version))
+
+    def release(self) -> None:
+        self._receiver.release()
+
+    def close(self) -> None:
+        self._receiver.close()

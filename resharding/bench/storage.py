@@ -1,0 +1,121 @@
+"""A generation rank's parameters without an engine: the engine's loader layout, filled by both kinds of consumer.
+
+Stands for engine modules whose loader storage is kernel storage: nothing is processed, everything is written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from models.manifest import Piece
+from mrl.errors import ReshardError
+from resharding.assembly import DTYPES
+from resharding.bench.made_up import MadeUp
+from resharding.copies import run
+from resharding.manifest import RankManifest, tensor_bytes
+from resharding.session import WireTensor
+from resharding.tables import Tables
+
+_POISON = 0xFF
+
+
+class Storage:
+    """One rank's parameters."""
+
+    def __init__(self, manifest: RankManifest) -> None:
+        self.manifest = manifest
+        self.flat = {
+            t.name: torch.full((tensor_bytes(t),), _POISON, dtype=torch.uint8).view(DTYPES[t.dtype])
+            for t in manifest.tensors
+        }
+        self._pieces: dict[str, list[tuple[str, Piece]]] = {}
+        for tensor in manifest.tensors:
+            for piece in tensor.pieces:
+                self._pieces.setdefault(piece.tensor, []).append((tensor.name, piece))
+        self._shaped = {t.name: self.flat[t.name].view(t.shape) for t in manifest.tensors}
+
+    @property
+    def num_bytes(self) -> int:
+        return self.manifest.num_bytes
+
+    def poison(self) -> None:
+        for flat in self.flat.values():
+            flat.view(torch.uint8).fill_(_POISON)
+
+    def first_difference(self, made: MadeUp) -> str | None:
+        """What is not the made-up checkpoint's, or None."""
+        found = (made.first_difference(t, self.flat[t.name]) for t in self.manifest.tensors)
+        return next((difference for difference in found if difference), None)
+
+    def load(self, name: str, full: torch.Tensor) -> None:
+        """Copies this rank's boxes out of a whole checkpoint tensor, as an engine's loaders do."""
+        for parameter, piece in self._pieces.get(name, []):
+            extra = self._shaped[parameter].ndim - len(piece.shape)
+            target, source = self._shaped[parameter][piece.local_start[:extra]], full
+            for dim, (to, at, size) in enumerate(
+                zip(piece.local_start[extra:], piece.start, piece.shape, strict=True)
+            ):
+                target, source = target.narrow(dim, to, size), source.narrow(dim, at, size)
+            target.copy_(source)
+
+    def copy_plainly(self, sources: Sequence[torch.Tensor]) -> None:
+        """Writes every parameter once, by straight copies from `sources` (flat uint8), read round and round."""
+        number, at = 0, 0
+        for flat in self.flat.values():
+            target, done = flat.view(torch.uint8), 0
+            while done < target.numel():
+                size = min(sources[number].numel() - at, target.numel() - done)
+                target[done : done + size].copy_(sources[number][at : at + size])
+                done, at = done + size, at + size
+                if at == sources[number].numel():
+                    number, at = (number + 1) % len(sources), 0
+
+
+class WholeTensors:
+    """The gather path's consumer (`receiver.TensorConsumer`)."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._loaded: set[str] = set()
+        self._expected: set[str] = set()
+
+    def start(self, tensors: Sequence[WireTensor]) -> None:
+        self._expected = {t.name for t in tensors}
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            self._storage.load(name, tensor)
+            self._loaded.add(name)
+
+    def finish(self) -> None:
+        if missing := self._expected - self._loaded:
+            raise ReshardError(f"{len(missing)} tensors were not loaded: {sorted(missing)[:6]}")
+
+    def abort(self) -> None:
+        pass
+
+
+class Windows:
+    """The planned path's consumer (`receiver.PlanConsumer`)."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._tables = Tables((), (), (), ())
+        self._flat: list[torch.Tensor] = []
+
+    def start(self, tables: Tables) -> None:
+        self._tables = tables
+        self._flat = [self._storage.flat[target.name] for target in tables.targets]
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        window = self._tables.windows[index]
+        run(window.local, sources, self._flat)
+        run(window.unpack, bucket, self._flat)
+
+    def finish(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass

@@ -1,0 +1,83 @@
+"""A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with made-up bytes.
+
+Has what `handover.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to live models'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from models.families import family_of
+from models.manifest import LocalTensor
+from resharding.assembly import DTYPES
+from resharding.bench.made_up import MadeUp
+from resharding.layout import Layout
+from resharding.manifest import tensor_bytes
+from resharding.shared_memory import SharedSegment
+from resharding.sources import from_layout
+
+_ALIGN = 128
+"""Bytes; parameters of Megatron's buffers start on multiples of 64 elements."""
+
+
+class SharedParameters:
+    """Two buffers as Megatron has them, dense parameters and experts (`handover.Memory`)."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self._segments = [SharedSegment(max(size, _ALIGN)) for size in sizes]
+        self.buffers = [segment.buffer for segment in self._segments]
+        self.leases = 0
+
+    def export(self) -> list[tuple[int, int]]:
+        return [(s.export()["fd"], s.buffer.numel()) for s in self._segments]
+
+    def lease(self) -> int:
+        self.leases += 1
+        return 0
+
+    def release(self) -> None:
+        self.leases -= 1
+
+    def close(self) -> None:
+        self.buffers = []
+        for segment in self._segments:
+            segment.close()
+
+
+class BenchTrainer:
+    """One rank of the training layout (`handover.Trainer`)."""
+
+    dtype = torch.bfloat16
+    device = torch.device("cpu")
+
+    def __init__(self, hf_config: Mapping[str, Any], layout: Layout, rank: int) -> None:
+        self.hf_config, self.layout, self.family = dict(hf_config), layout, family_of(hf_config)
+        self.checkpoint = self.family.checkpoint_tensors(hf_config)
+        manifest = from_layout(hf_config, layout)[rank]
+        places, ends = [], [0, 0]
+        for tensor in manifest.tensors:
+            buffer = int(".experts." in tensor.name)
+            places.append((tensor, buffer, ends[buffer]))
+            ends[buffer] += -(-tensor_bytes(tensor) // _ALIGN) * _ALIGN
+        self.memory = SharedParameters(ends)
+        self._located = [(t, self._view(t, buffer, at), buffer, at) for t, buffer, at in places]
+
+    def local_tensors(self) -> list[tuple[LocalTensor, torch.Tensor, int, int]]:
+        return self._located
+
+    def fill(self, version: int) -> None:
+        """Writes one version of the made-up checkpoint into every parameter."""
+        made = MadeUp(self.checkpoint, version=version)
+        for tensor, view, _, _ in self._located:
+            made.fill(tensor, view.view(-1))
+
+    def close(self) -> None:
+        self._located = []
+        self.memory.close()
+
+    def _view(self, tensor: LocalTensor, buffer: int, at: int) -> torch.Tensor:
+        data = self.memory.buffers[buffer][at : at + tensor_bytes(tensor)]
+        return data.view(DTYPES[tensor.dtype]).view(tensor.shape)
