@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="resharding.bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="resharding.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=models.NAMES, default="tiny")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of layers, experts and vocabulary rows"
@@ -120,7 +120,7 @@ def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
 def require_memory(options: argparse.Namespace, bench: Rank, bucket_bytes: int) -> None:
     """ConfigError before anything large is copied: per slot, both sides' weights, buckets of one mode and two processes."""
     slots = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    weights = max(m.num_bytes for m in bench.manifests) + sum(b.numel() for b in bench.trainer.memory.buffers)
+    weights = max(m.num_bytes for m in bench.manifests) + bench.trainer.memory.num_bytes
     needed = slots * (weights + 8 * bucket_bytes + 2 * _PROCESS_BYTES)
     if needed > options.memory_gib * _GIB:
         raise ConfigError(

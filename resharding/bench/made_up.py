@@ -26,8 +26,8 @@ class MadeUp:
 
     def __init__(self, checkpoint: Sequence[CheckpointTensor], *, version: int) -> None:
         rng = np.random.default_rng(20)
-        # bfloat16 between 2^-64 and 2 of either sign; also as halves of float32 finite.
-        self._units = rng.integers(0x1F80, 0x3F80, _PERIOD, dtype=np.uint16)
+        # bfloat16 between 2^-12 and 2^-4 of either sign; as halves of a float32 finite too.
+        self._units = rng.integers(0x3980, 0x3D80, _PERIOD, dtype=np.uint16)
         self._units |= rng.integers(0, 2, _PERIOD, dtype=np.uint16) << 15
         self._shapes = {t.name: t.shape for t in checkpoint}
         self._starts = {
@@ -79,4 +79,4 @@ class MadeUp:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.contiguous().view(torch.uint8).cpu()

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from models.manifest import CheckpointTensor
+from resharding import memory
+from resharding.assembly import DTYPES
 from resharding.bench.made_up import MadeUp
 from resharding.bench.storage import Storage, WholeTensors, Windows
 from resharding.lease import Lease
@@ -19,9 +21,9 @@ from resharding.session import Session
 class StorageSlot:
     """One generation rank. Every method is called from the trainer rank of its slot (`Child`)."""
 
-    def __init__(self, manifest: RankManifest, deadline_seconds: float) -> None:
-        self._storage = Storage(manifest)
-        self._receiver = Receiver(deadline_seconds=deadline_seconds, device=torch.device("cpu"))
+    def __init__(self, manifest: RankManifest, deadline_seconds: float, device: torch.device) -> None:
+        self._storage = Storage(manifest, device)
+        self._receiver = Receiver(deadline_seconds=deadline_seconds, device=device)
 
     def addresses(self) -> list[str]:
         return [self._receiver.address]
@@ -33,12 +35,23 @@ class StorageSlot:
 
     def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
         """Seconds to write every parameter once by straight copies out of leased memory."""
-        memory = Lease(lease)
+        leased = Lease(lease)
+        memory.synchronize(self._storage.device)
         started = time.monotonic()
-        self._storage.copy_plainly(memory.buffers)
+        self._storage.copy_plainly(leased.buffers)
+        memory.synchronize(self._storage.device)
         seconds = time.monotonic() - started
-        memory.close()
+        leased.close()
         return seconds
+
+    def load_handles(self, checkpoint: list[CheckpointTensor], handles: list[dict[str, Any]]) -> None:
+        """Loads whole checkpoint tensors, each out of a handle of its own."""
+        leased = Lease(handles)
+        for tensor, data in zip(checkpoint, leased.buffers, strict=True):
+            self._storage.load(tensor.name, data.view(DTYPES[tensor.dtype]).view(tensor.shape))
+        memory.synchronize(self._storage.device)
+        del data
+        leased.close()
 
     def poison(self) -> None:
         """What is not written from now on shows."""

@@ -24,12 +24,13 @@ _POISON = 0xFF
 class Storage:
     """One rank's parameters."""
 
-    def __init__(self, manifest: RankManifest) -> None:
-        self.manifest = manifest
+    def __init__(self, manifest: RankManifest, device: torch.device) -> None:
+        self.manifest, self.device = manifest, device
         self.flat = {
-            t.name: torch.full((tensor_bytes(t),), _POISON, dtype=torch.uint8).view(DTYPES[t.dtype])
+            t.name: torch.empty(tensor_bytes(t), dtype=torch.uint8, device=device).view(DTYPES[t.dtype])
             for t in manifest.tensors
         }
+        self.poison()
         self._pieces: dict[str, list[tuple[str, Piece]]] = {}
         for tensor in manifest.tensors:
             for piece in tensor.pieces:

@@ -5,34 +5,51 @@ Has what `handover.Trainer` reads. Manifests come from the layout; a test elsewh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from models.families import family_of
 from models.manifest import LocalTensor
+from resharding import memory
 from resharding.assembly import DTYPES
 from resharding.bench.made_up import MadeUp
 from resharding.layout import Layout
+from resharding.lease import describe_device, describe_files
 from resharding.manifest import tensor_bytes
-from resharding.shared_memory import SharedSegment
 from resharding.sources import from_layout
 
 _ALIGN = 128
 """Bytes; parameters of Megatron's buffers start on multiples of 64 elements."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """As Megatron names it."""
+
+    param_data: torch.Tensor
+
+
 class SharedParameters:
     """Two buffers as Megatron has them, dense parameters and experts (`handover.Memory`)."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        self._segments = [SharedSegment(max(size, _ALIGN)) for size in sizes]
-        self.buffers = [segment.buffer for segment in self._segments]
+    def __init__(self, sizes: list[int], device: torch.device) -> None:
+        self._segments = [memory.allocate(max(size, _ALIGN), device) for size in sizes]
+        self.buffers: Sequence[Any] = [Buffer(segment.buffer) for segment in self._segments]
         self.leases = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.param_data.numel() for buffer in self.buffers)
 
     def export(self) -> list[tuple[int, int]]:
         return [(s.export()["fd"], s.buffer.numel()) for s in self._segments]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For `lease.Lease`, once."""
+        return describe(self._segments)
 
     def lease(self) -> int:
         self.leases += 1
@@ -47,13 +64,22 @@ class SharedParameters:
             segment.close()
 
 
+def describe(segments: Sequence[memory.Segment]) -> list[dict[str, Any]]:
+    """A fresh export of each, for one `lease.Lease`."""
+    if segments[0].buffer.device.type == "cuda":
+        return describe_device([s.buffer for s in segments])
+    return describe_files([(s.export()["fd"], s.buffer.numel()) for s in segments])
+
+
 class BenchTrainer:
     """One rank of the training layout (`handover.Trainer`)."""
 
     dtype = torch.bfloat16
-    device = torch.device("cpu")
 
-    def __init__(self, hf_config: Mapping[str, Any], layout: Layout, rank: int) -> None:
+    def __init__(
+        self, hf_config: Mapping[str, Any], layout: Layout, rank: int, *, device: torch.device
+    ) -> None:
+        self.device = device
         self.hf_config, self.layout, self.family = dict(hf_config), layout, family_of(hf_config)
         self.checkpoint = self.family.checkpoint_tensors(hf_config)
         manifest = from_layout(hf_config, layout)[rank]
@@ -62,7 +88,7 @@ class BenchTrainer:
             buffer = int(".experts." in tensor.name)
             places.append((tensor, buffer, ends[buffer]))
             ends[buffer] += -(-tensor_bytes(tensor) // _ALIGN) * _ALIGN
-        self.memory = SharedParameters(ends)
+        self.memory = SharedParameters(ends, device)
         self._located = [(t, self._view(t, buffer, at), buffer, at) for t, buffer, at in places]
 
     def local_tensors(self) -> list[tuple[LocalTensor, torch.Tensor, int, int]]:
@@ -79,5 +105,5 @@ class BenchTrainer:
         self.memory.close()
 
     def _view(self, tensor: LocalTensor, buffer: int, at: int) -> torch.Tensor:
-        data = self.memory.buffers[buffer][at : at + tensor_bytes(tensor)]
+        data = self.memory.buffers[buffer].param_data[at : at + tensor_bytes(tensor)]
         return data.view(DTYPES[tensor.dtype]).view(tensor.shape)

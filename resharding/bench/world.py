@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from mrl.config.sync import SyncSection
@@ -20,10 +21,10 @@ from resharding.bench.slots import StorageSlot
 from resharding.bench.trainer import BenchTrainer
 from resharding.handover import GatherHandOver, PlannedHandOver
 from resharding.layout import Layout
-from resharding.lease import describe_files
 from resharding.session import Session
 
 HandOver = GatherHandOver | PlannedHandOver
+CPU = torch.device("cpu")
 
 
 class Rank:
@@ -33,11 +34,13 @@ class Rank:
         self, hf: dict[str, Any], train: Layout, rollout: Layout, rank: int, *, deadline_seconds: float
     ) -> None:
         self.rank = rank
-        self.trainer = BenchTrainer(hf, train, rank)
+        self.trainer = BenchTrainer(hf, train, rank, device=CPU)
         self.trainer.fill(0)
         self.manifests = destinations.from_layout(hf, rollout)
         self._deadline = deadline_seconds
-        self.slot = Child(StorageSlot, self.manifests[rank], deadline_seconds, seconds=2 * deadline_seconds)
+        self.slot = Child(
+            StorageSlot, self.manifests[rank], deadline_seconds, CPU, seconds=2 * deadline_seconds
+        )
         (self._address,) = self.slot.call("addresses")
         self._sessions = itertools.count()
 
@@ -78,7 +81,7 @@ class Rank:
     def copy_plainly(self) -> float:
         """Seconds of this slot's receiver to copy as many bytes as it needs, all receivers at once."""
         barrier()
-        return self.slot.call("copy_plainly", describe_files(self.trainer.memory.export()))
+        return self.slot.call("copy_plainly", self.trainer.memory.describe())
 
     def first_difference(self, hand_over: HandOver, version: int) -> str | None:
         """Fills the trainer with other bytes, poisons the receiver, hands over, compares every byte."""

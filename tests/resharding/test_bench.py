@@ -1,0 +1,203 @@
+"""The hand-over's benchmark: its parts alone, and real runs under torchrun, one of them broken on purpose."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.families import family_of
+from mrl.errors import ConfigError, ReshardError
+from resharding import destinations, sources
+from resharding.bench.__main__ import arguments, layouts
+from resharding.bench.child import Child
+from resharding.bench.made_up import MadeUp
+from resharding.bench.models import FOLDERS, TINY, config_of
+from resharding.bench.peak_memory import PeakMemory
+from resharding.bench.storage import Storage
+from resharding.bench.trainer import BenchTrainer
+from resharding.layout import Layout
+from tests.ranks import free_port
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+CHECKPOINT = family_of(TINY).checkpoint_tensors(TINY)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_scaled_model_keeps_its_widths_and_fits_both_layouts(name: str) -> None:
+    train = Layout(tp=2, pp=2, ep=2)
+    whole, small = (config_of(name, scale=s, train=train) for s in (1, 0.05))
+    same = {"hidden_size", "moe_intermediate_size", "num_attention_heads", "intermediate_size", "model_type"}
+    assert {k: whole[k] for k in same} == {k: small[k] for k in same}
+    assert small["num_hidden_layers"] < whole["num_hidden_layers"] / 10
+    held = sources.from_layout(small, train)
+    needed = destinations.from_layout(small, Layout(tp=2, dp=2))
+    assert len(held) == len(needed) == 4
+    with pytest.raises(ConfigError, match="--scale 0 must be above 0"):
+        config_of(name, scale=0, train=train)
+
+
+def test_made_up_bytes_follow_from_name_place_and_version() -> None:
+    made, later = MadeUp(CHECKPOINT, version=0), MadeUp(CHECKPOINT, version=1)
+    matrix = next(t for t in CHECKPOINT if t.name.endswith("q_proj.weight"))
+    whole = made.box(matrix.name, (0, 0), matrix.shape, "bfloat16")
+    assert torch.equal(made.box(matrix.name, (3, 5), (7, 11), "bfloat16"), whole[3:10, 5:16])
+    assert whole.isfinite().all() and not torch.equal(
+        whole, later.box(matrix.name, (0, 0), matrix.shape, "bfloat16")
+    )
+    vectors = [made.box(t.name, (0,), (16,), "float32") for t in CHECKPOINT if len(t.shape) == 1]
+    assert len({tuple(v.tolist()) for v in vectors}) == len(vectors)
+
+
+@pytest.mark.parametrize("element", [0, 1000, -1])
+def test_one_wrong_element_is_a_difference_with_its_name(element: int) -> None:
+    storage = Storage(destinations.from_layout(TINY, Layout(tp=2))[1], CPU)
+    made = MadeUp(CHECKPOINT, version=3)
+    assert storage.first_difference(made) is not None
+    for tensor in CHECKPOINT:
+        storage.load(tensor.name, made.box(tensor.name, (0,) * len(tensor.shape), tensor.shape, "bfloat16"))
+    assert storage.first_difference(made) is None
+    assert storage.first_difference(MadeUp(CHECKPOINT, version=4)) is not None
+    name = "model.layers.2.mlp.experts.routed_experts.w13_weight"
+    storage.flat[name].view(torch.int16)[element] ^= 1
+    assert (storage.first_difference(made) or "").startswith(
+        f"{name}: the box of model.layers.2.mlp.experts."
+    )
+
+
+def test_a_trainer_rank_holds_its_manifest_in_two_shared_buffers() -> None:
+    layout = Layout(tp=2, ep=2)
+    trainer = BenchTrainer(TINY, layout, 1, device=CPU)
+    trainer.fill(2)
+    made = MadeUp(CHECKPOINT, version=2)
+    located = trainer.local_tensors()
+    assert [t for t, _, _, _ in located] == list(sources.from_layout(TINY, layout)[1].tensors)
+    assert {buffer for _, _, buffer, _ in located} == {0, 1}
+    for tensor, view, buffer, at in located:
+        assert made.first_difference(tensor, view.view(-1)) is None
+        assert view.data_ptr() == trainer.memory.buffers[buffer].param_data.data_ptr() + at
+    del located, view
+    trainer.close()
+
+
+def test_plain_copies_write_every_byte_once_round_and_round() -> None:
+    storage = Storage(destinations.from_layout(TINY, Layout())[0], CPU)
+    source = torch.arange(100, dtype=torch.uint8)
+    storage.copy_plainly([source[:60], source[60:]])
+    written = torch.cat([flat.view(torch.uint8) for flat in storage.flat.values()])
+    assert torch.equal(written, source.repeat(-(-len(written) // 100))[: len(written)])
+
+
+class Grower:
+    """Something a child process runs."""
+
+    def grow(self, num_bytes: int) -> int:
+        return len(torch.ones(num_bytes, dtype=torch.uint8))
+
+    def fail(self) -> None:
+        raise ValueError("on purpose")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_childs_memory_is_seen_and_its_errors_come_back() -> None:
+    child = Child(Grower, seconds=60.0)
+    with PeakMemory([os.getpid(), child.pid]) as peak:
+        assert child.call("grow", 200 << 20) == 200 << 20
+    assert 180 << 20 < peak.extra_bytes < 600 << 20
+    with pytest.raises(ReshardError, match="on purpose"):
+        child.call("fail")
+    child.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"), [(["--train", "2,1"], "tp,pp,ep"), (["--train", "3,1,1"], "must both divide")]
+)
+def test_layouts_that_do_not_fit_the_world_are_refused(words: list[str], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        layouts(arguments().parse_args(words), 4)
+
+
+# -- real runs ----------------------------------------------------------------------------------------------------
+
+
+def torchrun(program: list[str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    options = [
+        "--train",
+        "1,1,2",
+        "--rollout",
+        "2",
+        "--bucket-mib",
+        "0.0625",
+        "--warm-up",
+        "1",
+        "--deadline",
+        "60",
+    ]
+    return subprocess.run(
+        [*command, *program, *options, *words], cwd=ROOT, capture_output=True, text=True, timeout=150,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.engine
+def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_bound(tmp_path: Path) -> None:
+    done = torchrun(["-m", "resharding.bench"], "--repeats", "2", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    runs = {(run["mode"], run["digests"]): run for run in report["runs"]}
+    assert list(runs) == [("planned", False), ("planned", True), ("gather", False), ("gather", True)]
+    for run in runs.values():
+        assert run["check"] == "every byte as expected" and run["check_passed"] is True
+        assert {"pack", "exchange", "wait", "unpack", "process", "commit", "moving"} <= set(run["seconds"])
+        assert len(run["every_moving"]) == 2 and min(run["every_moving"]) > 0
+        assert run["peak_extra_bytes"]["total"] >= 2 * report["bucket_bytes"]
+        assert run["gb_per_second"] > 0 and run["times_plain_copy"] > 0 and run["plan_seconds"] > 0
+    moved = runs["planned", False]["bytes"]
+    assert moved["local"] + moved["in_node"] + moved["across_nodes"] == report["bytes_needed"] > 0
+    assert moved["in_node"] == moved["lower_bound"] > 0 == moved["across_nodes"]
+    assert moved["ratio_to_lower_bound"] == 1.0
+    assert moved["lower_bound"] <= moved["message_bytes"] <= moved["lower_bound"] + 32 * moved["windows"] * 2
+    assert runs["gather", True]["bytes"]["received_from_other_slots"] > moved["lower_bound"]
+    assert set(report["planned_over_gather"]) == {"digests_off", "digests_on"}
+    assert "planned moves" in done.stdout and "plain copy" in done.stdout
+
+
+BROKEN = """
+import sys
+from resharding.bench import storage
+from resharding.bench.__main__ import main
+
+copy = storage.run
+storage.run = lambda table, sources, targets: copy(table[:-1], sources, targets)
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.mark.engine
+def test_a_hand_over_that_leaves_a_copy_out_fails_the_run(tmp_path: Path) -> None:
+    program = tmp_path / "broken.py"
+    program.write_text(BROKEN)
+    done = torchrun(
+        [str(program)], "--mode", "planned", "--repeats", "1", "--json", str(tmp_path / "out.json")
+    )
+    assert done.returncode != 0
+    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert [run["check_passed"] for run in runs] == [False, False]
+    assert "the box of" in runs[0]["check"], done.stdout
