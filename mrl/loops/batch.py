@@ -10,7 +10,10 @@ from mrl.samples import Group, Sample, TrainBatch
 
 
 def pack(groups: Sequence[Group]) -> TrainBatch:
-    """All samples of the groups, in order, as one flat batch with `sampler_logprobs`; prompts carry mask False."""
+    """All samples of the groups, in order, as one flat batch; prompts carry mask False.
+
+    `sampler_logprobs` are the engines', `policy_versions` the weights that each token was sampled from (as whole numbers).
+    """
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return TrainBatch(
@@ -20,7 +23,8 @@ def pack(groups: Sequence[Group]) -> TrainBatch:
         group_ids=np.array([s.prompt_index for s in samples], dtype=np.int64),
         sample_ids=tuple(s.sample_id for s in samples),
         arrays={
-            "sampler_logprobs": _join([_after_prompt(s, s.sampler_logprobs) for s in samples], np.float32)
+            "sampler_logprobs": _join([_after_prompt(s, s.sampler_logprobs) for s in samples], np.float32),
+            "policy_versions": _join([_after_prompt(s, s.policy_versions) for s in samples], np.int64),
         },
     )
 

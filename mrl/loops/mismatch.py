@@ -1,7 +1,8 @@
 """How far the sampler's log-probs lie from the trainer's for the same weights. Pure.
 
 A router near-tie is no error: where the k-th and (k+1)-th expert are closer than rounding, the two engines may visit different
-experts and the jump is real, for the token and for all that follow it in its sample. Those tokens are counted apart.
+experts and the jump is real, for the token and for all that follow it in its sample. Those tokens are counted apart. Tokens of an
+earlier version (surplus groups of dynamic sampling) say nothing about this one and are left out.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from mrl.samples import TrainBatch
 
 
 def measure(
-    batch: TrainBatch, trainer_logprobs: np.ndarray, router_margins: np.ndarray | None, *, margin: float
+    batch: TrainBatch,
+    trainer_logprobs: np.ndarray,
+    router_margins: np.ndarray | None,
+    *,
+    version: int,
+    margin: float,
 ) -> dict[str, float]:
-    """Mean and maximum of |sampler - trainer| over policy tokens [N] outside near-ties, and the near-ties' count and maximum."""
-    mask = batch.loss_mask
+    """Mean and maximum of |sampler - trainer| over `version`'s tokens [N] outside near-ties; the near-ties' count and maximum."""
+    mask = batch.loss_mask & (batch.arrays["policy_versions"] == version)
     diff = np.abs(batch.arrays["sampler_logprobs"] - trainer_logprobs)
     ties = mask & (router_margins <= margin) if router_margins is not None else np.zeros_like(mask)
     clear = mask & ~ties

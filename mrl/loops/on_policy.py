@@ -145,7 +145,11 @@ class OnPolicyLoop:
                 batch, role="policy", temperature=temperature, with_router_margins=True
             )
             measured = mismatch.measure(
-                batch, policy["logprobs"], policy.get("router_margin"), margin=loop.router_margin
+                batch,
+                policy["logprobs"],
+                policy.get("router_margin"),
+                version=self.version,
+                margin=loop.router_margin,
             )
             arrays = {"old_logprobs": policy["logprobs"]}
             if self._config.algorithm.needs_reference:

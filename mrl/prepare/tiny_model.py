@@ -53,7 +53,6 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
         "head_dim": new.head_dim,
         "max_position_embeddings": max_length,
         "tie_word_embeddings": False,
-        "pad_token_id": 0,
         "bos_token_id": None,
         "eos_token_id": 1,
     }
@@ -71,4 +70,7 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
                 "mlp_only_layers": [],
             }
             model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
+    # Told after the weights are drawn: a padding row of zeros would be blown up by the first norm (its gradient is
+    # 1 / sqrt(eps) times larger) whenever the model says the padding token, and gradient clipping would waste that step.
+    model.config.pad_token_id = model.generation_config.pad_token_id = 0
     return model.to(getattr(torch, new.dtype))

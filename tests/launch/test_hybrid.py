@@ -80,7 +80,8 @@ def test_engines_trainer_and_export_agree_after_updates(
             hybrid.rest()
             batch = pack(groups)
             forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
-            found = measure(batch, forward["logprobs"], forward["router_margin"], margin=1e-5)
+            margins = forward["router_margin"]
+            found = measure(batch, forward["logprobs"], margins, version=version, margin=1e-5)
             assert found["policy/sampler_logprob_diff_max"] < 1e-4, found
             before = forward["logprobs"]
             batch, _ = shape_and_estimate(config.algorithm, batch.with_arrays(old_logprobs=before), groups)

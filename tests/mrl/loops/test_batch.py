@@ -46,7 +46,9 @@ def test_pack_of_nothing_is_an_empty_batch() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 6))
-def test_split_covers_every_sample_once_and_merge_restores_the_order(lengths: list[tuple[int, int]], parts: int) -> None:
+def test_split_covers_every_sample_once_and_merge_restores_the_order(
+    lengths: list[tuple[int, int]], parts: int
+) -> None:
     batch = batch_of(lengths)
     chosen = split(batch, parts)
     assert sorted(np.concatenate(chosen).tolist()) == list(range(batch.num_samples))
