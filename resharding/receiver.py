@@ -30,6 +30,11 @@ from resharding.tables import LeasedTensor, Tables
 class TensorConsumer(Protocol):
     """What a receiver feeds with complete tensors."""
 
+    @property
+    def processing_seconds(self) -> float:
+        """What loading spent in the engine's processing of complete modules."""
+        ...
+
     def start(self, tensors: Sequence[WireTensor]) -> None:
         """A session's bytes are about to arrive."""
         ...
@@ -49,6 +54,9 @@ class TensorConsumer(Protocol):
 
 class PlanConsumer(Protocol):
     """What a receiver feeds with the windows of a plan."""
+
+    @property
+    def processing_seconds(self) -> float: ...
 
     def start(self, tables: Tables) -> None: ...
 
@@ -295,10 +303,12 @@ class Receiver:
     def _finish(
         self, session: Session, consumer: TensorConsumer | PlanConsumer, num_tensors: int, num_bytes: int
     ) -> m.Verified:
-        mark = time.monotonic()
+        mark, during = time.monotonic(), consumer.processing_seconds
         consumer.finish()
         memory.synchronize(self._device)
-        self._spent["process"] += time.monotonic() - mark
+        # Modules are processed as they become complete, inside loading.
+        self._spent["load"] -= during
+        self._spent["process"] += time.monotonic() - mark + during
         return m.Verified(
             session_id=session.session_id,
             num_tensors=num_tensors,

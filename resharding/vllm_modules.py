@@ -7,11 +7,13 @@ Two classes of modules under a plan: *direct* (loader storage is kernel storage:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
@@ -22,8 +24,37 @@ from resharding.copies import CopyTable, run
 from resharding.session import WireTensor
 from resharding.tables import Tables
 
+_PROCESS = "process_weights_after_loading"
 _POISON = 0xFF
 """Byte that staged parameters are filled with first: what the plan left out would read NaN."""
+
+
+class _Processing:
+    """Measures what modules spend in vLLM's `process_weights_after_loading`, between start and stop."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._methods: list[Any] = []
+
+    def start(self, model: Any) -> None:
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if isinstance(method, QuantizeMethodBase) and _PROCESS not in vars(method):
+                setattr(method, _PROCESS, self._timed(getattr(method, _PROCESS)))
+                self._methods.append(method)
+
+    def stop(self) -> None:
+        for method in self._methods:
+            delattr(method, _PROCESS)
+        self._methods = []
+
+    def _timed(self, process: Callable[..., None]) -> Callable[..., None]:
+        def timed(layer: torch.nn.Module) -> None:
+            mark = time.monotonic()
+            process(layer)
+            self.seconds += time.monotonic() - mark
+
+        return timed
 
 
 class TensorLoader:
@@ -33,9 +64,15 @@ class TensorLoader:
         self._model, self._model_config = model, model_config
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
+        self._processing = _Processing()
+
+    @property
+    def processing_seconds(self) -> float:
+        return self._processing.seconds
 
     def start(self, tensors: Sequence[WireTensor]) -> None:
         initialize_layerwise_reload(self._model)
+        self._processing.start(self._model)
         self._expected = {name for name, _ in self._model.named_parameters()}
 
     def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
@@ -43,10 +80,12 @@ class TensorLoader:
         self._loaded |= self._model.load_weights(tensors) or set()
 
     def finish(self) -> None:
+        self._processing.stop()
         self._require_complete()
         _finalize(self._model, self._model_config)
 
     def abort(self) -> None:
+        self._processing.stop()
         put_back(self._model)
 
     def _require_complete(self) -> None:
@@ -75,10 +114,16 @@ class PlanLoader:
         self._open: set[int] = set()
         self._closed: set[int] = set()
         self._written: list[int] = []
+        self._processing = _Processing()
+
+    @property
+    def processing_seconds(self) -> float:
+        return self._processing.seconds
 
     def start(self, tables: Tables) -> None:
         """ReshardError when the tables are not for this model's loader layout."""
         initialize_layerwise_reload(self._model)
+        self._processing.start(self._model)
         self._tables = tables
         self._flat = [None] * len(tables.targets)
         self._written = tables.written()
@@ -120,9 +165,11 @@ class PlanLoader:
             raise ReshardError(
                 f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
             )
+        self._processing.stop()
         _finalize(self._model, self._model_config)
 
     def abort(self) -> None:
+        self._processing.stop()
         self._flat = []
         put_back(self._model)
 

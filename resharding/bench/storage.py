@@ -77,6 +77,8 @@ class Storage:
 class WholeTensors:
     """The gather path's consumer (`receiver.TensorConsumer`)."""
 
+    processing_seconds = 0.0
+
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._loaded: set[str] = set()
@@ -100,6 +102,8 @@ class WholeTensors:
 
 class Windows:
     """The planned path's consumer (`receiver.PlanConsumer`)."""
+
+    processing_seconds = 0.0
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

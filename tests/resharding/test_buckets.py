@@ -30,6 +30,8 @@ CPU = torch.device("cpu")
 class Shelf:
     """A consumer that keeps what it gets, and fails where it is told to."""
 
+    processing_seconds = 0.0
+
     def __init__(self, fail_at: str | None = None, action: Callable[[], Any] | None = None) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.aborts = 0

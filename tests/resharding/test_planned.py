@@ -75,6 +75,8 @@ def as_torch(array: np.ndarray) -> torch.Tensor:
 class Parameters:
     """A consumer that keeps the slot's parameters as flat poisoned arrays, module by module."""
 
+    processing_seconds = 0.0
+
     def __init__(self, fail_at: int | None = None) -> None:
         self.flat: list[torch.Tensor] = []
         self.aborts = 0
