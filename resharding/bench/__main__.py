@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mrl.errors import ConfigError
+from resharding import destinations, sources
 from resharding.bench import models
 from resharding.bench.measure import measure
 from resharding.bench.report import show
@@ -25,6 +26,10 @@ from resharding.bench.world import Rank
 from resharding.layout import Layout
 from resharding.manifest import elements
 
+RECEIVERS = {
+    "storage": "one process a slot, storages of the engine's loader layout (no engine: nothing is processed)",
+    "vllm": "real vLLM engines, their own loaders and processing",
+}
 _GIB = 1 << 30
 _PROCESS_BYTES = 300 << 20
 """Of an idle process that imported torch."""
@@ -39,9 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     hf = models.config_of(options.model, scale=options.scale, train=train)
     if world > 1:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=options.deadline))
-    bench = Rank(hf, train, rollout, rank, deadline_seconds=options.deadline)
     bucket_bytes = int(options.bucket_mib * (1 << 20))
-    require_memory(options, bench, bucket_bytes)
+    require_memory(options, hf, train, rollout, bucket_bytes)
+    engines = options.receivers == "vllm"
+    bench = Rank(hf, train, rollout, rank, engines=engines, deadline_seconds=options.deadline)
     report: dict[str, Any] = {
         "command": " ".join(sys.argv if argv is None else argv),
         "model": options.model,
@@ -51,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         "train": str(train),
         "rollout": str(rollout),
         "slots": world,
-        "receivers": "one process a slot, storages of the engine's loader layout (no engine: nothing is processed)",
+        "receivers": RECEIVERS[options.receivers],
         "bucket_bytes": bucket_bytes,
         "threads": options.threads,
         "torch": torch.__version__,
@@ -86,6 +92,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rollout", type=int, default=1, help="tp of an engine; engines fill the world")
     parser.add_argument("--mode", choices=("planned", "gather", "both"), default="both")
+    parser.add_argument("--receivers", choices=RECEIVERS, default="storage", help="what takes the weights in")
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--bucket-mib", type=float, default=64.0)
     parser.add_argument("--repeats", type=int, default=5, help="sessions measured; medians are reported")
@@ -117,11 +124,17 @@ def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
     )
 
 
-def require_memory(options: argparse.Namespace, bench: Rank, bucket_bytes: int) -> None:
-    """ConfigError before anything large is copied: per slot, both sides' weights, buckets of one mode and two processes."""
+def require_memory(
+    options: argparse.Namespace, hf: dict[str, Any], train: Layout, rollout: Layout, bucket_bytes: int
+) -> None:
+    """ConfigError before anything large is made: per slot, both sides' weights (engines: and the plain copy's), the
+    buckets of one mode, and the processes."""
+    engines = options.receivers == "vllm"
+    rollout_bytes = max(m.num_bytes for m in destinations.from_layout(hf, rollout)) * (2 if engines else 1)
+    train_bytes = max(m.num_bytes for m in sources.from_layout(hf, train))
+    processes = (4 if engines else 2) * _PROCESS_BYTES
     slots = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    weights = max(m.num_bytes for m in bench.manifests) + bench.trainer.memory.num_bytes
-    needed = slots * (weights + 8 * bucket_bytes + 2 * _PROCESS_BYTES)
+    needed = slots * (rollout_bytes + train_bytes + 8 * bucket_bytes + processes)
     if needed > options.memory_gib * _GIB:
         raise ConfigError(
             f"{options.model} at scale {options.scale} needs about {needed / _GIB:.1f} GiB on this node, "

@@ -55,7 +55,7 @@ def _measure_one(
         for _ in range(warm_up - 1):
             rank.run(hand_over)
         every = [_over_ranks(rank.run(hand_over)) for _ in range(repeats)]
-        difference = rank.first_difference(hand_over, 1 + int(digests)) if check else None
+        difference = rank.difference(hand_over, 1 + int(digests)) if check else None
         moved = lanes(hand_over, rank.rank)
     seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
     found = [d for d in gathered(difference) if d]

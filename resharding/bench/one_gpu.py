@@ -75,12 +75,12 @@ def measure(
     whole = WholeCheckpoint(trainer.checkpoint, device, version=2)
     slot.call("poison")
     handles = _timed(lambda: slot.call("load_handles", trainer.checkpoint, whole.describe()), repeats)
-    handles_difference = slot.call("first_difference", trainer.checkpoint, 2)
+    differences = planned.pop("differences") + slot.call("differences", trainer.checkpoint, 2)
     whole.close()
     slot.close()
     trainer.close()
     moved = manifest[0].num_bytes
-    wrong = [d for d in (planned.pop("difference"), handles_difference) if d]
+    wrong = [difference for difference in differences if difference]
     return {
         "model": model, "scale": scale, "device": name_of(device), "torch": torch.__version__, "weights_bytes": moved,
         "tensors": len(trainer.checkpoint), "device_copy_gb_per_second": device_copy, **planned,
@@ -108,13 +108,13 @@ def _hand_over(
         seconds.append(time.monotonic() - started)
         lane.append(stats["load_seconds"])
         slot.result()
-    difference = slot.call("first_difference", trainer.checkpoint, 1)
+    differences = slot.call("differences", trainer.checkpoint, 1)
     slot.call("release")
     hand_over.close()
     return {
         "hand_over_seconds": statistics.median(seconds[1:]),
         "local_lane_seconds": statistics.median(lane[1:]),
-        "difference": difference,
+        "differences": differences,
     }
 
 

@@ -19,7 +19,7 @@ from resharding.session import Session
 
 
 class StorageSlot:
-    """One generation rank. Every method is called from the trainer rank of its slot (`Child`)."""
+    """One generation rank, called by the trainer rank of its slot (`Child`). Lists have one answer per generation rank."""
 
     def __init__(self, manifest: RankManifest, deadline_seconds: float, device: torch.device) -> None:
         self._storage = Storage(manifest, device)
@@ -53,13 +53,14 @@ class StorageSlot:
         del data
         leased.close()
 
-    def poison(self) -> None:
+    def poison(self) -> list[None]:
         """What is not written from now on shows."""
         self._storage.poison()
+        return [None]
 
-    def first_difference(self, checkpoint: list[CheckpointTensor], version: int) -> str | None:
+    def differences(self, checkpoint: list[CheckpointTensor], version: int) -> list[str | None]:
         """What is not that version's, byte for byte; None when all is."""
-        return self._storage.first_difference(MadeUp(checkpoint, version=version))
+        return [self._storage.first_difference(MadeUp(checkpoint, version=version))]
 
     def release(self) -> None:
         self._receiver.release()

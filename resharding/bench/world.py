@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -16,6 +17,7 @@ from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding import destinations
 from resharding.bench.child import Child
+from resharding.bench.engine_slots import EngineSlots
 from resharding.bench.peak_memory import PeakMemory
 from resharding.bench.slots import StorageSlot
 from resharding.bench.trainer import BenchTrainer
@@ -31,18 +33,49 @@ class Rank:
     """Trainer rank and generation rank of one slot."""
 
     def __init__(
-        self, hf: dict[str, Any], train: Layout, rollout: Layout, rank: int, *, deadline_seconds: float
+        self,
+        hf: dict[str, Any],
+        train: Layout,
+        rollout: Layout,
+        rank: int,
+        *,
+        engines: bool,
+        deadline_seconds: float,
     ) -> None:
+        """`engines`: generation ranks are real vLLM workers, else storages in their layout."""
         self.rank = rank
         self.trainer = BenchTrainer(hf, train, rank, device=CPU)
         self.trainer.fill(0)
         self.manifests = destinations.from_layout(hf, rollout)
-        self._deadline = deadline_seconds
-        self.slot = Child(
+        self._deadline, self._engines = deadline_seconds, engines
+        self._slots_per_child = rollout.tp if engines else 1
+        self._copier = Child(
             StorageSlot, self.manifests[rank], deadline_seconds, CPU, seconds=2 * deadline_seconds
         )
-        (self._address,) = self.slot.call("addresses")
+        self._slot = self._copier
+        if engines:
+            self._slot = self._engine(hf, rollout.tp)
+            own = gathered(self._ask("manifests", self.trainer.checkpoint))
+            self.manifests = [dataclasses.replace(m, rank=r) for r, m in enumerate(own)]
+        self._address = self._ask("addresses")
         self._sessions = itertools.count()
+        self._answers: dict[int, Any] = {}
+
+    def _engine(self, hf: dict[str, Any], tp: int) -> Child | None:
+        """The engine of `tp` slots lives with the first of them."""
+        if self.rank % tp:
+            return None
+        return Child(EngineSlots, hf, tp, self.rank // tp, self._deadline, seconds=2 * self._deadline)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """What this slot's generation rank answers."""
+        if self._slot is not None:
+            self._slot.start(method, *arguments)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        answers = [] if self._slot is None else self._slot.result()
+        return [answer for several in gathered(answers) for answer in several][self.rank]
 
     @contextmanager
     def hand_over(self, mode: str, *, bucket_bytes: int, digests: bool) -> Iterator[tuple[HandOver, float]]:
@@ -57,41 +90,51 @@ class Rank:
                 self.trainer, sync, self._address, self.manifests, slots_per_node=slots_per_node
             )
         yield hand_over, time.monotonic() - started
-        self.slot.call("release")
+        if self._slot is not None:
+            self._slot.call("release")
+        barrier()  # an engine's other slots are released by its first
         hand_over.close()
 
     def run(self, hand_over: HandOver) -> dict[str, float]:
-        """One session from the ranks' common start; this rank's seconds and bytes by name."""
+        """One session from the ranks' common start; this rank's seconds by phase."""
         number = next(self._sessions)
         session = Session(f"{number:032x}", number - 1, number, hand_over.digest)
-        self.slot.start("receive", session)
+        if self._slot is not None:
+            self._slot.start("receive", session)
         barrier()
         started = time.monotonic()
         stats = hand_over.send(session)
         seconds = time.monotonic() - started
-        (received,) = self.slot.result()
-        return _phases(seconds, stats, received)
+        return _phases(seconds, stats, self._answer())
 
     def peak(self, hand_over: HandOver) -> int:
-        """Private bytes that one session needed at most on this slot, in both processes."""
-        with PeakMemory([os.getpid(), self.slot.pid]) as peak:
+        """Private bytes that one session needed at most: of the trainer, and of the generation side where it lives here."""
+        roots = [] if self._slot is None else [self._slot.pid]
+        with PeakMemory([os.getpid()]) as trainer, PeakMemory(roots) as generation:
             self.run(hand_over)
-        return peak.extra_bytes
+        return trainer.extra_bytes + generation.extra_bytes // self._slots_per_child
 
     def copy_plainly(self) -> float:
         """Seconds of this slot's receiver to copy as many bytes as it needs, all receivers at once."""
         barrier()
-        return self.slot.call("copy_plainly", self.trainer.memory.describe())
+        return self._copier.call("copy_plainly", self.trainer.memory.describe())
 
-    def first_difference(self, hand_over: HandOver, version: int) -> str | None:
-        """Fills the trainer with other bytes, poisons the receiver, hands over, compares every byte."""
+    def difference(self, hand_over: HandOver, version: int) -> str | None:
+        """Fills the trainer with other bytes, hands over, compares. Storages, poisoned before, byte by byte; engines by
+        the log-probs they answer with, equal to the last bit between all modes."""
         self.trainer.fill(version)
-        self.slot.call("poison")
+        if not self._engines:
+            self._ask("poison")
         self.run(hand_over)
-        return self.slot.call("first_difference", self.trainer.checkpoint, version)
+        if not self._engines:
+            return self._ask("differences", self.trainer.checkpoint, version)
+        answers = self._ask("answers")
+        known = self._answers.setdefault(version, answers)
+        return None if answers == known else f"answers {answers}, those after the first mode were {known}"
 
     def close(self) -> None:
-        self.slot.close()
+        for child in {id(c): c for c in (self._slot, self._copier) if c is not None}.values():
+            child.close()
         self.trainer.close()
 
 
