@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from launch.plan.facts import Facts
-from launch.plan.handover import Moment
+from launch.plan.handover import Moment, SlotMemory
 from launch.plan.hardware import Hardware
 from launch.plan.traffic import Traffic
 from mrl.config.rollout import RolloutSection
@@ -153,6 +153,18 @@ def memory_errors(all_moments: list[Moment], hardware: Hardware) -> list[str]:
     ]
 
 
+def host_errors(slot: SlotMemory, hardware: Hardware, *, offloads: bool, with_reference: bool) -> list[str]:
+    """What a node's slots keep in their host's memory while engines serve (the reference policy always), if it is too much."""
+    kept = (slot.weights + slot.optimizer + slot.critic) * offloads + slot.weights * with_reference
+    needed = kept * hardware.gpus_per_node
+    if needed <= hardware.host_memory_bytes:
+        return []
+    return [
+        f"a node's trainers keep {_gb(needed)} in host memory while engines serve, it has {_gb(hardware.host_memory_bytes)}; "
+        "more nodes (pp, ep, dp) hold less each, or training.offload=never where the devices have room"
+    ]
+
+
 def memory_warnings(all_moments: list[Moment], hardware: Hardware) -> list[str]:
     return [
         f"'{moment.name}' leaves {_gb(moment.free)} free: fragmentation or uneven experts may not fit"
@@ -179,7 +191,9 @@ def memory_suggestions(
             )
         elif part == "activations" and layout.tp < hardware.gpus_per_node:
             found.append(f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence")
-        elif part in ("optimizer", "gradients", "trainer weights") and facts.num_experts > layout.ep:
+        elif (
+            part in ("optimizer", "gradients", "trainer weights", "critic") and facts.num_experts > layout.ep
+        ):
             found.append(
                 f"a larger training.layout.ep (now {layout.ep}) or pp (now {layout.pp}) holds fewer experts per rank"
             )

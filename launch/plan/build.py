@@ -15,6 +15,7 @@ from launch.plan.step_time import Generation, generation, training_time
 from launch.plan.traffic import Traffic, traffic
 from launch.plan.training_memory import ELEMENT_BYTES, StageMemory, layout_of, stage_memory
 from launch.plan.work import Work, microbatches, work_of
+from mrl.config.model import ModelSection
 from mrl.config.root import Config
 from resharding.layout import Layout
 
@@ -33,12 +34,19 @@ class Subject:
     def sleeps(self) -> bool:
         return self.config.rollout.sleep and self.hardware.kind == "gpu"
 
+    @property
+    def offloads(self) -> bool:
+        kind = self.config.training.offload
+        return kind == "always" or (kind == "auto" and self.hardware.kind == "gpu")
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
     """The trainer's side; lists have one entry per pipeline stage."""
 
     stages: list[StageMemory]
+    critic: list[StageMemory]
+    """Of PPO's value model; empty without one. Its passes come after the policy's and need no more activations."""
     activations: list[Activations]
     microbatch_tokens: int
     num_microbatches: int
@@ -49,7 +57,17 @@ class TrainingPlan:
 
     def total(self, stage: int) -> int:
         memory, kept = self.stages[stage], self.activations[stage]
-        return memory.weights + memory.gradients + memory.optimizer + kept.kept + kept.working
+        return (
+            memory.weights
+            + memory.gradients
+            + memory.optimizer
+            + self.critic_bytes(stage)
+            + kept.kept
+            + kept.working
+        )
+
+    def critic_bytes(self, stage: int) -> int:
+        return sum(m.weights + m.gradients + m.optimizer for m in self.critic[stage : stage + 1])
 
 
 def plan_report(config: Config, hardware: Hardware) -> Report:
@@ -72,10 +90,10 @@ def _estimates(subject: Subject) -> dict:
     engine = engine_memory(facts, config.rollout)
     cache, engine_working = kv_cache_bytes(facts, config.rollout, hardware, engine)
     slot = _slot(subject, training, engine, cache, engine_working)
-    all_moments = moments(slot, hardware, sleeps=subject.sleeps)
+    all_moments = moments(slot, hardware, sleeps=subject.sleeps, offloads=subject.offloads)
     moved = traffic(facts, config.rollout, layout, gpus_per_node=hardware.gpus_per_node)
     made = _generation(subject, engine, cache)
-    told = _advice(subject, all_moments, moved, cache, made)
+    told = _advice(subject, slot, all_moments, moved, cache, made)
     return {
         "fits": not told.errors,
         "training": _training_rows(training),
@@ -103,7 +121,16 @@ def _training(subject: Subject) -> TrainingPlan:
         )
         for s in range(subject.layout.pp)
     ]
-    return TrainingPlan(stages, kept, tokens, count)
+    return TrainingPlan(stages, _critic(subject), kept, tokens, count)
+
+
+def _critic(subject: Subject) -> list[StageMemory]:
+    critic, model = subject.config.critic, subject.config.model
+    if critic is None:
+        return []
+    own = ModelSection(path=critic.path, max_length=model.max_length) if critic.path else None
+    facts = find_facts(own) if own else subject.facts
+    return stage_memory(facts, subject.config.training, value_head=True)
 
 
 def _slot(
@@ -122,6 +149,7 @@ def _slot(
         weights=memory.weights,
         gradients=memory.gradients,
         optimizer=memory.optimizer,
+        critic=training.critic_bytes(stage),
         activations=kept.kept,
         working=kept.working,
         log_prob_working=log_probs,
@@ -149,10 +177,18 @@ def _generation(subject: Subject, engine: EngineMemory, cache: int) -> Generatio
 
 
 def _advice(
-    subject: Subject, all_moments: list[Moment], moved: Traffic, cache: int, made: Generation
+    subject: Subject,
+    slot: SlotMemory,
+    all_moments: list[Moment],
+    moved: Traffic,
+    cache: int,
+    made: Generation,
 ) -> advice.Advice:
     config, hardware, facts, layout = subject.config, subject.hardware, subject.facts, subject.layout
     errors = advice.memory_errors(all_moments, hardware)
+    errors += advice.host_errors(
+        slot, hardware, offloads=subject.offloads, with_reference=config.algorithm.needs_reference
+    )
     if cache <= 0:
         errors.append(
             f"rollout.memory_fraction = {config.rollout.memory_fraction:g} of the device is less than the engine's weights: "
@@ -195,6 +231,7 @@ def _training_rows(training: TrainingPlan) -> dict:
             "weights_bytes": memory.weights,
             "gradients_bytes": memory.gradients,
             "optimizer_bytes": memory.optimizer,
+            "critic_bytes": training.critic_bytes(stage),
             "activations_bytes": kept.kept,
             "working_bytes": kept.working,
             "microbatches_in_flight": kept.microbatches_in_flight,
@@ -270,10 +307,9 @@ def _step_rows(
     )
     bounds = moved.bound_seconds(hardware)
     offload = 0.0
-    if subject.sleeps:  # weights and optimizer state to the host and back
-        offload = (
-            2 * (slot.weights + slot.optimizer) / (hardware.host_bytes_per_second * hardware.link_efficiency)
-        )
+    if subject.offloads:  # weights, optimizer state and critic to the host and back
+        moved_bytes = 2 * (slot.weights + slot.optimizer + slot.critic)
+        offload = moved_bytes / (hardware.host_bytes_per_second * hardware.link_efficiency)
     seconds = {
         "generate": made.seconds,
         "log_probs": trained.log_probs,

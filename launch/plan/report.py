@@ -57,10 +57,10 @@ class Report:
 
     def _training(self) -> list[str]:
         training = self.tree["training"]
-        rows = [
-            ["training, GB per rank", "weights", "gradients", "optimizer", "activations", "working", "total"]
-        ]
-        names = ("weights", "gradients", "optimizer", "activations", "working", "total")
+        names = ["weights", "gradients", "optimizer", "critic", "activations", "working", "total"]
+        if not any(stage["critic_bytes"] for stage in training["stages"]):
+            names.remove("critic")
+        rows = [["training, GB per rank", *names]]
         for number, stage in enumerate(training["stages"]):
             mark = " (fullest)" if number == training["fullest_stage"] else ""
             rows.append([f"stage {number}{mark}", *(_gb(stage[f"{name}_bytes"]) for name in names)])

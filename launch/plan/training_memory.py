@@ -34,17 +34,30 @@ def layout_of(training: TrainingSection) -> Layout:
     return Layout(**training.layout.model_dump())
 
 
-def stage_memory(facts: Facts, training: TrainingSection) -> list[StageMemory]:
-    """The first rank of each stage; the others of a stage differ by padding alone."""
+def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = False) -> list[StageMemory]:
+    """The first rank of each stage; the others of a stage differ by padding alone.
+
+    `value_head`: of a critic, which has one number per hidden state, whole on every rank, in place of the output layer.
+    """
     layout = layout_of(training)
     per_stage = layout.tp * layout.cp * layout.dp
-    return [_rank_memory(facts, training, layout, stage * per_stage) for stage in range(layout.pp)]
+    return [
+        _rank_memory(facts, training, layout, stage * per_stage, value_head=value_head)
+        for stage in range(layout.pp)
+    ]
 
 
-def _rank_memory(facts: Facts, training: TrainingSection, layout: Layout, rank: int) -> StageMemory:
+def _rank_memory(
+    facts: Facts, training: TrainingSection, layout: Layout, rank: int, *, value_head: bool
+) -> StageMemory:
     sizes: dict[tuple[int, bool], list[int]] = {}
     correction = 0
-    for tensor in facts.family.local_tensors(facts.hf, layout, layout.place(rank), dtype=training.dtype):
+    place = layout.place(rank)
+    if value_head and place.pp == layout.pp - 1:
+        sizes[layout.vpp - 1, False] = [facts.hidden]
+    for tensor in facts.family.local_tensors(facts.hf, layout, place, dtype=training.dtype):
+        if value_head and tensor.name == "output_layer.weight":
+            continue
         if tensor.name.endswith("expert_bias"):
             correction += math.prod(tensor.shape)  # a buffer: neither gradient nor optimizer state
             continue

@@ -20,11 +20,11 @@ class Work:
     """Mean response: hardware.mean_response_fraction of the longest."""
     longest_response: int
     forward_passes: int
-    """Passes without gradient over all tokens: old log-probs, reference."""
+    """Passes without gradient over all tokens: old log-probs, reference, values."""
     epochs: int
-    """Passes with gradient over all tokens."""
+    """Passes with gradient over all tokens, the critic's counted too."""
     updates: int
-    """Optimizer updates of one step."""
+    """Optimizer updates of one step, the critic's counted too."""
 
     @property
     def sample_tokens(self) -> float:
@@ -36,15 +36,16 @@ class Work:
 
 
 def work_of(config: Config, hardware: Hardware) -> Work:
-    longest = config.rollout.max_response_tokens
+    longest, algorithm = config.rollout.max_response_tokens, config.algorithm
+    trained_models = 1 + algorithm.needs_values
     return Work(
         samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
-        forward_passes=1 + config.algorithm.needs_reference,
-        epochs=config.algorithm.epochs,
-        updates=config.algorithm.epochs * config.algorithm.minibatches,
+        forward_passes=trained_models + algorithm.needs_reference,
+        epochs=trained_models * algorithm.epochs,
+        updates=trained_models * algorithm.epochs * algorithm.minibatches,
     )
 
 

@@ -3,11 +3,13 @@
 import pytest
 
 from launch.plan.activations import activations, in_flight
+from launch.plan.build import plan_report
 from launch.plan.facts import find_facts
 from launch.plan.handover import SlotMemory, moments
-from launch.plan.hardware import load_hardware
+from launch.plan.hardware import CONFIGS, load_hardware
 from launch.plan.rollout_memory import engine_memory, kv_cache_bytes
 from launch.plan.training_memory import buffer_elements, layout_of, stage_memory
+from mrl.config.load import load
 from mrl.config.model import ModelSection
 from mrl.config.rollout import RolloutSection
 from mrl.config.training import TrainingSection
@@ -101,6 +103,7 @@ SLOT = SlotMemory(
     weights=1,
     gradients=2,
     optimizer=4,
+    critic=2048,
     activations=8,
     working=16,
     log_prob_working=32,
@@ -115,22 +118,54 @@ SLOT = SlotMemory(
 def test_moments_hold_exactly_their_parts() -> None:
     """Each part is a power of two: a total says which parts are in it."""
     hardware = load_hardware("8x80gb").model_copy(update={"process_bytes": 0})
-    found = {moment.name: moment.total for moment in moments(SLOT, hardware, sleeps=True)}
+    found = {moment.name: moment.total for moment in moments(SLOT, hardware, sleeps=True, offloads=True)}
     assert found == {
-        "update": 512 + 1 + 2 + 4 + 8 + 16,
-        "log-probs": 512 + 1 + 32,
-        "gradients and optimizer left": 512 + 1,
+        "generate": 512 + 64 + 256 + 128,
+        "engine asleep": 512,
+        "trainer back": 512 + 1 + 2 + 4 + 2048,
+        "log-probs": 512 + 1 + 2 + 4 + 2048 + 32,
+        "update": 512 + 1 + 2 + 4 + 2048 + 8 + 16,
+        "gradients, optimizer and critic left": 512 + 1,
         "rollout weights woke": 512 + 1 + 64,
         "reshard": 512 + 1 + 64 + 1024,
         "trainer weights left": 512 + 64,
-        "generate": 512 + 64 + 256 + 128,
-        "engine asleep": 512,
-        "trainer back": 512 + 1 + 2 + 4,
     }
+
+
+def test_a_trainer_that_never_leaves_is_in_every_moment() -> None:
+    for moment in moments(SLOT, load_hardware("8x80gb"), sleeps=True, offloads=False):
+        held = [moment.parts[part] for part in ("trainer weights", "gradients", "optimizer", "critic")]
+        assert held == [1, 2, 4, 2048]
+
+
+def test_a_critic_is_the_backbone_with_one_number_a_token() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    section = training(tp=2, pp=2, dp=2, ep=4)
+    policy, critic = (stage_memory(facts, section, value_head=head) for head in (False, True))
+    assert critic[0] == policy[0]
+    table = facts.vocab * facts.hidden // 2
+    assert policy[1].parameters - critic[1].parameters == table - facts.hidden
+    assert policy[1].gradients - critic[1].gradients == pytest.approx(4 * table, rel=1e-4)
+
+
+def test_ppo_plans_its_critic_on_every_rank() -> None:
+    words = ["algorithm.estimator.name=gae", "critic.optimizer.lr=1e-5", "training.layout.dp=4"]
+    plain, ppo = (
+        plan_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb")).tree
+        for more in (words[2:], words)
+    )
+    for before, after in zip(plain["training"]["stages"], ppo["training"]["stages"], strict=True):
+        assert before["critic_bytes"] == 0
+        same = after["weights_bytes"] + after["gradients_bytes"] + after["optimizer_bytes"]
+        assert 0.9 * same < after["critic_bytes"] < same
+        assert after["total_bytes"] == before["total_bytes"] + after["critic_bytes"]
+    moments_with = {m["moment"] for m in ppo["handover"] if "critic" in m["parts"]}
+    assert moments_with == {"trainer back", "log-probs", "update"}
+    assert ppo["step"]["seconds"]["update"] == pytest.approx(2 * plain["step"]["seconds"]["update"])
 
 
 def test_an_engine_that_never_sleeps_is_in_every_moment() -> None:
     hardware = load_hardware("laptop")
-    for moment in moments(SLOT, hardware, sleeps=False):
+    for moment in moments(SLOT, hardware, sleeps=False, offloads=False):
         assert moment.parts["rollout weights"] == 64
         assert moment.parts["KV cache"] == 256

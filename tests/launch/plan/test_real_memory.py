@@ -9,6 +9,7 @@ import pytest
 from launch.plan.activations import activations
 from launch.plan.facts import find_facts
 from launch.plan.training_memory import layout_of, stage_memory
+from mrl.config.critic import CriticSection
 from mrl.config.model import ModelSection
 from mrl.config.training import TrainingSection
 from mrl.samples import TrainBatch
@@ -62,15 +63,7 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         worker.update(batch(rank), cross_entropy, {"num_tokens": float(TOKENS)})
-    states = []
-    for part in worker.optimizer.parts():
-        for group in part.optimizer.param_groups:
-            for parameter in group["params"]:
-                states += [
-                    parameter,
-                    *(v for v in part.optimizer.state[parameter].values() if torch.is_tensor(v)),
-                ]
-    optimizer = {a: size for a, size in storages(states).items() if a not in weights}
+    optimizer = {a: size for a, size in storages(optimizer_tensors(worker)).items() if a not in weights}
     worker.close()
     return {
         "weights": sum(weights.values()),
@@ -78,6 +71,51 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
         "optimizer": sum(optimizer.values()),
         "activations": sum(kept.values()),
     }
+
+
+def measure_critic(
+    rank: int, world_size: int, port: int, folder: Path, training: TrainingSection
+) -> dict[str, int]:
+    """Bytes of unique storages of this rank's critic after one update of it."""
+    from mrl.training.worker import MegatronWorker
+
+    worker = MegatronWorker(
+        model=ModelSection(path=str(folder), max_length=TOKENS),
+        training=training,
+        rank=rank,
+        world_size=world_size,
+        master_address="127.0.0.1",
+        master_port=port,
+    )
+    worker.add_critic(CriticSection())
+    worker.update_critic(batch(rank), squared_values, {"num_tokens": float(TOKENS)})
+    critic = worker.critic
+    buffers = [b for m in critic._models for b in (*m.buffers, *m.expert_parallel_buffers)]
+    weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)
+    optimizer = {a: size for a, size in storages(optimizer_tensors(critic)).items() if a not in weights}
+    worker.close()
+    return {
+        "weights": sum(weights.values()),
+        "gradients": sum(gradients.values()),
+        "optimizer": sum(optimizer.values()),
+    }
+
+
+def squared_values(*, values: Any, denominators: dict[str, float], **_: Any) -> tuple[Any, dict[str, Any]]:
+    return values.square().sum() / denominators["num_tokens"], {}
+
+
+def optimizer_tensors(worker: Any) -> list[Any]:
+    """Master weights and moments of this rank."""
+    import torch
+
+    found = []
+    for part in worker.optimizer.parts():
+        for group in part.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = part.optimizer.state[parameter].values()
+                found += [parameter, *(v for v in state if torch.is_tensor(v))]
+    return found
 
 
 def storages(tensors: Any) -> dict[int, int]:
@@ -130,3 +168,14 @@ def test_every_category_is_within_five_per_cent(
     assert real["weights"] == planned["weights"]
     assert real["gradients"] == planned["gradients"]
     assert planned == pytest.approx(real, rel=0.05), f"planned {planned}, real {real}"
+
+
+def test_a_critics_memory_is_as_planned(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", **SHAPE)
+    training = section({"ep": 2, "dp": 2}, "off", "bfloat16")
+    facts = find_facts(ModelSection(path=str(folder)))
+    (planned,) = stage_memory(facts, training, value_head=True)
+    for real in run_ranks(measure_critic, 2, folder, training):
+        assert real["weights"] == planned.weights
+        assert real["gradients"] == planned.gradients
+        assert real["optimizer"] == pytest.approx(planned.optimizer, rel=0.05)

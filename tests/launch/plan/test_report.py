@@ -96,6 +96,16 @@ def test_warnings(words: tuple[str, ...], message: str) -> None:
     assert any(message in line for line in report(*words).tree["warnings"]), report(*words).tree["warnings"]
 
 
+def test_host_memory_that_is_too_small_is_an_error() -> None:
+    small = load_hardware("8x80gb").model_copy(update={"host_memory_bytes": 10**11})
+    config = load([QWEN_30B])
+    assert any(
+        "100.0 GB" in line and "host memory" in line for line in plan_report(config, small).tree["errors"]
+    )
+    never = load([QWEN_30B], ["training.offload=never"])
+    assert not any("host memory" in line for line in plan_report(never, small).tree["errors"])
+
+
 def test_the_recipes_layout_stays_on_its_rails() -> None:
     tree = report("training.layout.pp=4", "training.layout.dp=2", "rollout.tp=8").tree
     assert tree["sync"]["off_rail_bytes"] < 0.05 * tree["sync"]["network_bytes"]
