@@ -71,21 +71,24 @@ class Parts:
 
 @contextlib.contextmanager
 def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
-    """Workers up, before the first hand-over. ConfigError and DataError come before anything is started."""
-    training_files = [p for e in config.data.train_entries() for p in e.paths]
-    tiny_model.ensure(config.model, training_files, seed=config.run.seed)
-    tokenizer = load_tokenizer(config)
-    check_model(config, tokenizer)
-    dataset = load_data(config.data, config.judge, tokenizer)
-    print("data: " + ", ".join(dataset.report.lines()), flush=True)
-    check_judging(config, dataset.stream(config.run.seed).take(64))
-    clock, world = PhaseClock(), config.training.layout.world_size
-    pool = JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
-    with (
-        cluster(config.launch, num_slots=world),
-        pool as judges,
-        hybrid_engine(config, clock, log_folder) as hybrid,
-    ):
+    """Workers up, before the first hand-over. ConfigError and DataError come before anything is started.
+
+    The clock has the start's parts: check, cluster, workers, connect.
+    """
+    clock = PhaseClock()
+    with clock.phase("check"):
+        training_files = [p for e in config.data.train_entries() for p in e.paths]
+        tiny_model.ensure(config.model, training_files, seed=config.run.seed)
+        tokenizer = load_tokenizer(config)
+        check_model(config, tokenizer)
+        dataset = load_data(config.data, config.judge, tokenizer)
+        print("data: " + ", ".join(dataset.report.lines()), flush=True)
+        check_judging(config, dataset.stream(config.run.seed).take(64))
+    with contextlib.ExitStack() as stack:
+        with clock.phase("cluster"):
+            stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
+        judges = stack.enter_context(JudgePool(config.judge, group_size=config.loop.samples_per_prompt))
+        hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         yield Parts(config, hybrid, judges, dataset, tokenizer, clock)
 
 

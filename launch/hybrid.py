@@ -42,10 +42,12 @@ class Hybrid:
 
     def start(self) -> None:
         """Builds all workers at once; the first failure ends the start with its cause."""
-        calls = {**self.train.start_calls(), **self.rollout.start_calls()}
-        wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
-        addresses = [slot for engine in self.rollout.broadcast("prepare_sync") for slot in engine]
-        self._digest = self.train.connect(addresses, self._destinations())
+        with self._clock.phase("workers"):
+            calls = {**self.train.start_calls(), **self.rollout.start_calls()}
+            wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
+        with self._clock.phase("connect"):
+            addresses = [slot for engine in self.rollout.broadcast("prepare_sync") for slot in engine]
+            self._digest = self.train.connect(addresses, self._destinations())
 
     def _destinations(self) -> list[Any]:
         """What every engine rank wants, in slot order, where the static plan is followed."""
@@ -63,6 +65,7 @@ class Hybrid:
             {**sends, **self.rollout.receive_calls(session)},
             phase=self._clock.current,
             deadline_seconds=2 * self._config.sync.deadline_seconds,
+            clock=self._clock,
         )
         self._offload(keep_parameters=False)
         self.rollout.broadcast("wake", ["kv_cache"])

@@ -74,11 +74,14 @@ class RolloutGroup:
                 self._polls[engine] = self.actors[engine].poll.remote(POLL_SECONDS)
         if not self._polls:
             return []
-        done, _ = ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_seconds)
+        with self._clock.waiting():
+            done, _ = ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_seconds)
         responses: list[Response] = []
         for engine in [e for e, ref in self._polls.items() if ref in done]:
             ref = self._polls.pop(engine)
-            finished = wait_all({self._name(engine): ref}, phase=self._clock.current, deadline_seconds=60.0)
+            finished = wait_all(
+                {self._name(engine): ref}, phase=self._clock.current, deadline_seconds=60.0, clock=self._clock
+            )
             self._open[engine] -= len(finished[self._name(engine)])
             responses += finished[self._name(engine)]
         return responses
@@ -119,7 +122,10 @@ class RolloutGroup:
 
     def _wait(self, calls: Mapping[str, Any]) -> dict[str, Any]:
         return wait_all(
-            calls, phase=self._clock.current, deadline_seconds=self._config.loop.phase_deadline_seconds
+            calls,
+            phase=self._clock.current,
+            deadline_seconds=self._config.loop.phase_deadline_seconds,
+            clock=self._clock,
         )
 
     @staticmethod

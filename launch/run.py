@@ -12,6 +12,7 @@ from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.errors import MrlError
 from mrl.loops.recorder import Recorder
+from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint_folder import latest_checkpoint
 
@@ -32,31 +33,40 @@ def train(config: Config) -> int:
 
 def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float) -> int:
     config, train = parts.config, parts.hybrid.train
-    if config.algorithm.needs_reference:
-        train.broadcast("snapshot_reference", config.model.reference_path)
-    saved = latest_checkpoint(folder.checkpoints)
-    state = train.broadcast("load_checkpoint", str(saved))[0] if saved else None
+    with parts.clock.phase("restore"):
+        if config.algorithm.needs_reference:
+            train.broadcast("snapshot_reference", config.model.reference_path)
+        saved = latest_checkpoint(folder.checkpoints)
+        state = train.broadcast("load_checkpoint", str(saved))[0] if saved else None
     recorder = Recorder(config, folder, parts.clock, first_step=int(state["next_step"]) if state else 0)
     loop = parts.loop(recorder, should_stop=signals.reason)
     if state:
         loop.restore(state)
         recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
-    recorder.progress.message(
-        f"all workers up after {time.monotonic() - start:.1f} s; logs in {folder.path}/logs/latest"
-    )
-    ended = "failed"
+    ended, start_up = "failed", {}
     try:
+        with parts.clock.phase("first_sync"):
+            loop.start()
+        start_up = _start_up(parts.clock)
+        recorder.progress.message(
+            f"all workers up and serving after {time.monotonic() - start:.1f} s "
+            f"({', '.join(f'{part} {seconds:.1f}' for part, seconds in start_up.items())}); logs in {folder.path}/logs/latest"
+        )
         ended = loop.run()
     except MrlError as error:
         ended = f"{type(error).__name__}: {error}".splitlines()[0]
         raise
     finally:
         recorder.close()
-        seconds = time.monotonic() - start
-        folder.write_summary(
-            {"ended": ended, "steps": loop.version, "seconds": seconds, "last": recorder.last_row}
-        )
+        summary = {"ended": ended, "steps": loop.version, "seconds": time.monotonic() - start}
+        folder.write_summary(summary | {"start_up_seconds": start_up, "last": recorder.last_row})
     return 0 if ended == "done" else signals.exit_code
+
+
+def _start_up(clock: PhaseClock) -> dict[str, float]:
+    """Seconds of each part up to the end of the first hand-over."""
+    taken = clock.take().items()
+    return {name.removeprefix("time/").removesuffix("_seconds"): value for name, value in taken}
 
 
 def _log_folder(folder: RunFolder) -> Path:

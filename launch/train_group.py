@@ -124,7 +124,10 @@ class TrainGroup:
 
     def _wait(self, calls: Mapping[str, Any]) -> dict[str, Any]:
         return wait_all(
-            calls, phase=self._clock.current, deadline_seconds=self._config.loop.phase_deadline_seconds
+            calls,
+            phase=self._clock.current,
+            deadline_seconds=self._config.loop.phase_deadline_seconds,
+            clock=self._clock,
         )
 
     def _put(self, shards: Sequence[TrainBatch]) -> list[Any]:

@@ -6,11 +6,13 @@ grace, and a death is reported before the errors that follow from it.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mrl.errors import MrlError, WorkerLost
+from mrl.observe.phases import PhaseClock
 
 GRACE_SECONDS = 2.0
 POLL_SECONDS = 1.0
@@ -21,12 +23,12 @@ def wait_all(
     *,
     phase: str,
     deadline_seconds: float,
-    on_poll: Callable[[], None] | None = None,
+    clock: PhaseClock | None = None,
 ) -> dict[str, Any]:
     """Results of remote calls by worker name ("train rank 1", "engine 0").
 
     Raises WorkerLost for a death or a missed deadline, else the worker's own error; names worker and phase.
-    `on_poll` runs about once a second (signals, liveness of others).
+    `clock` counts what was spent waiting.
     """
     import ray
 
@@ -42,9 +44,8 @@ def wait_all(
         if time.monotonic() - start > deadline_seconds:
             late = ", ".join(names[r] for r in pending)
             raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {phase}")
-        ray.wait(pending, num_returns=1, timeout=POLL_SECONDS)
-        if on_poll:
-            on_poll()
+        with clock.waiting() if clock else contextlib.nullcontext():
+            ray.wait(pending, num_returns=1, timeout=POLL_SECONDS)
     return {name: ray.get(ref) for name, ref in calls.items()}
 
 

@@ -104,7 +104,9 @@ class Collector:
         self._judges.flush_groups()
         deadline = time.monotonic() + self._deadline_seconds
         while len(verdicts) < len(samples):
-            verdicts.update(self._judges.collect(1.0))
+            with self.clock.waiting():
+                found = self._judges.collect(1.0)
+            verdicts.update(found)
             if time.monotonic() > deadline:
                 missing = [s.sample_id for s in samples.values() if s.sample_id not in verdicts]
                 raise RewardError(

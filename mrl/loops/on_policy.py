@@ -80,6 +80,7 @@ class OnPolicyLoop:
         self._groups: Sequence[Group] = ()
         self.on_batch: Callable[[list[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
+        self._row_seconds = 0.0
         self.next_step = 1
         """Number of the next step; steps count from 1, step 0 is the starting point."""
 
@@ -89,8 +90,10 @@ class OnPolicyLoop:
         return self.next_step - 1
 
     def run(self) -> str:
-        """All remaining steps; returns why it ended ("done" or the reason to stop)."""
-        self.start()
+        """All remaining steps after start(), the starting point's validation before the first; returns why it ended ("done" or
+        the reason to stop)."""
+        if self.version == 0 and self._config.loop.validation.before_training:
+            self._write_row(0, self._validate(0))
         while self.next_step <= self._config.loop.steps:
             self.step()
             if reason := self._should_stop():
@@ -101,10 +104,8 @@ class OnPolicyLoop:
         return "done"
 
     def start(self) -> None:
-        """The first hand-over, and the starting point's validation."""
+        """The first hand-over."""
         self._engines.sync(self.version)
-        if self.version == 0 and self._config.loop.validation.before_training:
-            self._recorder.row(0, self._validate(0))
 
     def step(self) -> None:
         """The eight phases once. BadNumbers, with the samples written down, where a number is NaN or infinite."""
@@ -116,6 +117,7 @@ class OnPolicyLoop:
 
     def _step(self) -> None:
         step, start = self.next_step, time.monotonic()
+        self._clock.take_waited()
         groups, metrics = self._supply.groups(self._collector, version=self.version)
         self._engines.rest()
         metrics |= self._check_judged(groups)
@@ -133,9 +135,21 @@ class OnPolicyLoop:
         with self._clock.phase("reshard"):
             metrics |= self._engines.sync(self.version)
         metrics |= self._clock.take()
-        metrics["time/step_seconds"] = time.monotonic() - start - metrics["time/save_seconds"]
+        seconds = time.monotonic() - start
+        metrics["time/step_seconds"] = seconds - metrics["time/save_seconds"]
+        metrics |= self._own_share(seconds)
         metrics |= self._validate(step) if self._validation_due(step) else {}
+        self._write_row(step, metrics)
+
+    def _own_share(self, seconds: float) -> dict[str, float]:
+        """What the driver's thread did itself: a step, saving and the row before it included, less the waits for others."""
+        own = seconds + self._row_seconds - self._clock.take_waited()
+        return {"perf/driver_seconds": own, "perf/driver_frac": own / (seconds + self._row_seconds)}
+
+    def _write_row(self, step: int, metrics: dict[str, float]) -> None:
+        start = time.monotonic()
         self._recorder.row(step, metrics)
+        self._row_seconds = time.monotonic() - start
 
     def _recompute(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
         """Old and reference log-probs and values by the trainer, and the sampler's distance from the first."""

@@ -1,4 +1,4 @@
-"""The eight phases of a step by name: what runs now, and how long each took. Monotonic seconds."""
+"""The eight phases of a step by name: what runs now, how long each took, and how long the driver waited. Monotonic seconds."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class PhaseClock:
     def __init__(self) -> None:
         self.current = "start_up"
         self._seconds: dict[str, float] = {}
+        self._waited = 0.0
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -25,6 +26,20 @@ class PhaseClock:
         yield
         self.current = outer
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The driver's thread does nothing here but wait for workers or judges; not nested."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - start
+
+    def take_waited(self) -> float:
+        """Seconds inside `waiting` since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
     def take(self) -> dict[str, float]:
         """`time/<phase>_seconds` of all phases since the last call."""
