@@ -44,6 +44,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             chunk = _forward_chunk(logits, targets[rows] - settings["first"], settings["group"])
             for store, value in zip((logprobs, entropy, normaliser), chunk, strict=True):
                 store.append(value)
+            del logits  # before the next chunk's exist
         result = [torch.cat(values) for values in (logprobs, entropy, normaliser)]
         ctx.save_for_backward(hidden, weight, targets, result[1], result[2])
         ctx.settings = settings
@@ -71,6 +72,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad = grad.to(weight.dtype)
             torch.mm(grad, weight, out=grad_hidden[rows])
             grad_weight += torch.mm(grad.t(), hidden[rows])
+            del logits, grad  # before the next chunk's logits exist
         return grad_hidden, grad_weight.to(weight.dtype), None, None
 
 

@@ -41,8 +41,8 @@ def test_without_a_gradient_through_the_entropy() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def test_logits_are_held_two_chunks_at_a_time() -> None:
-    """The largest tensor ever made is one chunk of logits, not the whole batch's."""
+def test_no_tensor_is_larger_than_a_chunk_of_logits() -> None:
+    """How many exist at one time: test_logprob_memory."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
