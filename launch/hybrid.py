@@ -88,7 +88,8 @@ class Hybrid:
 
         calls = {**self.rollout.close_calls(), **self.train.close_calls()}
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=20)
-        for actor in (*self.rollout.actors, *self.train.actors):
+        actors: list[Any] = [*self.rollout.actors, *self.train.actors]
+        for actor in actors:
             ray.kill(actor)
 
 

@@ -163,7 +163,7 @@ def _skew(probe: Any, deadline_seconds: float) -> float:
     import ray
 
     asked = time.time()
-    told = ray.get(probe.clock.remote(), timeout=deadline_seconds)
+    told: Any = ray.get(probe.clock.remote(), timeout=deadline_seconds)
     return skew(asked, told, time.time())
 
 

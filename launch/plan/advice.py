@@ -88,7 +88,8 @@ def layout_warnings(
     if rollout.tp > node:
         found.append(
             f"rollout.tp = {rollout.tp} is above the {node} slots of a node: `mrl train` starts an "
-            "engine's ranks on one node, so that this plan says what larger engines would need"
+            "engine's ranks on one node and refuses this layout; choose a rollout.tp that divides the node, or read this plan "
+            "as what larger engines would need"
         )
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         found.append(

@@ -26,7 +26,8 @@ RECIPES = {
 
 
 def shrunken(recipe: str, folder: Path) -> list[str]:
-    """The recipe with small words over it; algorithm, recompute and phases stay the recipe's."""
+    """The recipe with small words over it; algorithm, recompute and phases stay the recipe's, and the trainer
+    leaves its memory while engines serve, as it does on GPUs."""
     arithmetic.write(folder / "data", largest=9, num_validation=8, num_warm_start=8)
     (folder / "judge.py").write_text(JUDGE)
     new = "{num_layers: 4, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4, expert_size: 64}"
@@ -48,6 +49,7 @@ algorithm:
 training:
   dtype: float32
   microbatch_tokens: 256
+  offload: always
 rollout:
   tp: 2
   expert_parallel: false

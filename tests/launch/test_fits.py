@@ -1,7 +1,9 @@
 """What is refused before a worker starts: families, engines larger than a node, experts dealt out without a kernel."""
 
 import json
+import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from mrl.cli import main
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.observe.run_folder import RunFolder
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
@@ -57,6 +60,16 @@ def test_a_family_without_a_trainer_ends_with_one_error_before_workers(
         in errors[0]
     )
     assert not list((tmp_path / "quickstart" / "logs").rglob("train-*.log")), "a worker had started"
+
+
+def test_a_second_job_on_a_run_folder_names_host_and_pid_of_the_first(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = RunFolder(tmp_path / "quickstart")
+    words = [f"run.folder={tmp_path}", f"model.path={task}/model", f"data.train={task}/train.jsonl"]
+    assert main(["train", str(QUICKSTART), *words]) == 2
+    first.close()
+    assert f"is in use by host {socket.gethostname()} pid {os.getpid()};" in capsys.readouterr().err
 
 
 def test_engines_that_fit_their_nodes_pass(task: Path) -> None:

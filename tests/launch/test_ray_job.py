@@ -1,0 +1,64 @@
+"""`ray job submit` to a cluster that a user started: the run joins it and leaves it up."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.two_nodes import ROOT, free_port_base, started, steps_done, write_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+RAY = ["-m", "ray.scripts.scripts"]
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[str]:
+    """Address of a one-node cluster with two slots, as `ray start --head` makes it."""
+    base = free_port_base()
+    folder = tempfile.mkdtemp(prefix="rj-")  # sockets in it: their paths are limited
+    options = {
+        "port": base,
+        "dashboard-port": base + 2,
+        "dashboard-agent-listen-port": base + 3,
+        "dashboard-agent-grpc-port": base + 4,
+        "metrics-export-port": base + 5,
+        "ray-client-server-port": base + 6,
+        "resources": json.dumps({"slot": 2}),
+        "num-cpus": 2,
+        "object-store-memory": 100 << 20,
+        "temp-dir": folder,
+    }
+    words = [*RAY, "start", "--head", "--block", "--include-dashboard=true", "--disable-usage-stats"]
+    with started([*words, *(f"--{k}={v}" for k, v in options.items())], log=tmp_path / "cluster.log"):
+        yield f"http://127.0.0.1:{base + 2}"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *RAY, "job", words[0], "--address", dashboard, *words[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+def test_a_submitted_job_trains_and_leaves_the_cluster_up(dashboard: str, tmp_path: Path) -> None:
+    deadline = time.monotonic() + 90
+    while job(dashboard, "list").returncode:
+        assert time.monotonic() < deadline, (tmp_path / "cluster.log").read_text()
+        time.sleep(1.0)
+    command = [sys.executable, "-m", "mrl.cli", "train", str(write_run(tmp_path)), "launch.slots_per_node=2"]
+    done = job(dashboard, "submit", "--", *command)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "succeeded" in done.stdout
+    assert steps_done(tmp_path) == [1, 2]
+    assert job(dashboard, "list").returncode == 0, "the run took the user's cluster down"
