@@ -7,6 +7,7 @@ a small watcher process removes also when the driver is killed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -80,7 +81,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
                 object_store_memory=launch.object_store_bytes,
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 _temp_dir=str(folder),
             )
         try:
