@@ -56,7 +56,7 @@ class Dispatcher:
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
-        self._stopping = False
+        self._stopping = self._woken = False
         self._jitter = random.Random(0)
         self.counts: collections.Counter[str] = collections.Counter()
         self.failure: BaseException | None = None
@@ -80,6 +80,10 @@ class Dispatcher:
             raise RewardError(f"judges: the dispatcher did not end within {deadline_seconds:g} s")
 
     def _wake(self) -> None:
+        """One byte in the pipe is enough: `_step` forgets it before it looks at the arrivals."""
+        if self._woken:
+            return
+        self._woken = True
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_in, b"x")
 
@@ -113,6 +117,7 @@ class Dispatcher:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_out, 4096)
+                self._woken = False
                 continue
             lane, worker, what = key.data
             if worker in lane.workers:

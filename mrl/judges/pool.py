@@ -46,6 +46,7 @@ class JudgePool:
         self._section = section
         self._group_size = group_size
         self._lanes: dict[str, Lane] = {}
+        self._lanes_by_part: dict[int, Lane] = {}
         self._open: dict[str, Ticket] = {}
         self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, JudgePart]]] = (
             collections.defaultdict(list)
@@ -158,10 +159,13 @@ class JudgePool:
         self._dispatcher.put(self._lane(part), Task(requests, done))
 
     def _lane(self, part: JudgePart) -> Lane:
-        key = part.model_dump_json(include=set(JudgePart.model_fields) - {"weight", "name"})
-        if key not in self._lanes:
-            self._lanes[key] = lanes_of(part, stages_of(part), num_workers=self._section.pool_workers)
-        return self._lanes[key]
+        """The one of a part; parts that differ in weight and name alone share it."""
+        if id(part) not in self._lanes_by_part:  # the section keeps its parts
+            key = part.model_dump_json(include=set(JudgePart.model_fields) - {"weight", "name"})
+            if key not in self._lanes:
+                self._lanes[key] = lanes_of(part, stages_of(part), num_workers=self._section.pool_workers)
+            self._lanes_by_part[id(part)] = self._lanes[key]
+        return self._lanes_by_part[id(part)]
 
     def _answered(self, ticket: Ticket, part: JudgePart, verdict: Verdict | None) -> None:
         """Called from the dispatcher's thread, or from submit where no process is asked."""
