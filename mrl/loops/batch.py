@@ -17,14 +17,14 @@ def pack(groups: Sequence[Group]) -> TrainBatch:
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return TrainBatch(
-        tokens=_join([np.concatenate([s.prompt_tokens, s.response_tokens]) for s in samples], np.int64),
+        tokens=_join([part for s in samples for part in (s.prompt_tokens, s.response_tokens)], np.int64),
         cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        loss_mask=_join([_after_prompt(s, s.loss_mask) for s in samples], np.bool_),
+        loss_mask=_after_prompts(samples, [s.loss_mask for s in samples], np.bool_),
         group_ids=np.array([s.prompt_index for s in samples], dtype=np.int64),
         sample_ids=tuple(s.sample_id for s in samples),
         arrays={
-            "sampler_logprobs": _join([_after_prompt(s, s.sampler_logprobs) for s in samples], np.float32),
-            "policy_versions": _join([_after_prompt(s, s.policy_versions) for s in samples], np.int64),
+            "sampler_logprobs": _after_prompts(samples, [s.sampler_logprobs for s in samples], np.float32),
+            "policy_versions": _after_prompts(samples, [s.policy_versions for s in samples], np.int64),
         },
     )
 
@@ -64,9 +64,12 @@ def minibatches(batch: TrainBatch, count: int) -> list[np.ndarray]:
     return [np.arange(bounds[p[0]], bounds[p[-1] + 1], dtype=np.int64) for p in pieces if len(p)]
 
 
-def _after_prompt(sample: Sample, values: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(len(sample.prompt_tokens), dtype=values.dtype), values])
+def _after_prompts(samples: Sequence[Sample], values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    """Responses' values with zeros for the prompts before them: [N]."""
+    blank = np.zeros(max((len(s.prompt_tokens) for s in samples), default=0), dtype)
+    pairs = zip(samples, values, strict=True)
+    return _join([part for s, own in pairs for part in (blank[: len(s.prompt_tokens)], own)], dtype)
 
 
 def _join(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)

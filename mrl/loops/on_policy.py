@@ -116,7 +116,7 @@ class OnPolicyLoop:
             raise
 
     def _step(self) -> None:
-        step, start = self.next_step, time.monotonic()
+        step, start, worked = self.next_step, time.monotonic(), time.thread_time()
         self._clock.take_waited()
         groups, metrics = self._supply.groups(self._collector, version=self.version)
         self._engines.rest()
@@ -137,7 +137,7 @@ class OnPolicyLoop:
         metrics |= self._clock.take()
         seconds = time.monotonic() - start
         metrics["time/step_seconds"] = seconds - metrics["time/save_seconds"]
-        metrics |= self._own_share(seconds)
+        metrics |= self._own_share(seconds) | {"perf/driver_cpu_seconds": time.thread_time() - worked}
         metrics |= self._validate(step) if self._validation_due(step) else {}
         self._write_row(step, metrics)
 

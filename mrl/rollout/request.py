@@ -6,7 +6,9 @@ Also the seeds: samples of one run never share one (`sample_seed`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import struct
 
 import numpy as np
 
@@ -71,14 +73,20 @@ def sample_seed(run_seed: int, prompt_index: int, sample_index: int, attempt: in
     prompt_high, prompt_low = divmod(prompt_index, 1 << _PROMPT_LOW_BITS)
     sample_high, sample_low = divmod(sample_index, 1 << _SAMPLE_LOW_BITS)
     high = (prompt_high << _SAMPLE_HIGH_BITS | sample_high) << _ATTEMPT_BITS | attempt
-    key = hashlib.blake2b(f"{run_seed}.{high}".encode(), digest_size=16).digest()
-    return high << _LOW_BITS | _permute_32(prompt_low << _SAMPLE_LOW_BITS | sample_low, key)
+    return high << _LOW_BITS | _permute_32(prompt_low << _SAMPLE_LOW_BITS | sample_low, _keys(run_seed, high))
 
 
-def _permute_32(value: int, key: bytes) -> int:
+@functools.lru_cache(maxsize=1024)
+def _keys(run_seed: int, high: int) -> tuple[int, ...]:
+    """Four words of 32 bits."""
+    digest = hashlib.blake2b(f"{run_seed}.{high}".encode(), digest_size=16).digest()
+    return struct.unpack("<4I", digest)
+
+
+def _permute_32(value: int, keys: tuple[int, ...]) -> int:
     """A permutation of 0..2^32 - 1: xor, odd multiplication and shift-xor are each invertible."""
-    for round_index in range(4):
-        value ^= int.from_bytes(key[4 * round_index : 4 * round_index + 4], "little")
+    for key in keys:
+        value ^= key
         value = value * 0x9E3779B1 & _MASK_32
         value ^= value >> 15
         value = value * 0x85EBCA77 & _MASK_32
