@@ -38,10 +38,10 @@ class ForkedExecutor:
 
         The deadline counts by the clock from the start of this work, so that what waits behind it is delayed by no more.
         """
+        last = time.monotonic() + deadline_seconds
         if not self._pid:
             self._fork()
         self._cpu_before = _cpu_seconds(self._pid)
-        last = time.monotonic() + deadline_seconds
         payload = pickle.dumps(request)
         try:
             _write_all(self._to_child, frame(payload))
