@@ -1,6 +1,7 @@
 """`ray job submit` to a cluster that a user started: the run joins it and leaves it up."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from launch.ray_node import token_environment
 from tests.launch.two_nodes import ROOT, free_port_base, started, steps_done, write_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 RAY = ["-m", "ray.scripts.scripts"]
+TOKEN = token_environment("0123456789abcdef" * 4)
 
 
 @pytest.fixture
@@ -35,7 +38,8 @@ def dashboard(tmp_path: Path) -> Iterator[str]:
         "temp-dir": folder,
     }
     words = [*RAY, "start", "--head", "--block", "--include-dashboard=true", "--disable-usage-stats"]
-    with started([*words, *(f"--{k}={v}" for k, v in options.items())], log=tmp_path / "cluster.log"):
+    words += [f"--{name}={value}" for name, value in options.items()]
+    with started(words, log=tmp_path / "cluster.log", environment=TOKEN):
         yield f"http://127.0.0.1:{base + 2}"
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -44,6 +48,7 @@ def job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *RAY, "job", words[0], "--address", dashboard, *words[1:]],
         cwd=ROOT,
+        env={**os.environ, **TOKEN},
         capture_output=True,
         text=True,
         timeout=400,
@@ -52,9 +57,9 @@ def job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_submitted_job_trains_and_leaves_the_cluster_up(dashboard: str, tmp_path: Path) -> None:
-    deadline = time.monotonic() + 90
-    while job(dashboard, "list").returncode:
-        assert time.monotonic() < deadline, (tmp_path / "cluster.log").read_text()
+    deadline = time.monotonic() + 200
+    while (asked := job(dashboard, "list")).returncode:
+        assert time.monotonic() < deadline, asked.stderr + (tmp_path / "cluster.log").read_text()
         time.sleep(1.0)
     command = [sys.executable, "-m", "mrl.cli", "train", str(write_run(tmp_path)), "launch.slots_per_node=2"]
     done = job(dashboard, "submit", "--", *command)
