@@ -150,7 +150,9 @@ class TrainBatch:
     def with_arrays(self, **arrays: np.ndarray) -> TrainBatch:
         """A batch with further [N] arrays; an array of another length is an error."""
         for name, array in arrays.items():
-            assert array.shape == (self.num_tokens,), f"{name}: {array.shape}, batch has {self.num_tokens} tokens"
+            assert array.shape == (self.num_tokens,), (
+                f"{name}: {array.shape}, batch has {self.num_tokens} tokens"
+            )
         return dataclasses.replace(self, arrays={**self.arrays, **arrays})
 
     def select(self, samples: np.ndarray) -> TrainBatch:

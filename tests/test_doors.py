@@ -63,14 +63,18 @@ def test_a_room_imports_only_its_own_level_and_below(name: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_are_touched_in_their_rooms_only(engine: str) -> None:
-    users = [n for n, p in modules().items() if any(i == engine or i.startswith(engine + ".") for i in imports(p))]
+    users = [
+        n for n, p in modules().items() if any(i == engine or i.startswith(engine + ".") for i in imports(p))
+    ]
     strangers = [n for n in users if not n.startswith(ENGINES[engine])]
     assert users and not strangers, f"{engine} is imported by {strangers}"
 
 
 def loaded_by(statement: str, names: tuple[str, ...]) -> list[str]:
     code = f"import sys\n{statement}\nprint(*[n for n in {names!r} if n in sys.modules])"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
 
 
 def test_configuration_imports_no_engine() -> None:
@@ -78,13 +82,25 @@ def test_configuration_imports_no_engine() -> None:
     assert loaded_by(statement, ("torch", "ray", "vllm", "megatron", "transformers")) == []
 
 
-PURE = ["mrl.algorithms", "mrl.judges", "mrl.data", "mrl.observe", "resharding.sources", "resharding.plan", "models.families"]
+PURE = [
+    "mrl.algorithms",
+    "mrl.judges",
+    "mrl.data",
+    "mrl.observe",
+    "resharding.sources",
+    "resharding.plan",
+    "models.families",
+]
 
 
 @pytest.mark.parametrize("room", PURE)
 def test_pure_rooms_import_no_engine(room: str) -> None:
     package = modules()[room]
-    inner = [n for n in modules() if n == room or n.startswith(room + ".")] if package.name == "__init__.py" else [room]
+    inner = (
+        [n for n in modules() if n == room or n.startswith(room + ".")]
+        if package.name == "__init__.py"
+        else [room]
+    )
     assert loaded_by("\n".join(f"import {n}" for n in inner), ("ray", "vllm", "megatron")) == []
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.assemble import decoder, load_tokenizer
 from launch.cluster import cluster
 from launch.hybrid import Hybrid
-from launch.assemble import decoder, load_tokenizer
 from launch.warm_start import run_ranks
 from mrl.config.loop import LaunchSection
 from mrl.config.root import Config

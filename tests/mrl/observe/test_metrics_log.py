@@ -15,7 +15,11 @@ def test_resume_drops_later_rows_and_a_torn_line(tmp_path: Path) -> None:
         file.write('{"step": 4, "rew')
     log.resume_at(2)
     log.write(2, {"reward/mean": 9.0})
-    assert [(r["step"], r["reward/mean"]) for r in read(tmp_path / "metrics.jsonl")] == [(0, 0.0), (1, 1 / 3), (2, 9.0)]
+    assert [(r["step"], r["reward/mean"]) for r in read(tmp_path / "metrics.jsonl")] == [
+        (0, 0.0),
+        (1, 1 / 3),
+        (2, 9.0),
+    ]
 
 
 def test_rows_are_strict_json(tmp_path: Path) -> None:
@@ -25,5 +29,12 @@ def test_rows_are_strict_json(tmp_path: Path) -> None:
 
 
 def test_volatile_fields_are_those_of_speed_and_memory() -> None:
-    row = {"step": 1, "time/update_seconds": 3.0, "mem/driver_bytes": 1.0, "reward/mean": 0.5, "reshard/bytes": 7.0, "reshard/seconds": 1.0}
+    row = {
+        "step": 1,
+        "time/update_seconds": 3.0,
+        "mem/driver_bytes": 1.0,
+        "reward/mean": 0.5,
+        "reshard/bytes": 7.0,
+        "reshard/seconds": 1.0,
+    }
     assert without_volatile(row) == {"step": 1, "reward/mean": 0.5, "reshard/bytes": 7.0}

@@ -65,7 +65,9 @@ def test_tensorboard_shows_no_step_twice_after_resume(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first_step, last_step in ((0, 4), (2, 6)):
-        (tracker,) = trackers.start(("tensorboard",), tmp_path, first_step=first_step, run_name="r", deadline_seconds=60)
+        (tracker,) = trackers.start(
+            ("tensorboard",), tmp_path, first_step=first_step, run_name="r", deadline_seconds=60
+        )
         for step in range(first_step, last_step):
             tracker.log(step, {"reward/mean": float(step)})
         tracker.close()
