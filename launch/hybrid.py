@@ -46,8 +46,7 @@ class Hybrid:
             calls = {**self.train.start_calls(), **self.rollout.start_calls()}
             wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
         with self._clock.phase("connect"):
-            addresses = [slot for engine in self.rollout.broadcast("prepare_sync") for slot in engine]
-            self._digest = self.train.connect(addresses, self._destinations())
+            self._digest = self.train.connect(self.rollout.addresses(), self._destinations())
 
     def _destinations(self) -> list[Any]:
         """What every engine rank wants, in slot order, where the static plan is followed."""

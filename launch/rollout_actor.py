@@ -51,6 +51,13 @@ class RolloutActor:
         """All responses to the requests in one call."""
         return self._engine.generate(requests, deadline=time.monotonic() + deadline_seconds)
 
+    def prepare_sync(self) -> list[str]:
+        """The addresses of this engine's ranks, as the configured transport needs them."""
+        import ray
+
+        distributed = self._config.sync.transport == "distributed"
+        return self._engine.prepare_sync(ray.util.get_node_ip_address() if distributed else None)
+
     def destinations(self) -> list[Any]:
         """Where each checkpoint tensor lands on each of this engine's ranks, by vLLM's own loaders."""
         config = json.loads((Path(self._config.model.path) / "config.json").read_text(encoding="utf-8"))

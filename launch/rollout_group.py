@@ -94,6 +94,10 @@ class RolloutGroup:
         """The same call on every engine; results by engine."""
         return list(self._wait(self._calls("call", method, *arguments, **options)).values())
 
+    def addresses(self) -> list[str]:
+        """Where each engine rank's sender connects, in slot order."""
+        return [address for engine in self._wait(self._calls("prepare_sync")).values() for address in engine]
+
     def destinations(self) -> list[list[Any]]:
         """By engine, what each of its ranks wants of the checkpoint."""
         return list(self._wait(self._calls("destinations")).values())

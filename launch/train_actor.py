@@ -20,6 +20,7 @@ class TrainActor:
         redirect(log_folder, f"train-{rank}")
         self._config, self._rank = config, rank
         self._worker: Any = None
+        self._store: tuple[str, int] | None = None
 
     def rendezvous(self) -> tuple[str, int, int]:
         """This process's node address, a free port on it, and its pid; asked of rank 0 before `start`."""
@@ -33,6 +34,7 @@ class TrainActor:
         """Builds the Megatron model and optimizer; a collective over all ranks."""
         from mrl.training.worker import MegatronWorker
 
+        self._store = address, port
         self._worker = MegatronWorker(
             model=self._config.model,
             training=self._config.training,
@@ -56,16 +58,21 @@ class TrainActor:
             batch, self._objective(role), denominators, temperature=self._config.rollout.temperature
         )
 
-    def connect(self, address: str, destinations: Sequence[Any], slots_per_node: int) -> str:
-        """Prepares this slot's hand-over to the engine rank at `address`; returns the digest sessions must carry."""
+    def connect(self, addresses: Sequence[str], destinations: Sequence[Any], slots_per_node: int) -> str:
+        """Prepares this rank's hand-over to the engine ranks it feeds; returns the digest sessions must carry."""
         from resharding.handover import GatherHandOver, PlannedHandOver
 
         sync = self._config.sync
         if sync.mode == "gather":
-            self._handover = GatherHandOver(self._worker, sync, address)
+            self._handover = GatherHandOver(self._worker, sync, addresses, store=self._store)
         else:
             self._handover = PlannedHandOver(
-                self._worker, sync, address, destinations, slots_per_node=slots_per_node
+                self._worker,
+                sync,
+                addresses,
+                destinations,
+                slots_per_node=slots_per_node,
+                store=self._store,
             )
         return self._handover.digest
 

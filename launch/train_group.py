@@ -98,10 +98,10 @@ class TrainGroup:
         return list(self._wait(self._calls("call", method, *arguments, **options)).values())
 
     def connect(self, addresses: Sequence[str], destinations: Sequence[Any]) -> str:
-        """Connects each rank to the engine rank of its slot; the digest all ranks agree on."""
+        """Connects each rank to the engine ranks it feeds; the digest all ranks agree on."""
         slots = self._config.launch.slots_per_node or self.layout.world_size
         calls = {
-            self._name(r): a.connect.remote(addresses[r], list(destinations), slots)
+            self._name(r): a.connect.remote(list(addresses), list(destinations), slots)
             for r, a in enumerate(self.actors)
         }
         digests = self._wait(calls)

@@ -1,35 +1,45 @@
-"""Message transport between a slot's sender and receiver: ZMQ over an abstract Unix socket, which leaves no file.
+"""Control messages between a sender and its receiver, over ZMQ. Every wait has a deadline and ends early when the peer is gone.
 
-Only processes of the same user are accepted. Every wait has a deadline and ends early when the peer process is gone.
+On one slot: an abstract Unix socket, which leaves no file; only processes of the same user are accepted, and the peer's
+process is watched. Between machines: TCP under CURVE. Its server key travels inside the address, so that nobody connects
+who was not given the address; there the connection itself is watched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
+from collections.abc import Callable
 
 import zmq
 
 from mrl.errors import ReshardError
-from resharding.messages import AnyMessage, Message, decode, encode
+from resharding.messages import AnyMessage, Message, Waiting, decode, encode
 from resharding.processes import ProcessId
 
 _POLL_MILLISECONDS = 100
+_PROBE_SECONDS = 0.5
+"""How often a network listener makes sure that the sender it waits for is still connected."""
 _PREFIX = "ipc://@mrl-"
+_NETWORK = "tcp://"
 _LINGER_MILLISECONDS = 500
 """How long a closing socket still tries to deliver its last message (an Abort, a Failed)."""
 _LARGEST_MESSAGE = 256 << 20
 
+Lost = Callable[[], str | None]
+"""Why the peer can never answer, or None."""
 
-def own_address() -> str:
+
+def _slot_address() -> str:
     """A fresh abstract address; it names the process that listens."""
     own = ProcessId.own()
     return f"{_PREFIX}{own.pid}-{own.start_ticks}-{uuid.uuid4().hex}"
 
 
-def listener_of(address: str) -> ProcessId:
-    """The process that listens at an address `own_address` made there."""
+def _listener_of(address: str) -> ProcessId:
+    """The process that listens at an address `_slot_address` made there."""
     parts = address.removeprefix(_PREFIX).split("-")
     if not address.startswith(_PREFIX) or len(parts) != 3 or not all(p.isdecimal() for p in parts[:2]):
         raise ReshardError(
@@ -41,27 +51,68 @@ def listener_of(address: str) -> ProcessId:
 class Listener:
     """The receiver's end: bound once, talks to one sender at a time, knows each by its ZMQ identity."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, host: str | None = None) -> None:
+        """`host`: this machine's address for senders elsewhere; None for a sender on the same slot."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        self._networked = host is not None
         _configure(self._socket)
-        self._socket.bind(address)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if host is None:
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+            self.address = _slot_address()
+            self._socket.bind(self.address)
+        else:
+            public, self._socket.curve_secretkey = zmq.curve_keypair()
+            self._socket.curve_server = True
+            port = self._socket.bind_to_random_port(f"{_NETWORK}{host}")
+            self.address = f"{_NETWORK}{host}:{port}/{public.hex()}"
+        self._probed = 0.0
+        self._kept: tuple[bytes, AnyMessage | ReshardError] | None = None
 
     def send(self, sender: bytes, message: Message) -> None:
         """Queues a message; to a sender that is gone it is dropped."""
-        self._socket.send_multipart([sender, encode(message)])
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart([sender, encode(message)])
 
     def receive(
-        self, deadline: float, waiting_for: str, peer: ProcessId | None = None
+        self, deadline: float, waiting_for: str, lost: Lost | None = None
     ) -> tuple[bytes, AnyMessage | ReshardError]:
         """(sender, message); a malformed message comes back as the error, for the caller to answer it."""
-        _wait(self._socket, deadline, waiting_for, peer)
+        if self._kept is None:
+            _wait(self._socket, deadline, waiting_for, lost)
+        message, self._kept = self._kept or self._read(), None
+        return message
+
+    def glance(self) -> tuple[bytes, AnyMessage | ReshardError] | None:
+        """The message that waits, if one does; `receive` will still give it."""
+        if self._kept is None and self._socket.poll(0):
+            self._kept = self._read()
+        return self._kept
+
+    def _read(self) -> tuple[bytes, AnyMessage | ReshardError]:
         sender, *frames = self._socket.recv_multipart()
         try:
             return sender, decode(b"".join(frames))
         except ReshardError as error:
             return sender, error
+
+    def watch(self, sender: bytes, process: ProcessId) -> Lost:
+        """Says whether a sender that once spoke is gone."""
+
+        def lost() -> str | None:
+            if not self._networked:
+                return None if process.alive() else f"process {process.pid} ended"
+            if time.monotonic() - self._probed < _PROBE_SECONDS:
+                return None
+            self._probed = time.monotonic()
+            try:
+                self._socket.send_multipart([sender, encode(Waiting(session_id=""))])
+            except zmq.ZMQError:
+                return f"the connection of process {process.pid} closed"
+            return None
+
+        return lost
 
     def close(self) -> None:
         self._socket.close(linger=_LINGER_MILLISECONDS)
@@ -72,20 +123,47 @@ class Dialer:
     """The sender's end."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
+        networked = address.startswith(_NETWORK)
+        self._peer = None if networked else _listener_of(address)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket)
-        self._socket.connect(address)
+        self.endpoint, _, key = address.rpartition("/") if networked else (address, "", "")
+        """Where the receiver is; the key that opens it is not part of it."""
+        if networked:
+            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+            self._socket.curve_serverkey = bytes.fromhex(key)
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        self._socket.connect(self.endpoint)
+        self._kept: AnyMessage | None = None
 
     def send(self, message: Message) -> None:
         self._socket.send(encode(message))
 
-    def receive(self, deadline: float, waiting_for: str, peer: ProcessId | None = None) -> AnyMessage:
-        _wait(self._socket, deadline, waiting_for, peer)
-        return decode(self._socket.recv())
+    def receive(self, deadline: float, waiting_for: str) -> AnyMessage:
+        while self.glance() is None:
+            _wait(self._socket, deadline, waiting_for, self.lost)
+        message, self._kept = self._kept, None
+        assert message is not None
+        return message
+
+    def glance(self) -> AnyMessage | None:
+        """The message that waits, if one does; `receive` will still give it."""
+        while self._kept is None and self._socket.poll(0):
+            message = decode(self._socket.recv())
+            self._kept = None if isinstance(message, Waiting) else message
+        return self._kept
+
+    def lost(self) -> str | None:
+        """Why the receiver can never answer, or None."""
+        if self._peer is not None:
+            return None if self._peer.alive() else f"process {self._peer.pid} ended"
+        return f"the connection to {self.endpoint} closed" if self._monitor.poll(0) else None
 
     def close(self) -> None:
+        if self._peer is None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MILLISECONDS)
         self._context.term()
 
@@ -94,20 +172,19 @@ def _configure(socket: zmq.Socket) -> None:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
-    socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
 
 
-def _wait(socket: zmq.Socket, deadline: float, waiting_for: str, peer: ProcessId | None) -> None:
-    """Until a message is there; ReshardError at the deadline (monotonic) or when the peer process ended."""
+def _wait(socket: zmq.Socket, deadline: float, waiting_for: str, lost: Lost | None) -> None:
+    """Until a message is there; ReshardError at the deadline (monotonic) or when the peer is gone."""
     started = time.monotonic()
     while not socket.poll(_POLL_MILLISECONDS):
-        if peer is not None and not peer.alive():
+        reason = lost() if lost is not None else None
+        if reason is not None:
             if socket.poll(0):  # its last message may have come after the poll above
                 return
-            raise ReshardError(f"process {peer.pid} ended while this side waited for {waiting_for}")
+            raise ReshardError(f"{reason} while this side waited for {waiting_for}")
         if time.monotonic() > deadline:
             raise ReshardError(
-                f"no {waiting_for} within {time.monotonic() - started:.1f} s"
-                + (f" from process {peer.pid}" if peer else "")
-                + "; raise sync.deadline_seconds if the peer was only slow"
+                f"no {waiting_for} within {time.monotonic() - started:.1f} s; raise sync.deadline_seconds if the peer "
+                "was only slow"
             )

@@ -71,35 +71,48 @@ def from_trace(
 
     `parameters` has every parameter's loader-layout shape and dtype in the model's order, `checkpoint` the tensors that
     were fed. `loaded_whole` names parameters known to equal one checkpoint tensor that the trace cannot see (parameter ->
-    tensor). `aliases` are names that share another parameter's storage (a tied output layer): left out. ReshardError names copies that are no boxes (a transposed or re-strided load) and parameters nothing fills.
+    tensor). `aliases` are names that share another parameter's storage (a tied output layer): left out.
+
+    A parameter that something else than boxes fills (a transposed or re-strided load, or nothing the trace saw) makes its
+    whole module `unplanned`: the tensors that fill the module come whole. ReshardError where not even they are known.
     """
     shapes = {tensor.name: tensor.shape for tensor in checkpoint}
     pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
-    wrong = []
+    feeds: dict[str, set[str]] = {}
+    odd: set[str] = set()
     for record in records:
         record = record if isinstance(record, TraceRecord) else TraceRecord(*record)
         if record.parameter not in pieces or record.tensor not in shapes:
-            wrong.append(f"{record.tensor} -> {record.parameter}: unknown name")
-            continue
+            raise ReshardError(
+                f"rollout rank {rank}: the loaders copied {record.tensor} -> {record.parameter}: unknown name"
+            )
+        feeds.setdefault(_module(record.parameter), set()).add(record.tensor)
         piece = _piece(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
         if piece is None:
-            wrong.append(f"{record.tensor} -> {record.parameter}: not a box")
+            odd.add(_module(record.parameter))
         else:
             pieces[record.parameter].append(piece)
     for name, tensor in (loaded_whole or {}).items():
         shape, zero = shapes[tensor], (0,) * len(shapes[tensor])
         pieces[name] = [Piece(tensor, zero, shape, zero)]
-    wrong += [f"{name}: nothing fills it" for name, found in pieces.items() if not found]
-    if wrong:
-        raise ReshardError(
-            f"rollout rank {rank}: the loaders' trace cannot be planned: {'; '.join(wrong[:20])}"
-        )
+        feeds.setdefault(_module(name), set()).add(tensor)
+    odd |= {_module(name) for name, found in pieces.items() if not found}
+    while more := {
+        m for m, fed in feeds.items() if m not in odd and any(fed & feeds.get(o, set()) for o in odd)
+    }:
+        odd |= more  # a tensor that comes whole is loaded into every module it feeds
+    if unknown := sorted(odd - feeds.keys()):
+        raise ReshardError(f"rollout rank {rank}: no checkpoint tensor is seen to fill {unknown[:20]}")
     tensors = [
         LocalTensor(name, 0, tuple(shape), dtype, tuple(sorted(pieces[name], key=lambda p: p.local_start)))
         for name, (shape, dtype) in parameters.items()
-        if name in pieces
+        if name in pieces and _module(name) not in odd
     ]
-    return RankManifest.of(rank, tensors)
+    return RankManifest.of(rank, tensors, {tensor for module in odd for tensor in feeds[module]})
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def _piece(record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Piece | None:

@@ -7,9 +7,7 @@ Unblocked by: the agreement before each bucket, so that one rank's failure is ra
 
 from __future__ import annotations
 
-import dataclasses
 import time
-import traceback
 from collections.abc import Sequence
 
 import torch
@@ -21,93 +19,73 @@ from resharding.gather_plan import Copy, GatherPlan, Window
 from resharding.messages import Span
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
+from resharding.sending import Lead, Moved, SendStats, hold
 from resharding.session import Session
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SendStats:
-    """One slot's hand-over, in seconds and bytes."""
-
-    seconds: float
-    num_bytes: int
-    num_buckets: int
-    wait_seconds: float
-    """Of this sender for its receiver."""
-    gather_seconds: float
-    """Packing, collectives or messages, unpacking."""
-    pack_seconds: float
-    """Of these, what this rank's own copies took."""
-    commit_seconds: float
-    """From every rank's verification to every rank's commit."""
-    receiver_seconds: dict[str, float]
-    """wait, copy, load, process on the receiver's side."""
-
-
 def send(
-    sender: WeightSender,
+    senders: Sequence[WeightSender],
     session: Session,
     plan: GatherPlan,
     local_tensors: Sequence[torch.Tensor],
     *,
     group: dist.ProcessGroup | None,
+    device: torch.device,
     deadline_seconds: float,
 ) -> SendStats:
-    """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise."""
+    """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all raise."""
     if session.digest != plan.digest:
         raise ReshardError(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
         )
-    ranks = Ranks(group, deadline_seconds, sender.device)
-    started = time.monotonic()
-    try:
-        ranks.together(lambda: sender.open(session, plan.tensors))
-        moving, packing = _windows(sender, plan, local_tensors, ranks)
-        verified = ranks.together(sender.finish)
-        mark = time.monotonic()
-        ranks.together(sender.commit)
-    except BaseException as error:
-        sender.abort("".join(traceback.format_exception(error)))
-        traceback.clear_frames(
-            error.__traceback__
-        )  # else whoever keeps the error keeps the shared buffers mapped
-        raise
-    return SendStats(
-        seconds=time.monotonic() - started,
-        commit_seconds=time.monotonic() - mark,
-        num_bytes=plan.num_bytes,
-        num_buckets=len(plan.windows),
-        wait_seconds=sender.wait_seconds,
-        gather_seconds=moving,
-        pack_seconds=packing,
-        receiver_seconds=verified.seconds,
-    )
+    ranks = Ranks(group, deadline_seconds, device)
+    leads = [Lead(sender, plan.tensors) for sender in senders]
+    return hold(ranks, session, leads, lambda: move(senders, plan, local_tensors, ranks))
 
 
-def _windows(
-    sender: WeightSender, plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
-) -> tuple[float, float]:
-    """Every bucket in the plan's order; seconds spent filling buckets, and of these in own copies."""
-    filled: Window | None = None
-    moving, packing = 0.0, 0.0
+def move(
+    senders: Sequence[WeightSender], plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
+) -> Moved:
+    """Every bucket in the plan's order, to all receivers."""
+    filled: tuple[Window, torch.Tensor] | None = None
+    seconds, packing = 0.0, 0.0
+    spare = _spare(senders, plan, ranks)
     for window in plan.windows:
-        buffer = ranks.together(lambda filled=filled: _advance(sender, filled).next_buffer())
+        buffer = ranks.together(lambda filled=filled: _advance(senders, filled, spare))
         mark = time.monotonic()
         packing += _fill(buffer, window, plan, local_tensors, ranks)
-        moving += time.monotonic() - mark
-        filled = window
-    ranks.together(lambda: _advance(sender, filled))
-    return moving, packing
+        seconds += time.monotonic() - mark
+        filled = window, buffer
+    ranks.together(lambda: _hand_over(senders, filled))
+    return Moved(plan.num_bytes * len(senders), len(plan.windows), seconds, packing)
 
 
-def _advance(sender: WeightSender, filled: Window | None) -> WeightSender:
-    """Hands the bucket that was filled last to the receiver."""
-    if filled is not None:
-        spans = [
-            Span(tensor=b.tensor, start=b.first_byte, num_bytes=b.num_bytes, offset=b.offset)
-            for b in filled.boxes
-        ]
-        sender.send(spans, filled.used_bytes)
-    return sender
+def _spare(senders: Sequence[WeightSender], plan: GatherPlan, ranks: Ranks) -> torch.Tensor:
+    """What a rank fills that leads nobody: it takes part in the collectives all the same."""
+    size = 0 if senders else max((w.used_bytes for w in plan.windows), default=0)
+    return torch.empty(size, dtype=torch.uint8, device=ranks.device)
+
+
+def _advance(
+    senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None, spare: torch.Tensor
+) -> torch.Tensor:
+    """Hands over the bucket that was filled last; the next one to fill."""
+    _hand_over(senders, filled)
+    return senders[0].next_buffer() if senders else spare
+
+
+def _hand_over(senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None) -> None:
+    if filled is None:
+        return
+    window, buffer = filled
+    spans = [
+        Span(tensor=b.tensor, start=b.first_byte, num_bytes=b.num_bytes, offset=b.offset)
+        for b in window.boxes
+    ]
+    for number, sender in enumerate(senders):
+        if number:
+            sender.next_buffer()[: window.used_bytes].copy_(buffer[: window.used_bytes])
+        sender.send(spans, window.used_bytes)
 
 
 def _fill(

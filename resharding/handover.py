@@ -6,6 +6,7 @@ sync.deadline_seconds. Modes: `gather` streams full tensors; `planned` follows t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,15 +18,17 @@ from models.manifest import LocalTensor
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding import gather, gather_plan, planned
-from resharding.gather import SendStats
+from resharding.ends import Ends, open_ends
 from resharding.layout import Layout
 from resharding.lease import describe_device, describe_files
 from resharding.manifest import RankManifest
 from resharding.plan import PlanOptions, build_plan
-from resharding.sender import WeightSender
+from resharding.planned import Lane, Led, Load, MeshLane, PeerLane, parcels_of
+from resharding.ranks import Ranks
+from resharding.sending import SendStats
 from resharding.session import Session
 from resharding.sources import from_layout
-from resharding.tables import leased_tensors, of_part
+from resharding.tables import LeasedTensor, leased_tensors, of_part
 from resharding.topology import Topology
 
 
@@ -57,9 +60,17 @@ class Trainer(Protocol):
 
 
 class GatherHandOver:
-    """Sends full checkpoint tensors, one bucket at a time, to the generation rank of this slot."""
+    """Sends full checkpoint tensors, one bucket at a time, to this rank's receivers."""
 
-    def __init__(self, trainer: Trainer, sync: SyncSection, address: str) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        sync: SyncSection,
+        addresses: Sequence[str],
+        *,
+        store: tuple[str, int] | None = None,
+    ) -> None:
+        """`addresses`: of every generation rank. `store`: the trainers' torch.distributed store (distributed transport)."""
         self._trainer, self._sync = trainer, sync
         manifests = from_layout(
             trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
@@ -69,7 +80,7 @@ class GatherHandOver:
             [m.tensors for m in manifests],
             sync.bucket_bytes,
         )
-        self._sender = WeightSender(address, sync, device=trainer.device)
+        self._ends = _ends(trainer, sync, addresses, store)
 
     @property
     def digest(self) -> str:
@@ -78,20 +89,20 @@ class GatherHandOver:
 
     def send(self, session: Session) -> dict[str, float]:
         """Sends one session; all trainer ranks call it together. Seconds are this rank's, bytes this slot's."""
-        world = dist.group.WORLD if self._trainer.layout.world_size > 1 else None
         stats = gather.send(
-            self._sender,
+            self._ends.senders,
             session,
             self.plan,
             [tensor for _, tensor, _, _ in self._trainer.local_tensors()],
-            group=world,
+            group=_group(self._trainer),
+            device=self._trainer.device,
             deadline_seconds=self._sync.deadline_seconds,
         )
         return report(stats)
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""
-        self._sender.close()
+        self._ends.close()
 
 
 class PlannedHandOver:
@@ -101,30 +112,63 @@ class PlannedHandOver:
         self,
         trainer: Trainer,
         sync: SyncSection,
-        address: str,
+        addresses: Sequence[str],
         destinations: Sequence[RankManifest],
         *,
         slots_per_node: int,
+        store: tuple[str, int] | None = None,
     ) -> None:
-        """`destinations`: of every generation rank, in slot order (`RolloutEngine.destination_manifests` of each engine)."""
+        """`addresses`, `destinations`: of every generation rank in order (`RolloutEngine.destination_manifests` of each
+        engine). `store`: the trainers' torch.distributed store (distributed transport)."""
         self._trainer, self._sync = trainer, sync
-        world = trainer.layout.world_size
-        if len(destinations) != world:
-            raise ReshardError(
-                f"{len(destinations)} generation ranks described for {world} slots; each slot has one"
-            )
-        self._rank = dist.get_rank() if world > 1 else 0
+        self._rank = dist.get_rank() if trainer.layout.world_size > 1 else 0
+        self._ends = _ends(trainer, sync, addresses, store)
         located = trainer.local_tensors()
         sources = self._sources([tensor for tensor, _, _, _ in located])
         self.plan = build_plan(
             sources,
-            [RankManifest.of(rank, d.tensors) for rank, d in enumerate(destinations)],
-            Topology.shared(world, slots_per_node=slots_per_node),
+            [dataclasses.replace(d, rank=rank) for rank, d in enumerate(destinations)],
+            self._topology(len(destinations), slots_per_node),
             PlanOptions(bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"),
         )
-        self._part = self.plan.part(self._rank)
-        self._tables = of_part(self._part, leased_tensors(located))
-        self._sender = WeightSender(address, sync, device=trainer.device)
+        self._part = self.plan.part(self.plan.topology.source_slots[self._rank])
+        self._fallback = self._whole_tensors(sources)
+        self._led = self._leads(leased_tensors(located), destinations)
+
+    def _topology(self, num_receivers: int, slots_per_node: int) -> Topology:
+        """One slot for a trainer and its generation rank, or each on its own where they share no memory."""
+        world = self._trainer.layout.world_size
+        if self._ends.mesh is None:
+            return Topology.shared(world, slots_per_node=slots_per_node)
+        if num_receivers == world:
+            return Topology.beside(world, slots_per_node=slots_per_node)
+        return Topology.separate(world, num_receivers, slots_per_node=slots_per_node)
+
+    def _whole_tensors(self, sources: Sequence[RankManifest]) -> gather_plan.GatherPlan | None:
+        """How what no plan can place is gathered; None where the plan has everything."""
+        if not self.plan.fallback:
+            return None
+        trainer, names = self._trainer, set(self.plan.fallback)
+        wanted = [t for t in trainer.family.checkpoint_tensors(trainer.hf_config) if t.name in names]
+        if unknown := names - {t.name for t in wanted}:
+            raise ReshardError(
+                f"engines need tensors whole that the checkpoint does not have: {sorted(unknown)[:20]}"
+            )
+        return gather_plan.build(wanted, [m.tensors for m in sources], self._sync.bucket_bytes)
+
+    def _leads(self, leased: Sequence[LeasedTensor], destinations: Sequence[RankManifest]) -> list[Led]:
+        fallback = () if self._fallback is None else self._fallback.tensors
+        if self._ends.mesh is None:
+            whole = destinations[self._rank].unplanned
+            return [Led(self._ends.senders[0], of_part(self._part, leased, fallback, whole))]
+        topology = self.plan.topology
+        rank_of_slot = {slot: rank for rank, slot in enumerate(topology.source_slots)}
+        led = []
+        for receiver, sender in zip(self._ends.receivers, self._ends.senders, strict=True):
+            part = self.plan.part(topology.destination_slots[receiver])
+            tables = of_part(part, [], fallback, destinations[receiver].unplanned)
+            led.append(Led(sender, tables, parcels_of(part, rank_of_slot)))
+        return led
 
     def _sources(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
         """Every rank's manifest from the layout; this rank's must be what it really holds."""
@@ -146,37 +190,53 @@ class PlannedHandOver:
     def send(self, session: Session) -> dict[str, float]:
         """Sends one session under a lease of the parameter memory; all trainer ranks call it together."""
         trainer = self._trainer
-        world = dist.group.WORLD if trainer.layout.world_size > 1 else None
+        ranks = Ranks(_group(trainer), self._sync.deadline_seconds, trainer.device)
         trainer.memory.lease()
         try:
-            stats = planned.send(
-                self._sender,
-                session,
-                self._part,
-                self._tables,
-                [tensor.detach().reshape(-1) for _, tensor, _, _ in trainer.local_tensors()],
-                self._describe(),
-                rank_of_slot={slot: slot for slot in range(trainer.layout.world_size)},
-                group=world,
-                deadline_seconds=self._sync.deadline_seconds,
-            )
+            own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
+            load = Load(self._part, [tensor.reshape(-1) for tensor in own], self._fallback, own)
+            stats = planned.send(self._led, session, load, self._lane(ranks), ranks, lease=self._describe())
         finally:
             trainer.memory.release()
-        return report(stats) | {"cross_slot_bytes": float(self.received_bytes)}
+        whole = 0 if self._fallback is None else self._fallback.num_bytes * len(self._led)
+        return report(stats) | {
+            "cross_slot_bytes": float(self.received_bytes),
+            "fallback_bytes": float(whole),
+        }
 
     @property
     def received_bytes(self) -> int:
-        """What reaches this slot from others in one session, messages' alignment included."""
-        return planned.received_bytes(self._part)
+        """What reaches this rank's receivers from other slots in one session, messages' alignment included."""
+        return sum(led.received_bytes for led in self._led)
+
+    def _lane(self, ranks: Ranks) -> Lane:
+        topology, mesh = self.plan.topology, self._ends.mesh
+        if mesh is None:
+            return PeerLane(ranks, self._part, {s: r for r, s in enumerate(topology.source_slots)})
+        return MeshLane(mesh, self._part, {s: r for r, s in enumerate(topology.destination_slots)})
 
     def _describe(self) -> list[dict[str, Any]]:
+        if self._ends.mesh is not None:
+            return []
         if self._trainer.device.type == "cuda":
             return describe_device([buffer.param_data for buffer in self._trainer.memory.buffers])
         return describe_files(self._trainer.memory.export())
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""
-        self._sender.close()
+        self._ends.close()
+
+
+def _group(trainer: Trainer) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if trainer.layout.world_size > 1 else None
+
+
+def _ends(
+    trainer: Trainer, sync: SyncSection, addresses: Sequence[str], store: tuple[str, int] | None
+) -> Ends:
+    world = trainer.layout.world_size
+    rank = dist.get_rank() if world > 1 else 0
+    return open_ends(sync, addresses, rank=rank, num_trainers=world, device=trainer.device, store=store)
 
 
 def report(stats: SendStats) -> dict[str, float]:

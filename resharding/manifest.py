@@ -29,16 +29,19 @@ class RankManifest:
     rank: int
     tensors: tuple[LocalTensor, ...]
     digest: str
+    unplanned: tuple[str, ...] = ()
+    """Checkpoint tensors this rank's loaders take in another way than box by box: they must come whole."""
 
     @classmethod
-    def of(cls, rank: int, tensors: Iterable[LocalTensor]) -> RankManifest:
-        tensors = tuple(tensors)
-        return cls(rank, tensors, digest_of(tensors))
+    def of(cls, rank: int, tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> RankManifest:
+        tensors, unplanned = tuple(tensors), tuple(sorted(unplanned))
+        return cls(rank, tensors, digest_of(tensors, unplanned), unplanned)
 
     def plain(self) -> dict[str, Any]:
         """Lists, strings and numbers only: for wires that know nothing else (an engine's own calls, JSON)."""
         return {
             "rank": self.rank,
+            "unplanned": list(self.unplanned),
             "tensors": [
                 [
                     t.name,
@@ -64,7 +67,7 @@ class RankManifest:
             )
             for name, chunk, shape, dtype, pieces in data["tensors"]
         ]
-        return cls.of(data["rank"], tensors)
+        return cls.of(data["rank"], tensors, data["unplanned"])
 
     @property
     def num_bytes(self) -> int:
@@ -85,11 +88,13 @@ def elements(shape: Iterable[int]) -> int:
     return count
 
 
-def digest_of(tensors: Iterable[LocalTensor]) -> str:
-    """sha256 over names, shapes, dtypes and pieces, in order."""
+def digest_of(tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> str:
+    """sha256 over names, shapes, dtypes and pieces, in order, and over the names that come whole."""
     state = hashlib.sha256()
     for tensor in tensors:
         state.update(f"{tensor.chunk} {tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
         for piece in tensor.pieces:
             state.update(f"{piece.tensor} {piece.start} {piece.shape} {piece.local_start}\n".encode())
+    for name in unplanned:
+        state.update(f"whole {name}\n".encode())
     return state.hexdigest()

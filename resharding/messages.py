@@ -40,7 +40,7 @@ class Open(Message):
     pid: Size
     start_ticks: Size
     buffers: list[dict[str, Any]]
-    """`Segment.export` of the two buffers."""
+    """Where the bytes will come: what the sender's `Link.describe` says."""
     lease: list[dict[str, Any]] | None = None
     """Planned mode: the trainer's parameter memory, for this session only. None: full tensors come in buckets."""
     tables_digest: str = ""
@@ -92,6 +92,16 @@ class Bucket(Message):
     """Of the buffer's first used_bytes; None where digests are off."""
 
 
+class Parcel(BaseModel):
+    """Bytes of a receive bucket that one trainer rank sends."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    rank: Size
+    """Of the sender, in the mesh."""
+    offset: Size
+    num_bytes: Size
+
+
 class Window(Message):
     """The receive bucket of one window of the plan is filled; the window's copies from leased memory may run too."""
 
@@ -99,7 +109,9 @@ class Window(Message):
     index: Size
     buffer: Literal[0, 1]
     digest: int | None
-    """Of the bucket's filled bytes; None where digests are off or nothing was received."""
+    """Of the bucket's filled bytes; None where digests are off, nothing was received, or parcels carry their own."""
+    parcels: list[Parcel] | None = None
+    """Between machines: what comes straight from each trainer rank. None: the bucket is in the slot's memory."""
 
 
 class Done(Message):
@@ -138,6 +150,12 @@ class Failed(Message):
     error: str
 
 
+class Waiting(Message):
+    """A receiver's sign of life to a sender elsewhere; it is not answered."""
+
+    kind: Literal["waiting"] = "waiting"
+
+
 AnyMessage = Annotated[
     Open
     | Opened
@@ -152,7 +170,8 @@ AnyMessage = Annotated[
     | Commit
     | Abort
     | Committed
-    | Failed,
+    | Failed
+    | Waiting,
     Field(discriminator="kind"),
 ]
 _ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)

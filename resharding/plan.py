@@ -18,7 +18,7 @@ import numpy as np
 from mrl.errors import ConfigError, ReshardError
 from resharding.boxes import overlap
 from resharding.copies import WIRE_DTYPES
-from resharding.manifest import RankManifest, elements
+from resharding.manifest import DTYPE_BYTES, RankManifest, elements
 from resharding.part import PartBuilder, SlotPart
 from resharding.patterns import Item, Replicas, items, replicas
 from resharding.topology import Topology
@@ -55,6 +55,9 @@ class Plan:
     items: tuple[Item, ...]
     windows: tuple[Window, ...]
     """The global order; every trainer rank visits each window, also where it has nothing to do."""
+    fallback: tuple[str, ...] = ()
+    """Checkpoint tensors that some destination cannot take box by box: they go whole to every destination, by the gather
+    path, after the last window."""
     _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def part(self, slot: int) -> SlotPart:
@@ -105,8 +108,22 @@ class Plan:
             "copies_max": int(self.traffic[5].max(initial=0)),
             "windows": len(self.windows),
             "bucket_bytes": self.options.bucket_bytes,
-            "fallback_bytes": 0,
+            "fallback_tensors": len(self.fallback),
+            "fallback_bytes": self.fallback_bytes,
         }
+
+    @functools.cached_property
+    def fallback_bytes(self) -> int:
+        """Bytes of whole tensors that all destinations get beside the plan, in the trainer's dtype."""
+        names, sizes = set(self.fallback), {}
+        for group in self.sources:
+            for tensor in group.tensors:
+                for piece in tensor.pieces:
+                    if piece.tensor in names:
+                        boxes = sizes.setdefault(piece.tensor, {})
+                        boxes[piece.start] = elements(piece.shape) * DTYPE_BYTES[tensor.dtype]
+        whole = sum(size for boxes in sizes.values() for size in boxes.values())
+        return whole * len(self.topology.destination_slots)
 
 
 def build_plan(
@@ -125,6 +142,7 @@ def build_plan(
     held, needed = replicas(sources), replicas(destinations)
     for group in needed:
         check_written_once(group)
+    fallback = tuple(sorted({name for manifest in destinations for name in manifest.unplanned}))
     listed = items(held, needed, topology)
     traffic = Traffic(topology)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
@@ -137,6 +155,7 @@ def build_plan(
         destinations=tuple(needed),
         items=tuple(listed),
         windows=tuple(windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
+        fallback=fallback,
     )
 
 

@@ -1,90 +1,156 @@
-"""The planned path on the trainer side: each slot's messages go trainer to trainer, the rest is copied on the slot.
+"""The planned path on the trainer side: each slot's messages go where the plan says, the rest is copied on the slot.
 
-Consumes: this slot's part of the plan, its tensors, its leased memory. Produces: filled receive buckets, window by window.
-Waits for: the slot's receiver to free a bucket, the peers' messages of the window (each with the deadline).
+Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window.
+Waits for: receivers to free a bucket, the peers' messages of the window (each with the deadline).
 Unblocked by: the agreement before each window, so that one rank's failure is raised by all. Every rank visits every window.
+What no plan can place goes the gather path's way after the last window, in the same session.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
-import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
+from resharding import gather
 from resharding.copies import run
-from resharding.gather import SendStats
+from resharding.gather_plan import GatherPlan
+from resharding.mesh_link import TrainerMesh
+from resharding.messages import Parcel
 from resharding.part import SlotPart, WindowPart
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
+from resharding.sending import Lead, Moved, SendStats, hold
 from resharding.session import Session
 from resharding.tables import Tables
 
 
+class Lane(Protocol):
+    """Takes packed messages to where they are needed, window by window."""
+
+    def bucket(self, turn: int) -> torch.Tensor:
+        """The send bucket of a window, free to pack into."""
+        ...
+
+    def exchange(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        """Sends the packed messages of the window; fills `received` with what this slot gets of peers."""
+        ...
+
+    def drain(self) -> None:
+        """Until everything sent has been taken."""
+        ...
+
+
+class PeerLane:
+    """Trainer to trainer, into the receive bucket of the peer's slot, which its receiver shares."""
+
+    def __init__(self, ranks: Ranks, part: SlotPart, rank_of_slot: Mapping[int, int]) -> None:
+        self._ranks, self._rank_of_slot = ranks, rank_of_slot
+        self._bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=ranks.device)
+
+    def bucket(self, turn: int) -> torch.Tensor:
+        return self._bucket
+
+    def exchange(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        assert received is not None or not window.receives, "a slot that receives has a receiver"
+        rank, bucket = self._rank_of_slot, self._bucket
+        self._ranks.exchange(
+            [(rank[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends],
+            [
+                (rank[r.peer], received[r.offset : r.offset + r.num_bytes])  # type: ignore[index]
+                for r in window.receives
+            ],
+        )
+
+    def drain(self) -> None:
+        """Nothing: an exchange returns when it is over."""
+
+
+class MeshLane:
+    """Trainer to generation rank, which shares no memory with any trainer; two send buckets in turn."""
+
+    def __init__(self, mesh: TrainerMesh, part: SlotPart, receiver_of_slot: Mapping[int, int]) -> None:
+        self._mesh, self._receiver_of_slot = mesh, receiver_of_slot
+        size = part.send_bucket_bytes
+        self._buckets = [torch.empty(size, dtype=torch.uint8, device=mesh.device) for _ in range(2)]
+        self._works: list[list[Any]] = [[], []]
+
+    def bucket(self, turn: int) -> torch.Tensor:
+        works, self._works[turn % 2] = self._works[turn % 2], []
+        self._mesh.wait(works)
+        return self._buckets[turn % 2]
+
+    def exchange(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        bucket = self._buckets[turn % 2]
+        for message in window.sends:
+            data = bucket[message.offset : message.offset + message.num_bytes]
+            receiver = self._receiver_of_slot[message.peer]
+            self._works[turn % 2] += self._mesh.send(data, receiver, digested=self._mesh.digests)
+
+    def drain(self) -> None:
+        self.bucket(0)
+        self.bucket(1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Led:
+    """A receiver this rank leads, with the tables of its slot."""
+
+    sender: WeightSender
+    tables: Tables
+    parcels: Sequence[Sequence[Parcel]] | None = None
+    """By window, where its bytes come from other ranks' messages. None: this rank fills its bucket."""
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of one session that reach the receiver's slot from others."""
+        return sum(window.bucket_bytes for window in self.tables.windows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """What this rank sends from: its part's source tensors, flat, and for what no plan can place in their own shapes."""
+
+    part: SlotPart
+    arrays: Sequence[torch.Tensor]
+    fallback: GatherPlan | None = None
+    local_tensors: Sequence[torch.Tensor] = ()
+
+
 def send(
-    sender: WeightSender,
+    led: Sequence[Led],
     session: Session,
-    part: SlotPart,
-    tables: Tables,
-    arrays: Sequence[torch.Tensor],
-    lease: Sequence[dict[str, Any]],
+    load: Load,
+    lane: Lane,
+    ranks: Ranks,
     *,
-    rank_of_slot: Mapping[int, int],
-    group: dist.ProcessGroup | None,
-    deadline_seconds: float,
+    lease: Sequence[dict[str, Any]] = (),
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
-    `arrays`: the part's source tensors, flat. The lease may end when this has returned or raised.
+    `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or raised.
     """
-    ranks = Ranks(group, deadline_seconds, sender.device)
-    started = time.monotonic()
-    try:
-        ranks.together(lambda: sender.open(session, tables, lease=lease))
-        moving, packing = _windows(sender, part, tables, arrays, ranks, rank_of_slot)
-        verified = ranks.together(sender.finish)
-        mark = time.monotonic()
-        ranks.together(sender.commit)
-    except BaseException as error:
-        sender.abort("".join(traceback.format_exception(error)), wait=True)
-        traceback.clear_frames(
-            error.__traceback__
-        )  # else whoever keeps the error keeps the shared buffers mapped
-        raise
-    return SendStats(
-        seconds=time.monotonic() - started,
-        commit_seconds=time.monotonic() - mark,
-        num_bytes=tables.num_bytes,
-        num_buckets=len(part.windows),
-        wait_seconds=sender.wait_seconds,
-        gather_seconds=moving,
-        pack_seconds=packing,
-        receiver_seconds=verified.seconds,
-    )
+    senders = [one.sender for one in led]
+
+    def move() -> Moved:
+        moved = _windows(led, load, lane, ranks)
+        if load.fallback is not None:
+            moved += gather.move(senders, load.fallback, load.local_tensors, ranks)
+        return moved
+
+    return hold(ranks, session, [Lead(one.sender, one.tables, lease) for one in led], move)
 
 
-def _windows(
-    sender: WeightSender,
-    part: SlotPart,
-    tables: Tables,
-    arrays: Sequence[torch.Tensor],
-    ranks: Ranks,
-    rank_of_slot: Mapping[int, int],
-) -> tuple[float, float]:
-    """Every window in the plan's order; seconds spent packing and exchanging, and of these packing."""
-    bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=sender.device)
-    filled, moving, packing = None, 0.0, 0.0
-    for number, window in enumerate(part.windows):
-        buffer = ranks.together(lambda filled=filled: _advance(sender, tables, filled).next_buffer())
-        mark = time.monotonic()
-        packing += _exchange(window, arrays, bucket, buffer, ranks, rank_of_slot)
-        moving += time.monotonic() - mark
-        filled = number
-    ranks.together(lambda: _advance(sender, tables, filled))
-    return moving, packing
+def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:
+    """By window, the messages a slot receives, with their senders' ranks."""
+    return [
+        [Parcel(rank=rank_of_slot[r.peer], offset=r.offset, num_bytes=r.num_bytes) for r in window.receives]
+        for window in part.windows
+    ]
 
 
 def received_bytes(part: SlotPart) -> int:
@@ -92,27 +158,51 @@ def received_bytes(part: SlotPart) -> int:
     return sum(message.num_bytes for window in part.windows for message in window.receives)
 
 
-def _advance(sender: WeightSender, tables: Tables, filled: int | None) -> WeightSender:
-    """Hands the window that was filled last to the receiver."""
-    if filled is not None:
-        sender.send_window(tables.windows[filled].bucket_bytes)
-    return sender
+def _windows(led: Sequence[Led], load: Load, lane: Lane, ranks: Ranks) -> Moved:
+    """Every window in the plan's order."""
+    seconds, packing = 0.0, 0.0
+    for turn, window in enumerate(load.part.windows):
+        bucket, received = ranks.together(lambda turn=turn: _ready(led, lane, turn))
+        mark = time.monotonic()
+        run(window.pack, load.arrays, bucket)
+        packing += time.monotonic() - mark
+        lane.exchange(turn, window, received)
+        seconds += time.monotonic() - mark
+    ranks.together(lambda: _last(led, lane, len(load.part.windows)))
+    size = sum(one.tables.num_bytes for one in led)
+    return Moved(size, len(load.part.windows), seconds, packing)
 
 
-def _exchange(
-    window: WindowPart,
-    arrays: Sequence[torch.Tensor],
-    bucket: torch.Tensor,
-    buffer: torch.Tensor,
-    ranks: Ranks,
-    rank_of_slot: Mapping[int, int],
-) -> float:
-    """Packs what peers need, and fills `buffer` with what this slot needs of them; seconds of packing."""
-    mark = time.monotonic()
-    run(window.pack, arrays, bucket)
-    packing = time.monotonic() - mark
-    ranks.exchange(
-        [(rank_of_slot[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends],
-        [(rank_of_slot[r.peer], buffer[r.offset : r.offset + r.num_bytes]) for r in window.receives],
-    )
-    return packing
+def _ready(led: Sequence[Led], lane: Lane, turn: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Hands over the window before; the bucket to pack into, and the slot's own bucket where this rank fills it."""
+    _announce(led, turn - 1)
+    received = None
+    for one in led:
+        if one.parcels is None:
+            received = one.sender.next_buffer()
+        else:
+            one.sender.wait_turn()
+    with _explained(led):
+        return lane.bucket(turn), received
+
+
+def _last(led: Sequence[Led], lane: Lane, turns: int) -> None:
+    _announce(led, turns - 1)
+    with _explained(led):
+        lane.drain()
+
+
+def _announce(led: Sequence[Led], turn: int) -> None:
+    """Tells the receivers that a window's bytes are there or under way."""
+    for one in led if turn >= 0 else ():
+        parcels = None if one.parcels is None else one.parcels[turn]
+        one.sender.send_window(one.tables.windows[turn].bucket_bytes, parcels)
+
+
+@contextlib.contextmanager
+def _explained(led: Sequence[Led]) -> Any:
+    """A lost message is told with the error of the receiver that gave up, where this rank leads it."""
+    with contextlib.ExitStack() as stack:
+        for one in led:
+            stack.enter_context(one.sender.explained())
+        yield

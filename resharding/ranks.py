@@ -25,7 +25,7 @@ class Ranks:
     ) -> None:
         self._group = group
         self._timeout = datetime.timedelta(seconds=deadline_seconds)
-        self._device = device
+        self.device = device
         self.rank = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
 
@@ -37,7 +37,7 @@ class Ranks:
         except Exception as caught:
             error = caught
         if self.size > 1:
-            failed = torch.tensor([0 if error is None else 1], dtype=torch.int32, device=self._device)
+            failed = torch.tensor([0 if error is None else 1], dtype=torch.int32, device=self.device)
             self._wait(dist.all_reduce(failed, group=self._group, async_op=True))
             if int(failed):
                 raise ReshardError("the hand-over failed:\n" + self._collect(error)) from error
@@ -70,7 +70,7 @@ class Ranks:
         """Every rank's error text, cut to its last bytes."""
         text = "" if error is None else "".join(traceback.format_exception(error))
         own = text.encode()[-_ERROR_BYTES:].ljust(_ERROR_BYTES, b"\0")
-        mine = torch.tensor(list(own), dtype=torch.uint8, device=self._device)
+        mine = torch.tensor(list(own), dtype=torch.uint8, device=self.device)
         every = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(dist.all_gather(every, mine, group=self._group, async_op=True))
         texts = [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in every]

@@ -18,13 +18,18 @@ from mrl.errors import ReshardError
 from resharding import memory
 from resharding import messages as m
 from resharding.assembly import DTYPES, Assembly
-from resharding.channel import Listener, own_address
+from resharding.channel import Listener, Lost
 from resharding.copy_pool import CopyPool
 from resharding.digest import digest
 from resharding.lease import Lease
+from resharding.mesh import MessageLost
 from resharding.processes import ProcessId
 from resharding.session import Progress, Session, WireTensor, wire_digest
 from resharding.tables import LeasedTensor, Tables
+from resharding.transport import Inbox, open_inbox
+
+_LAST_WORDS_SECONDS = 2.0
+"""How long a receiver whose bytes did not come listens for its sender's own error."""
 
 
 class TensorConsumer(Protocol):
@@ -64,6 +69,10 @@ class PlanConsumer(Protocol):
         """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket."""
         ...
 
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Complete tensors that the plan leaves to the gather path, each exactly once, after the last window."""
+        ...
+
     def finish(self) -> None: ...
 
     def abort(self) -> None: ...
@@ -72,16 +81,18 @@ class PlanConsumer(Protocol):
 class Receiver:
     """One per generation rank; lives as long as its process."""
 
-    def __init__(self, *, deadline_seconds: float, device: torch.device) -> None:
+    def __init__(self, *, deadline_seconds: float, device: torch.device, host: str | None = None) -> None:
+        """`host`: this machine's address, for a sender that does not share this slot's memory."""
         self.progress = Progress()
         self._seconds = deadline_seconds
         self._device = device
-        self._listener = Listener(own_address())
-        self._buffers: list[memory.Opened] = []
+        self._listener = Listener(host)
+        self._inbox: Inbox | None = None
         self._manifests: dict[str, list[WireTensor]] = {}
         self._known_tables: dict[tuple[str, str], Tables] = {}
         self._lease: Lease | None = None
         self._sender: tuple[bytes, ProcessId] | None = None
+        self._lost: Lost = lambda: None
         self._spent: dict[str, float] = {}
 
     @property
@@ -104,11 +115,14 @@ class Receiver:
             opening = self._accept(session)
             if opening.lease is None:
                 content = self._manifest(session)
+                self._open_inbox().connect(lambda: self._given_up(session))
                 self.progress.receiving()
                 consumer = tensors
+                tensors.start(content)
                 num_tensors, num_bytes = self._take_buckets(session, content, tensors)
             elif plan is not None:
                 tables = self._tables(session, opening)
+                self._open_inbox().connect(lambda: self._given_up(session))
                 self.progress.receiving()
                 consumer = plan
                 num_tensors, num_bytes = self._take_windows(session, opening.lease, tables, plan)
@@ -134,6 +148,8 @@ class Receiver:
         self._end_lease()
         if self._sender is not None:
             self._listener.send(self._sender[0], m.Failed(session_id=session.session_id, error=text))
+        if self._inbox is not None:
+            self._inbox.drop()  # after the error was sent: whoever misses a message asks for it
 
     def drop(self, reason: str) -> None:
         """The weights were given up (a sleep): nothing is served until a session commits again."""
@@ -142,9 +158,9 @@ class Receiver:
 
     def release(self) -> None:
         """Unmaps the buffers; the owner may free them when this has returned."""
-        buffers, self._buffers = self._buffers, []
-        for buffer in buffers:
-            buffer.close()
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            inbox.close()
 
     def close(self) -> None:
         self.release()
@@ -166,6 +182,7 @@ class Receiver:
             self._listener.send(sender, m.Refused(session_id=session.session_id, reason=reason))
             raise ReshardError(reason)
         self._sender = (sender, ProcessId(message.pid, message.start_ticks))
+        self._lost = self._listener.watch(*self._sender)
         self._map(message.buffers)
         return message
 
@@ -206,17 +223,21 @@ class Receiver:
                 )
             self._known_tables = {key: known}
         assert opening.lease is not None
-        known.check([d["num_bytes"] for d in opening.lease], self._buffers[0].buffer.numel())
+        known.check([d["num_bytes"] for d in opening.lease], self._open_inbox().num_bytes)
         return known
 
     def _take_buckets(
-        self, session: Session, tensors: list[WireTensor], consumer: TensorConsumer
+        self,
+        session: Session,
+        tensors: Sequence[WireTensor],
+        consumer: TensorConsumer | PlanConsumer,
+        *,
+        first: int = 0,
     ) -> tuple[int, int]:
-        """(tensors, bytes) loaded."""
-        consumer.start(tensors)
+        """(tensors, bytes) loaded from buckets numbered from `first` until the end of the session."""
         assembly = Assembly(tensors, device=self._device)
-        pool = CopyPool(self._buffers[0].buffer.numel(), device=self._buffers[0].buffer.device)
-        expected = 0
+        pool = CopyPool(self._open_inbox().num_bytes, device=self._device)
+        expected = first
         while True:
             message = self._next(session, f"bucket {expected}")
             if isinstance(message, m.End):
@@ -225,7 +246,7 @@ class Receiver:
                 return assembly.num_complete, assembly.num_bytes
             if not isinstance(message, m.Bucket) or message.index != expected:
                 raise ReshardError(f"{session}: expected bucket {expected}, got {message!r:.200}")
-            copy = self._copy(message, pool)
+            copy = self._copy(session, message, pool)
             self._listener.send(self._sender_id(), m.Done(session_id=session.session_id, index=message.index))
             complete = assembly.take(message.spans, copy)
             mark = time.monotonic()
@@ -245,8 +266,9 @@ class Receiver:
             message = self._next(session, f"window {expected}")
             if not isinstance(message, m.Window) or message.index != expected:
                 raise ReshardError(f"{session}: expected window {expected}, got {message!r:.200}")
-            received = self._buffers[message.buffer].buffer[: tables.windows[expected].bucket_bytes]
             mark = time.monotonic()
+            size = tables.windows[expected].bucket_bytes
+            received = self._bytes(session, message.buffer, size, message.parcels)
             if message.digest is not None and digest(received) != message.digest:
                 raise ReshardError(
                     f"window {expected}: the bytes received do not have the digest of those sent"
@@ -257,15 +279,12 @@ class Receiver:
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
             self._listener.send(self._sender_id(), m.Done(session_id=session.session_id, index=expected))
-        message = self._next(session, "the end of the windows")
-        if not isinstance(message, m.End):
-            raise ReshardError(
-                f"{session}: expected the end after {len(tables.windows)} windows, got {message.kind}"
-            )
-        self._check_end(session, message, len(tables.windows))
         sources.clear()
         self._end_lease()
-        return len(tables.targets), tables.num_bytes
+        num_tensors, num_bytes = self._take_buckets(
+            session, tables.fallback, consumer, first=len(tables.windows)
+        )
+        return len(tables.targets) + num_tensors, tables.num_bytes + num_bytes
 
     def _leased(self, tensor: LeasedTensor) -> torch.Tensor:
         assert self._lease is not None
@@ -283,15 +302,14 @@ class Receiver:
         if end.num_buckets != arrived:
             raise ReshardError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
 
-    def _copy(self, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
+    def _copy(self, session: Session, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
         """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""
         mark = time.monotonic()
-        shared = self._buffers[bucket.buffer].buffer
-        if bucket.used_bytes > shared.numel():
+        if bucket.used_bytes > self._open_inbox().num_bytes:
             raise ReshardError(
-                f"bucket {bucket.index} claims {bucket.used_bytes} bytes of a buffer of {shared.numel()}"
+                f"bucket {bucket.index} claims {bucket.used_bytes} bytes of a buffer of {self._open_inbox().num_bytes}"
             )
-        copy = pool.copy(shared[: bucket.used_bytes])
+        copy = pool.copy(self._bytes(session, bucket.buffer, bucket.used_bytes))
         memory.synchronize(copy.device)
         if bucket.digest is not None and digest(copy) != bucket.digest:
             raise ReshardError(
@@ -327,13 +345,30 @@ class Receiver:
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
-    def _next(self, session: Session, waiting_for: str) -> m.AnyMessage:
+    def _given_up(self, session: Session) -> str | None:
+        """Why the sender will not come to meet, or None."""
+        waiting = self._listener.glance()
+        if waiting is not None and waiting[0] == self._sender_id() and isinstance(waiting[1], m.Abort):
+            return f"the sender gave {session} up:\n{waiting[1].error}\nand this"
+        return self._lost()
+
+    def _bytes(
+        self, session: Session, which: int, num_bytes: int, parcels: Sequence[m.Parcel] | None = None
+    ) -> torch.Tensor:
+        """A bucket's bytes. A sender that gives up says why and drops its messages: its reason is what is raised."""
+        try:
+            return self._open_inbox().take(which, num_bytes, parcels)
+        except MessageLost:
+            while True:  # until its Abort, its end or its silence is raised
+                self._next(session, "the sender's own error", seconds=_LAST_WORDS_SECONDS)
+
+    def _next(self, session: Session, waiting_for: str, *, seconds: float | None = None) -> m.AnyMessage:
         """The next message of this session's sender; others are refused meanwhile. An Abort is raised."""
         assert self._sender is not None
         mark = time.monotonic()
         while True:
             sender, message = self._listener.receive(
-                mark + self._seconds, f"{waiting_for} of {session}", self._sender[1]
+                mark + (seconds or self._seconds), f"{waiting_for} of {session}", self._lost
             )
             if sender != self._sender[0]:
                 self._refuse(sender, message, f"{session} is in progress with process {self._sender[1].pid}")
@@ -359,12 +394,12 @@ class Receiver:
         assert self._sender is not None
         return self._sender[0]
 
+    def _open_inbox(self) -> Inbox:
+        assert self._inbox is not None
+        return self._inbox
+
     def _map(self, descriptions: list[dict]) -> None:
-        """Opens the sender's buffers, once: the same segments are recognised in later sessions."""
-        if len(descriptions) != 2:
-            raise ReshardError(f"a slot has two buffers, the sender offers {len(descriptions)}")
-        if [b.token for b in self._buffers] == [d.get("token") for d in descriptions]:
-            return
-        self.release()
-        for description in descriptions:
-            self._buffers.append(memory.open_segment(description))
+        """Opens what the sender fills, once: the same is recognised in later sessions."""
+        if self._inbox is None or not self._inbox.is_for(descriptions):
+            self.release()
+            self._inbox = open_inbox(descriptions, device=self._device, deadline_seconds=self._seconds)

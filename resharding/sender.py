@@ -1,26 +1,31 @@
-"""The sending end of a slot: two buffers, allocated once, one filled while the other is unpacked.
+"""The sending end: two buffers, one filled while the other is unpacked.
 
-Owns the protocol; what fills the buffers is its caller's (`gather`, later the static plan).
+Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's (`gather`, `planned`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import memory
 from resharding import messages as m
-from resharding.channel import Dialer, listener_of
+from resharding.channel import Dialer
 from resharding.digest import digest
+from resharding.mesh import MessageLost
 from resharding.processes import ProcessId
 from resharding.session import Session, WireTensor
+from resharding.slot_link import SlotLink
 from resharding.tables import Tables
+from resharding.transport import Link
+
+_LAST_WORDS_SECONDS = 2.0
+"""How long a sender whose message was lost listens for the receiver's own error."""
 
 _Answer = TypeVar("_Answer", bound=m.Message)
 
@@ -35,14 +40,13 @@ def _announcement(session: Session, content: Sequence[WireTensor] | Tables) -> m
 class WeightSender:
     """Feeds one generation rank. One session at a time: open, then next_buffer/send in turn, finish, commit or abort."""
 
-    def __init__(self, address: str, sync: SyncSection, *, device: torch.device | str = "cpu") -> None:
-        """`address`: what the engine's `prepare_sync` gave for this slot."""
-        self.address = address
+    def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
+        """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by default."""
         self._sync = sync
         self._dialer = Dialer(address)
-        self._segments = [memory.allocate(sync.bucket_bytes, torch.device(device)) for _ in range(2)]
+        self._link = link or SlotLink(sync.bucket_bytes, torch.device("cpu"))
         self._session: Session | None = None
-        self._peer = listener_of(address)
+        self._filling = torch.empty(0, dtype=torch.uint8)
         self._sent = 0
         self._done = 0
         self.wait_seconds = 0.0
@@ -54,7 +58,7 @@ class WeightSender:
     @property
     def device(self) -> torch.device:
         """Where the buffers are."""
-        return self._segments[0].buffer.device
+        return self._link.device
 
     def open(
         self,
@@ -80,7 +84,7 @@ class WeightSender:
                 digest=session.digest,
                 pid=own.pid,
                 start_ticks=own.start_ticks,
-                buffers=[s.export() for s in self._segments],
+                buffers=self._link.describe(session.session_id),
                 lease=None if lease is None else list(lease),
                 tables_digest=content.digest() if isinstance(content, Tables) else "",
             )
@@ -89,8 +93,29 @@ class WeightSender:
         if opened.wants_manifest:
             self._dialer.send(_announcement(session, content))
 
+    def connect(self) -> None:
+        """Meets whom the link has to meet; every receiver of the session was told by now."""
+        self._link.connect(self._given_up)
+
+    def _given_up(self) -> str | None:
+        """Why the receiver will not come to meet, or None."""
+        message = self._dialer.glance()
+        if isinstance(message, m.Failed):
+            return self._said(self._open_session(), message.error)
+        return self._dialer.lost()
+
+    def _said(self, session: Session, text: str) -> str:
+        return f"the receiver of {session} at {self._dialer.endpoint} said:\n{text}"
+
     def next_buffer(self) -> torch.Tensor:
         """[bucket_bytes] uint8 to fill next; waits until the receiver is done with what was in it."""
+        self.wait_turn()
+        with self.explained():
+            self._filling = self._link.buffer(self._sent % 2)
+        return self._filling
+
+    def wait_turn(self) -> None:
+        """Until the receiver has room for another bucket."""
         while self._sent - self._done >= 2:
             done = self._next(m.Done, f"bucket {self._done} to be taken")
             if done.index != self._done:
@@ -98,40 +123,50 @@ class WeightSender:
                     f"{self._session}: bucket {done.index} was acknowledged instead of {self._done}"
                 )
             self._done += 1
-        return self._segments[self._sent % 2].buffer
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """A receiver that gives up sends its error and drops its messages: its error is what is raised."""
+        try:
+            yield
+        except MessageLost:
+            while True:  # until the receiver's error, its end, or its silence is raised
+                self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
 
     def send(self, spans: Sequence[m.Span], used_bytes: int) -> None:
         """Hands the buffer `next_buffer` gave to the receiver."""
-        which = 1 if self._sent % 2 else 0
-        used = self._segments[which].buffer[:used_bytes]
-        memory.synchronize(used.device)
+        session, which = self._open_session(), 1 if self._sent % 2 else 0
+        self._link.push(which, used_bytes)
         self._dialer.send(
             m.Bucket(
-                session_id=self._open_session().session_id,
+                session_id=session.session_id,
                 index=self._sent,
                 buffer=which,
                 used_bytes=used_bytes,
                 spans=list(spans),
-                digest=digest(used) if self._sync.digests else None,
+                digest=self._digest(used_bytes),
             )
         )
         self._sent += 1
 
-    def send_window(self, received_bytes: int) -> None:
-        """Planned mode: the buffer `next_buffer` gave holds what this slot received in the next window."""
-        which = 1 if self._sent % 2 else 0
-        received = self._segments[which].buffer[:received_bytes]
-        memory.synchronize(received.device)
-        checked = self._sync.digests and received_bytes > 0
+    def send_window(self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None) -> None:
+        """Planned mode: the next window's bytes lie in the buffer `next_buffer` gave, or come as parcels from many ranks."""
+        session, which = self._open_session(), 1 if self._sent % 2 else 0
+        if parcels is None:
+            self._link.push(which, received_bytes)
         self._dialer.send(
             m.Window(
-                session_id=self._open_session().session_id,
+                session_id=session.session_id,
                 index=self._sent,
                 buffer=which,
-                digest=digest(received) if checked else None,
+                digest=self._digest(received_bytes) if parcels is None and received_bytes else None,
+                parcels=None if parcels is None else list(parcels),
             )
         )
         self._sent += 1
+
+    def _digest(self, used_bytes: int) -> int | None:
+        return digest(self._filling[:used_bytes]) if self._sync.digests else None
 
     def finish(self) -> m.Verified:
         """No more buckets; returns when the receiver has loaded, checked and processed everything."""
@@ -145,16 +180,19 @@ class WeightSender:
         """Lets the version become visible on this rank."""
         self._dialer.send(m.Commit(session_id=self._open_session().session_id))
         self._next(m.Committed, "the commit to be confirmed")
-        self._session = None
+        self._session, self._filling = None, self._filling[:0]
 
     def abort(self, error: str, *, wait: bool = False) -> None:
         """Gives the session up; the receiver's state is then failed. Without an open session nothing happens.
 
         `wait`: returns only when the receiver has let go of everything it was lent, or is gone, or at the deadline.
         """
+        self._filling = self._filling[:0]
+        if self._session is not None:
+            self._dialer.send(m.Abort(session_id=self._session.session_id, error=error))
+        self._link.drop()
         if self._session is None:
             return
-        self._dialer.send(m.Abort(session_id=self._session.session_id, error=error))
         if wait:
             with contextlib.suppress(ReshardError):  # its Failed, its end or the deadline: all end the wait
                 while True:
@@ -164,29 +202,28 @@ class WeightSender:
     def close(self) -> None:
         """Frees the buffers; the receiver must have released its mapping before."""
         self.abort("the sender was closed")
+        self._filling = torch.empty(0, dtype=torch.uint8)
         self._dialer.close()
-        for segment in self._segments:
-            segment.close()
+        self._link.close()
 
     def _open_session(self) -> Session:
         if self._session is None:
             raise ReshardError("this sender has no open session; call open first")
         return self._session
 
-    def _next(self, kind: type[_Answer], waiting_for: str) -> _Answer:
+    def _next(self, kind: type[_Answer], waiting_for: str, *, seconds: float | None = None) -> _Answer:
         """The next message of the open session, of the expected kind; answers to earlier sessions are dropped."""
         session, mark = self._open_session(), time.monotonic()
+        deadline = mark + (seconds or self._sync.deadline_seconds)
         while True:
-            message = self._dialer.receive(
-                mark + self._sync.deadline_seconds, f"{waiting_for} ({session})", self._peer
-            )
+            message = self._dialer.receive(deadline, f"{waiting_for} ({session})")
             if message.session_id != session.session_id:
                 continue
             self.wait_seconds += time.monotonic() - mark
             if isinstance(message, m.Refused | m.Failed):
                 self._session = None
                 text = message.reason if isinstance(message, m.Refused) else message.error
-                raise ReshardError(f"the receiver of {session} at {self.address} said:\n{text}")
+                raise ReshardError(self._said(session, text))
             if not isinstance(message, kind):
                 raise ReshardError(
                     f"{session}: expected {kind.__name__}, the receiver sent {type(message).__name__}"

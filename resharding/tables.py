@@ -20,6 +20,7 @@ from mrl.errors import ReshardError
 from resharding.copies import BUCKET, COPY, WIRE_DTYPES, CopyTable
 from resharding.manifest import DTYPE_BYTES, elements
 from resharding.part import SlotPart
+from resharding.session import WireTensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class Tables:
     targets: tuple[Target, ...]
     modules: tuple[str, ...]
     windows: tuple[TableWindow, ...]
+    fallback: tuple[WireTensor, ...] = ()
+    """Checkpoint tensors that come whole after the last window, because no plan can place them on some rank."""
+    whole: tuple[str, ...] = ()
+    """Those of them that this rank takes so."""
 
     @property
     def num_bytes(self) -> int:
@@ -87,6 +92,8 @@ class Tables:
                 [_pack(w.local), _pack(w.unpack), list(w.opens), list(w.closes), w.bucket_bytes]
                 for w in self.windows
             ],
+            "whole": list(self.whole),
+            "fallback": [[t.name, t.dtype, list(t.shape)] for t in self.fallback],
         }
 
     @classmethod
@@ -101,13 +108,17 @@ class Tables:
                     TableWindow(_unpack(local), _unpack(unpack), tuple(opens), tuple(closes), bucket_bytes)
                     for local, unpack, opens, closes, bucket_bytes in data["windows"]
                 ),
+                tuple(WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in data["fallback"]),
+                tuple(data["whole"]),
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ReshardError(f"malformed plan tables: {error!r}") from error
 
     def digest(self) -> str:
         """Of everything in them."""
-        state = hashlib.sha256(repr((self.sources, self.targets, self.modules)).encode())
+        state = hashlib.sha256(
+            repr((self.sources, self.targets, self.modules, self.fallback, self.whole)).encode()
+        )
         for window in self.windows:
             state.update(window.local.tobytes() + b"|" + window.unpack.tobytes())
             state.update(repr((window.opens, window.closes, window.bucket_bytes)).encode())
@@ -140,8 +151,13 @@ class Tables:
             raise ReshardError(f"{len(bad)} engine parameters are not written once by the plan: {bad[:6]}")
 
 
-def of_part(part: SlotPart, leased: Sequence[LeasedTensor]) -> Tables:
-    """`leased`: where the part's source tensors lie, in its order."""
+def of_part(
+    part: SlotPart,
+    leased: Sequence[LeasedTensor],
+    fallback: Sequence[WireTensor] = (),
+    whole: Sequence[str] = (),
+) -> Tables:
+    """`leased`: where the part's source tensors lie, in its order. `whole`: the rank's `RankManifest.unplanned`."""
     if len(leased) != len(part.source_tensors):
         raise ReshardError(f"{len(leased)} leased tensors for a part of {len(part.source_tensors)}")
     return Tables(
@@ -158,6 +174,8 @@ def of_part(part: SlotPart, leased: Sequence[LeasedTensor]) -> Tables:
             )
             for w in part.windows
         ),
+        tuple(fallback),
+        tuple(whole),
     )
 
 

@@ -47,6 +47,17 @@ class Topology:
         )
 
     @classmethod
+    def beside(cls, num_ranks: int, *, slots_per_node: int = 8) -> Topology:
+        """Trainer rank r and rollout rank r on one node, but sharing no memory: a slot for each."""
+        ranks = tuple(range(num_ranks))
+        return cls(
+            nodes=tuple(rank // slots_per_node for rank in ranks) * 2,
+            rails=tuple(rank % slots_per_node for rank in ranks) * 2,
+            source_slots=ranks,
+            destination_slots=tuple(num_ranks + rank for rank in ranks),
+        )
+
+    @classmethod
     def separate(cls, num_sources: int, num_destinations: int, *, slots_per_node: int = 8) -> Topology:
         """Two pools: trainer ranks on the first slots, rollout ranks on the following ones, starting a new node."""
         first = -(-num_sources // slots_per_node) * slots_per_node

@@ -81,27 +81,12 @@ class TensorLoader:
 
     def finish(self) -> None:
         self._processing.stop()
-        self._require_complete()
+        _require_complete(self._model, self._model_config, self._expected, self._loaded)
         _finalize(self._model, self._model_config)
 
     def abort(self) -> None:
         self._processing.stop()
         put_back(self._model)
-
-    def _require_complete(self) -> None:
-        """Every parameter was loaded, and every module whole; padding of the vocabulary is nobody's to load."""
-        missing = self._expected - self._loaded - _tied(self._expected, self._model_config)
-        partial = []
-        for name, module in self._model.named_modules():
-            info = get_layerwise_info(module)
-            total = info.load_numel_total or 0
-            if 0 < info.load_numel < total and not isinstance(module, VocabParallelEmbedding):
-                partial.append(f"{name} ({info.load_numel} of {total} elements)")
-        if missing or partial:
-            raise ReshardError(
-                f"vLLM did not load everything: {len(missing)} parameters without a source {sorted(missing)[:6]}, "
-                f"{len(partial)} modules in part {partial[:6]}; the manifest does not fit this model"
-            )
 
 
 class PlanLoader:
@@ -114,6 +99,8 @@ class PlanLoader:
         self._open: set[int] = set()
         self._closed: set[int] = set()
         self._written: list[int] = []
+        self._expected: set[str] = set()
+        self._loaded: set[str] = set()
         self._processing = _Processing()
 
     @property
@@ -137,9 +124,9 @@ class PlanLoader:
             ):
                 have = "absent" if found is None else f"{tuple(found.shape)} {found.dtype}"
                 wrong.append(f"{target.name}: planned {target.shape} {target.dtype}, here {have}")
-        names = {t.name for t in tables.targets}
-        missing = set(parameters) - names - _tied(set(parameters), self._model_config)
-        if wrong or missing:
+        self._expected, self._loaded = set(parameters), {t.name for t in tables.targets}
+        missing = self._expected - self._loaded - _tied(self._expected, self._model_config)
+        if wrong or (missing and not tables.whole):
             raise ReshardError(
                 f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
             )
@@ -160,12 +147,17 @@ class PlanLoader:
             if module in closes:
                 self._close_module(module)
 
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """What no plan can place goes through vLLM's own loaders; what only other ranks take so is not loaded again."""
+        self._loaded |= self._model.load_weights([t for t in tensors if t[0] in self._tables.whole]) or set()
+
     def finish(self) -> None:
         if self._open or len(self._closed) != len(self._tables.modules):
             raise ReshardError(
                 f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
             )
         self._processing.stop()
+        _require_complete(self._model, self._model_config, self._expected, self._loaded)
         _finalize(self._model, self._model_config)
 
     def abort(self) -> None:
@@ -201,6 +193,24 @@ class PlanLoader:
             _layerwise_process(module, info)
         self._open.discard(number)
         self._closed.add(number)
+
+
+def _require_complete(
+    model: torch.nn.Module, model_config: Any, expected: set[str], loaded: set[str]
+) -> None:
+    """Every parameter was loaded, and every module whole; padding of the vocabulary is nobody's to load."""
+    missing = expected - loaded - _tied(expected, model_config)
+    partial = []
+    for name, module in model.named_modules():
+        info = get_layerwise_info(module)
+        total = info.load_numel_total or 0
+        if 0 < info.load_numel < total and not isinstance(module, VocabParallelEmbedding):
+            partial.append(f"{name} ({info.load_numel} of {total} elements)")
+    if missing or partial:
+        raise ReshardError(
+            f"vLLM did not load everything: {len(missing)} parameters without a source {sorted(missing)[:6]}, "
+            f"{len(partial)} modules in part {partial[:6]}; the manifest does not fit this model"
+        )
 
 
 def _by_module(table: CopyTable) -> dict[int, CopyTable]:

@@ -36,6 +36,8 @@ BACKEND = "mrl"
 @dataclasses.dataclass
 class InitInfo(WeightTransferInitInfo):
     deadline_seconds: float = 300.0
+    host: str | None = None
+    """This machine's address for senders that share no memory with its workers."""
 
 
 @dataclasses.dataclass
@@ -57,7 +59,9 @@ class SlotEngine(WeightTransferEngine):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         if self.receiver is None:
-            self.receiver = Receiver(deadline_seconds=init_info.deadline_seconds, device=self.device)
+            self.receiver = Receiver(
+                deadline_seconds=init_info.deadline_seconds, device=self.device, host=init_info.host
+            )
 
     def start_weight_update(self) -> None:
         """Nothing: the model is touched only once a sender was accepted."""
@@ -90,10 +94,10 @@ class WorkerExtension:
     weight_transfer_engine: SlotEngine
     rank: int
 
-    def mrl_prepare_sync(self, deadline_seconds: float) -> dict[str, Any]:
+    def mrl_prepare_sync(self, deadline_seconds: float, host: str | None) -> dict[str, Any]:
         """{address}: where this worker's sender connects."""
         try:
-            self.init_weight_transfer_engine({"deadline_seconds": deadline_seconds})  # type: ignore[attr-defined]
+            self.init_weight_transfer_engine({"deadline_seconds": deadline_seconds, "host": host})  # type: ignore[attr-defined]
             assert self.weight_transfer_engine.receiver is not None
             return {"address": self.weight_transfer_engine.receiver.address}
         except Exception:

@@ -63,7 +63,7 @@ def manifest(model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int) -
     trace = trace_loaders(model, checkpoint)
     if trace.strangers:
         raise ReshardError(
-            f"rollout rank {rank}: loaders copied what is no checkpoint box: {trace.strangers[:8]}"
+            f"rollout rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.strangers[:8]}"
         )
     known = {tensor.name for tensor in checkpoint}
     whole = {name: name for name in trace.parameters if name.endswith(KEPT_OFF_META) and name in known}

@@ -12,6 +12,8 @@ class SyncSection(Section):
 
     mode: Literal["planned", "gather"] = "planned"
     """planned: by the static plan, nobody gathers; gather: full tensors, one at a time (oracle and fallback)."""
+    transport: Literal["auto", "distributed"] = "auto"
+    """auto: through memory a slot's trainer and engine share (CUDA IPC on GPUs, shared memory on CPU); distributed: torch.distributed messages (NCCL or gloo), which need no common memory."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
     """Size of each of the two bucket buffers of a slot."""
     digests: bool = True

@@ -57,8 +57,10 @@ class RolloutEngine:
         self._deterministic = deterministic
         self._stop = tuple(dict.fromkeys((*stop_token_ids, *rollout.stop_token_ids)))
         self._max_length = max_length
-        self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
-        self._remover = leftovers.Remover(leftovers.names_of_workers()) if rollout.tp > 1 else None
+        self._scratch = leftovers.Scratch()
+        with self._scratch.in_use():
+            self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
+        self._scratch.note_segments()
         self._progress = Progress()
         self._internal: dict[str, str] = {}
         self._aborted: list[Response] = []
@@ -232,9 +234,12 @@ class RolloutEngine:
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def prepare_sync(self) -> list[str]:
-        """The addresses of this engine's workers, by tensor-parallel rank; the same at every call."""
-        answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds)
+    def prepare_sync(self, host: str | None = None) -> list[str]:
+        """The addresses of this engine's workers, by tensor-parallel rank; the same at every call.
+
+        `host`: this machine's address, needed where sync.transport is distributed.
+        """
+        answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds, host)
         return [a["address"] for a in answers]
 
     def destination_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
@@ -335,5 +340,4 @@ class RolloutEngine:
             with contextlib.suppress(AttributeError):
                 engine.collective_rpc("shutdown_weight_transfer_engine", timeout=10.0)
             engine.engine_core.shutdown()
-        if self._remover is not None:
-            self._remover.close()
+        self._scratch.close()

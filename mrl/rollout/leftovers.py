@@ -1,51 +1,100 @@
-"""What vLLM's tensor-parallel workers leave behind when their owner is killed, and who removes it.
+"""What vLLM names in the file system, and who removes it when the engine's process ends, however it ends.
 
-vLLM gives its message queues and its CPU all-reduce named shared memory and rendezvous through a file. It removes them at
-an orderly end only. A tiny shell of its own session holds a pipe from the owner: when the owner ends, however it
-ends, the pipe closes and the shell removes exactly those names.
+vLLM gives its workers' queues and its CPU all-reduce named shared memory, and rendezvous through a file; it removes them at
+an orderly end only. Here every engine has a folder of its own, named after its process, in which vLLM makes its files: an
+all-reduce's segments are named after the file they met through. A tiny shell of its own session holds a pipe from the
+owner: when the owner ends, the pipe closes and the shell removes the folder and what it names. Where the shell was
+killed too, the next engine's start sweeps: folders whose owner is dead, and only those.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-_SEGMENT = re.compile(r"/dev/shm/(?:psm_\w+|vllm_dist_\S+)")
-_RENDEZVOUS = re.compile(r"vllm_dist_[0-9a-f]+")
+from resharding.processes import ProcessId
+
+_SEGMENTS = Path("/dev/shm")
+_OURS = re.compile(r"mrl-engine-(\d+)-(\d+)-[0-9a-f]+")
+_NAMED = re.compile(r"/dev/shm/(?:psm_\w+|vllm_dist_\S+)")
+_REMOVE = """
+for met in "$1"/vllm_dist_*; do rm -f -- "$2/${met##*/}"*; done
+if [ -f "$1/names" ]; then while read -r name; do rm -f -- "$name"; done < "$1/names"; fi
+rm -rf -- "$1"
+"""
+"""$1: an engine's folder; $2: where segments are. Every segment's name begins with that of a file in the folder, or is
+listed in its file `names`."""
 
 
-def names_of_workers() -> list[Path]:
-    """Named segments that this process and its descendants have mapped, and the workers' rendezvous file."""
-    segments: set[str] = set()
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        with contextlib.suppress(OSError):
-            segments |= set(_SEGMENT.findall(Path(f"/proc/{process.pid}/maps").read_text()))
-    rendezvous = {found[0] for segment in segments if (found := _RENDEZVOUS.search(segment))}
-    folder = Path(tempfile.gettempdir())
-    return sorted(Path(s) for s in segments) + sorted(folder / name for name in rendezvous)
+class Scratch:
+    """One engine's folder. Made before the engine, so that one killed while it starts leaves nothing either."""
 
-
-class Remover:
-    """Removes the named files as soon as this process has ended or called `close`."""
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self.paths = list(paths)
+    def __init__(self, root: Path | None = None, segments: Path = _SEGMENTS) -> None:
+        root = root or Path(tempfile.gettempdir())
+        sweep(root, segments)
+        own = ProcessId.own()
+        self.folder = root / f"mrl-engine-{own.pid}-{own.start_ticks}-{uuid.uuid4().hex[:8]}"
+        self.folder.mkdir(mode=0o700)
         self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", 'read _; sleep 1; rm -f -- "$@"', "mrl-remover", *map(str, self.paths)],
+            ["/bin/sh", "-c", f"read _; sleep 1; {_REMOVE}", "mrl-remover", str(self.folder), str(segments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Temporary files of this process, and of those it starts meanwhile, are made in the folder; caches are not."""
+        usual, before = tempfile.tempdir, dict(os.environ)
+        cache = Path(tempfile.gettempdir()) / f"torchinductor_{psutil.Process().username()}"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        os.environ["TMPDIR"] = os.environ["VLLM_RPC_BASE_PATH"] = tempfile.tempdir = str(self.folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = usual
+            os.environ.pop("TMPDIR")
+            os.environ.update({"TMPDIR": before["TMPDIR"]} if "TMPDIR" in before else {})
+
+    def note_segments(self) -> list[Path]:
+        """Named segments that this process and its descendants have mapped now go with the folder."""
+        found = mapped_segments()
+        (self.folder / "names").write_text("".join(f"{path}\n" for path in found))
+        return found
+
     def close(self, seconds: float = 10.0) -> None:
-        """Returns when the names are gone."""
+        """Returns when everything is gone."""
         assert self._shell.stdin is not None
         self._shell.stdin.close()
         self._shell.wait(seconds)
+
+
+def sweep(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
+    """Removes what dead engines' folders name, and the folders; those of living processes stay. Returns the folders."""
+    dead = []
+    for folder in root.glob("mrl-engine-*"):
+        owner = _OURS.fullmatch(folder.name)
+        if owner and not ProcessId(int(owner[1]), int(owner[2])).alive():
+            dead.append(folder)
+            subprocess.run(
+                ["/bin/sh", "-c", _REMOVE, "mrl-sweep", str(folder), str(segments)], check=False, timeout=10
+            )
+    return dead
+
+
+def mapped_segments() -> list[Path]:
+    """Named segments that this process and its descendants have mapped."""
+    found: set[str] = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(OSError):
+            found |= set(_NAMED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    return sorted(Path(name) for name in found)

@@ -97,8 +97,7 @@ def _hand_over(
 ) -> dict[str, Any]:
     """Sessions of the planned hand-over without digests (nothing crosses slots, so nothing would be digested)."""
     sync = SyncSection(bucket_bytes=bucket_bytes, digests=False, deadline_seconds=_DEADLINE_SECONDS)
-    (address,) = slot.call("addresses")
-    hand_over = PlannedHandOver(trainer, sync, address, manifest, slots_per_node=1)
+    hand_over = PlannedHandOver(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
     seconds, lane = [], []
     for number in range(repeats + 1):
         session = Session(f"{number:032x}", number - 1, number, hand_over.digest)

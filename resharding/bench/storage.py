@@ -119,6 +119,10 @@ class Windows:
         run(window.local, sources, self._flat)
         run(window.unpack, bucket, self._flat)
 
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            self._storage.load(name, tensor)
+
     def finish(self) -> None:
         pass
 

@@ -57,7 +57,7 @@ class Rank:
             self._slot = self._engine(hf, rollout.tp)
             own = gathered(self._ask("manifests", self.trainer.checkpoint))
             self.manifests = [dataclasses.replace(m, rank=r) for r, m in enumerate(own)]
-        self._address = self._ask("addresses")
+        self._addresses = gathered(self._ask("addresses"))
         self._sessions = itertools.count()
         self._answers: dict[int, Any] = {}
 
@@ -84,10 +84,10 @@ class Rank:
         started = time.monotonic()
         slots_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.trainer.layout.world_size))
         if mode == "gather":
-            hand_over: HandOver = GatherHandOver(self.trainer, sync, self._address)
+            hand_over: HandOver = GatherHandOver(self.trainer, sync, self._addresses)
         else:
             hand_over = PlannedHandOver(
-                self.trainer, sync, self._address, self.manifests, slots_per_node=slots_per_node
+                self.trainer, sync, self._addresses, self.manifests, slots_per_node=slots_per_node
             )
         yield hand_over, time.monotonic() - started
         if self._slot is not None:

@@ -26,6 +26,11 @@ LAYOUTS = {
         "rollout.tp=1",
         "sync.mode=gather",
     ),
+    "pp2-to-1-distributed": (
+        "training.layout={tp: 1, pp: 2, ep: 1, dp: 1}",
+        "rollout.tp=1",
+        "sync.transport=distributed",
+    ),
     "ep2-dp2-to-2-offloaded": (
         "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
         "rollout.tp=2",

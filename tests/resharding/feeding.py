@@ -58,7 +58,13 @@ class Feeding:
             try:
                 self.stats.append(
                     gather.send(
-                        sender, session, plan, list(weights.values()), group=None, deadline_seconds=30.0
+                        [sender],
+                        session,
+                        plan,
+                        list(weights.values()),
+                        group=None,
+                        device=sender.device,
+                        deadline_seconds=30.0,
                     )
                 )
             except Exception as error:

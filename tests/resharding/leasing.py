@@ -12,11 +12,13 @@ from models.manifest import LocalTensor, Piece
 from mrl.config.sync import SyncSection
 from resharding import planned
 from resharding.assembly import DTYPES
-from resharding.gather import SendStats
 from resharding.lease import describe_files
 from resharding.manifest import RankManifest, elements
 from resharding.plan import Plan
+from resharding.planned import Led, Load, PeerLane
+from resharding.ranks import Ranks
 from resharding.sender import WeightSender
+from resharding.sending import SendStats
 from resharding.session import Session
 from resharding.shared_memory import SharedSegment
 from resharding.tables import LeasedTensor, of_part
@@ -55,16 +57,14 @@ class LeasedRank:
         deadline_seconds: float = 20.0,
     ) -> SendStats:
         part = plan.part(slot)
+        ranks = Ranks(group, deadline_seconds, sender.device)
         return planned.send(
-            sender,
+            [Led(sender, of_part(part, self.leased))],
             session,
-            part,
-            of_part(part, self.leased),
-            self.arrays,
-            describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())]),
-            rank_of_slot={s: s for s in range(plan.topology.num_slots)},
-            group=group,
-            deadline_seconds=deadline_seconds,
+            Load(part, self.arrays),
+            PeerLane(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
+            ranks,
+            lease=describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())]),
         )
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from models.vllm_names import Shard
 from mrl.errors import ConfigError, ReshardError
 from resharding import destinations
 from resharding.layout import Layout
+from resharding.manifest import RankManifest
 from tests.resharding.test_sources import QWEN3_MOE
 
 
@@ -72,7 +73,23 @@ def test_views_become_boxes():
     assert manifest.tensors[1].pieces == (Piece("bias", (0,), (4,), (0,)),) and len(manifest.tensors) == 2
 
 
-def test_a_transposed_load_and_an_unfilled_parameter_are_named():
-    parameters = {"w": ((6, 8), "bfloat16"), "never": ((4,), "float32")}
-    with pytest.raises(ReshardError, match=r"a -> w: not a box.*never: nothing fills it"):
-        destinations.from_trace([("w", 0, (8, 6), (1, 8), "a", 0, (6, 1))], parameters, CHECKPOINT)
+def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_shares_its_tensors():
+    parameters = {
+        "x.w": ((6, 8), "bfloat16"), "x.bias": ((4,), "float32"), "y.bias": ((4,), "float32"), "z.c": ((3,), "int32"),
+    }  # fmt: skip
+    records = [
+        ("x.w", 0, (8, 6), (1, 8), "a", 0, (6, 1)),
+        ("x.bias", 0, (4,), (1,), "bias", 0, (1,)),
+        ("y.bias", 0, (4,), (1,), "bias", 0, (1,)),
+        ("z.c", 0, (3,), (1,), "c", 0, (1,)),
+    ]
+    found = destinations.from_trace(records, parameters, [*CHECKPOINT, CheckpointTensor("c", (3,), "int32")])
+    assert found.unplanned == ("a", "bias") and [t.name for t in found.tensors] == ["z.c"]
+    assert found.digest != RankManifest.of(0, found.tensors).digest
+    assert RankManifest.from_plain(found.plain()) == found
+
+
+def test_a_parameter_that_nothing_fills_is_named():
+    parameters = {"x.never": ((4,), "float32"), "y.b": ((4,), "float32")}
+    with pytest.raises(ReshardError, match=r"no checkpoint tensor is seen to fill \['x'\]"):
+        destinations.from_trace([("y.b", 0, (4,), (1,), "bias", 0, (1,))], parameters, CHECKPOINT)

@@ -82,11 +82,12 @@ def one_rank(rank: int, size: int, port: int, broken: int | None) -> list[Any]:
         thread.start()
         try:
             gather.send(
-                sender,
+                [sender],
                 session,
                 plan,
                 local_values(ranks[rank], full),
                 group=dist.group.WORLD,
+                device=sender.device,
                 deadline_seconds=20.0,
             )
         except ReshardError as error:

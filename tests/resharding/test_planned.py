@@ -1,5 +1,6 @@
 """Planned hand-overs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
 
+import dataclasses
 import datetime
 import os
 import threading
@@ -14,18 +15,22 @@ import torch.distributed as dist
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding import destinations, sources
+from resharding import receiver as receiver_module
 from resharding.assembly import DTYPES
 from resharding.copies import run
 from resharding.layout import Layout
+from resharding.lease import Lease, describe_files
 from resharding.manifest import elements
 from resharding.plan import Plan, PlanOptions, build_plan
 from resharding.planned import received_bytes
 from resharding.receiver import Receiver
 from resharding.sender import WeightSender
 from resharding.session import Session, State
+from resharding.shared_memory import SharedSegment
 from resharding.tables import Tables, of_part
 from resharding.topology import Topology
 from tests.ranks import run_ranks
+from tests.resharding.footprint import Footprint
 from tests.resharding.leasing import LeasedRank
 from tests.resharding.test_buckets import Receiving, Shelf
 from tests.resharding.worlds import World, checkpoint, loaded
@@ -98,6 +103,9 @@ class Parameters:
         window = self._tables.windows[index]
         run(window.local, sources, self.flat)
         run(window.unpack, bucket, self.flat)
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        raise AssertionError(f"nothing is left to the gather path, yet {[n for n, _ in tensors]} came")
 
     def finish(self) -> None:
         pass
@@ -207,6 +215,83 @@ def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
         thread = _receive(receiver, session, consumer)
         trainer.send(sender, session, plan, 0, group=None)
         assert thread.end() is None and equal(consumer, world, 0)
+
+
+@pytest.mark.parametrize("sessions", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_every_lease_is_given_back_over_many_sessions(slot: Any, sessions: int) -> None:
+    _, plan, receiver, sender, trainer = slot
+    for version in range(10 + sessions):
+        if version == 10:
+            before = Footprint.now()
+        session, consumer = Session.new(version - 1, version, plan.digest), Parameters()
+        thread = _receive(receiver, session, consumer)
+        trainer.send(sender, session, plan, 0, group=None)
+        assert thread.end() is None
+    del consumer, thread
+    Footprint.now().require_as(before)
+
+
+def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
+    slot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine was told the digest of its own layout's plan; nothing is mapped, started or copied for another one."""
+    world, plan, receiver, sender, trainer = slot
+    other = build_plan(
+        world.sources, world.destinations, world.topology, PlanOptions(bucket_bytes=SYNC.bucket_bytes * 2)
+    )
+    mapped: list[Any] = []
+    monkeypatch.setattr(receiver_module, "Lease", mapped.append)
+    monkeypatch.setattr(receiver_module, "open_inbox", lambda *_, **__: mapped.append("buffers"))
+    consumer = Parameters()
+    session = Session.new(-1, 0, plan.digest)
+    thread = _receive(receiver, session, consumer)
+    with pytest.raises(ReshardError, match=f"digest {other.digest[:12]}.*expected .* {plan.digest[:12]}"):
+        trainer.send(sender, dataclasses.replace(session, digest=other.digest), other, 0, group=None)
+    assert isinstance(thread.end(), ReshardError)
+    assert not mapped and not consumer.flat and receiver.progress.version == -1
+    monkeypatch.undo()
+    _exchange(slot, Session.new(-1, 0, plan.digest))
+
+
+def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(
+    slot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender that repeats an old session with its old description, while the receiver waits for the next one."""
+    _, plan, receiver, sender, trainer = slot
+    old = Session.new(-1, 0, plan.digest)
+    _exchange(slot, old)
+    opened: list[Any] = []
+    monkeypatch.setattr(receiver_module, "Lease", lambda lease: opened.append(lease) or Lease(lease))
+    stale = WeightSender(receiver.address, SYNC)
+    session, consumer = Session.new(0, 1, plan.digest), Parameters()
+    thread = _receive(receiver, session, consumer)
+    with pytest.raises(ReshardError, match="refused: this receiver waits for"):
+        trainer.send(stale, old, plan, 0, group=None)
+    assert not opened
+    trainer.send(sender, session, plan, 0, group=None)
+    assert thread.end() is None and len(opened) == 1
+    stale.close()
+
+
+def test_leased_memory_that_was_freed_or_is_anothers_cannot_be_opened(slot: Any) -> None:
+    segment = SharedSegment(4096)
+    (description,) = describe_files([(segment.export()["fd"], 4096)])
+    Lease([description]).close()
+    for wrong in ({"start_ticks": 1}, {"num_bytes": 8192}, {"fd": 10_000}):
+        with pytest.raises(ReshardError):
+            Lease([description | wrong])
+    segment.close()
+    with pytest.raises(ReshardError):
+        Lease([description])
+
+
+def _exchange(slot: Any, session: Session) -> None:
+    """A whole session that must succeed."""
+    world, plan, receiver, sender, trainer = slot
+    consumer = Parameters()
+    thread = _receive(receiver, session, consumer)
+    trainer.send(sender, session, plan, 0, group=None)
+    assert thread.end() is None and equal(consumer, world, 0)
 
 
 def test_a_receiver_without_a_plan_consumer_refuses(slot: Any) -> None:

@@ -1,5 +1,6 @@
 """Hand-overs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
 from mrl.rollout.engine import RolloutEngine
 from resharding.manifest import RankManifest
-from resharding.plan import PlanOptions, build_plan
+from resharding.plan import Plan, PlanOptions, build_plan
 from resharding.session import Session
 from resharding.topology import Topology
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.ranks import run_ranks
 from tests.resharding.feeding import Feeder, read
+from tests.resharding.footprint import Footprint
 from tests.resharding.leasing import LeasedRank, one_trainer_rank, spread
 from tests.tiny_models import write_model
 
@@ -173,6 +175,23 @@ def test_a_stale_session_is_refused_and_the_engine_goes_on(
     assert len(tiny_engine.call(driving.generate, ASKED)) == len(ASKED)
 
 
+@pytest.mark.parametrize("sessions", [15, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_sessions_leave_the_engines_process_as_it_was(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list, sessions: int
+) -> None:
+    for _ in range(5):
+        assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    before = tiny_engine.call(footprint)
+    for _ in range(sessions):
+        assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    tiny_engine.call(footprint).require_as(before)
+    assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
+
+
+def footprint(engine: RolloutEngine) -> Footprint:
+    return Footprint.now()
+
+
 # -- by the plan --------------------------------------------------------------------------------------------------
 
 
@@ -216,43 +235,119 @@ def test_a_planned_hand_over_gives_what_a_fresh_engine_has(
     )
     trainer = LeasedRank(tensors, list(read(other).values()))
 
-    def hand_over_planned() -> list[Exception]:
-        version = tiny_engine.call(driving.version)
-        session = Session.new(version, version + 1, plan.digest)
-        errors: list[Exception] = []
-
-        def send() -> None:
-            try:
-                trainer.send(feeder.senders[0], session, plan, 0, group=None)
-            except ReshardError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=send)
-        thread.start()
-        try:
-            tiny_engine.call(driving.receive, session)
-        finally:
-            thread.join(30)
-        return errors
-
-    assert hand_over_planned() == []
+    assert planned_session(tiny_engine, trainer, feeder, plan) == []
     assert driving.worst_gap(other, ASKED, tiny_engine.call(driving.generate, ASKED)) < 1e-4
     trainer.set([weights[t.name] for t in tensors])
     tiny_engine.call(break_processing, 7)
     with pytest.raises(ReshardError, match="broken on purpose at a module"):
-        hand_over_planned()
+        planned_session(tiny_engine, trainer, feeder, plan)
     with pytest.raises(RolloutError, match="serves nothing"):
         tiny_engine.call(driving.generate, ASKED)
-    assert hand_over_planned() == []
+    assert planned_session(tiny_engine, trainer, feeder, plan) == []
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
     trainer.close()
+
+
+LAYER = "model.layers.{}.mlp.experts.3.{}_proj.weight"
+SWAPS = {
+    "gate and up in the name table": (LAYER.format(1, "gate"), LAYER.format(1, "up")),
+    "one expert's down of two layers": (LAYER.format(0, "down"), LAYER.format(2, "down")),
+    "queries of two layers": tuple(f"model.layers.{n}.self_attn.q_proj.weight" for n in (1, 3)),
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_two_tensors_of_one_shape_in_each_others_place_are_seen_by_log_probs(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, swap: str
+) -> None:
+    """Names are the trainer's own, so no digest can see it; the check of log-probs after an update does."""
+    weights = read(tiny_model)
+    one, other = SWAPS[swap]
+    assert weights[one].shape == weights[other].shape
+    places = {one: other, other: one}
+    (tensors,) = spread(weights, 1)
+    named = [
+        dataclasses.replace(
+            t, pieces=tuple(dataclasses.replace(p, tensor=places.get(p.tensor, p.tensor)) for p in t.pieces)
+        )
+        for t in tensors
+    ]
+    gaps = []
+    for held in (named, tensors):
+        plan = build_plan(
+            [RankManifest.of(0, held)],
+            described(tiny_engine, tiny_model),
+            Topology.shared(1),
+            PlanOptions(bucket_bytes=64 << 10),
+        )
+        trainer = LeasedRank(held, list(weights.values()))
+        assert planned_session(tiny_engine, trainer, feeder, plan) == []
+        trainer.close()
+        answers = tiny_engine.call(driving.generate, ASKED)
+        gaps.append(driving.worst_gap(tiny_model, ASKED, answers))
+    assert gaps[0] > 1e-2 and gaps[1] < 1e-4, gaps
+
+
+def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan: Plan) -> list[Exception]:
+    """One session by the plan; the engine's error is raised, the sender's are returned."""
+    version = host.call(driving.version)
+    session = Session.new(version, version + 1, plan.digest)
+    errors: list[Exception] = []
+
+    def send() -> None:
+        try:
+            trainer.send(feeder.senders[0], session, plan, 0, group=None)
+        except ReshardError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        host.call(driving.receive, session)
+    finally:
+        thread.join(30)
+    return errors
+
+
+def receive_asleep(engine: RolloutEngine, session: Session, tag: str) -> None:
+    """A hand-over while a part of the engine's memory is given away, as `sleep` notes it."""
+    engine._awake.discard(tag)
+    try:
+        engine.receive(session)
+    finally:
+        engine._awake.add(tag)
+
+
+def generate_asleep(engine: RolloutEngine, tag: str) -> None:
+    engine._awake.discard(tag)
+    try:
+        driving.generate(engine, ASKED)
+    finally:
+        engine._awake.add(tag)
+
+
+def test_a_sleeping_engine_takes_and_serves_nothing_and_goes_on_when_awake(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder
+) -> None:
+    hand_over(tiny_engine, feeder, tiny_model)
+    version = tiny_engine.call(driving.version)
+    session = feeder.session(read(tiny_model), version, version + 1)
+    with pytest.raises(RolloutError, match="wake its weights before a hand-over"):
+        tiny_engine.call(receive_asleep, session, "weights")
+    for tag in ("weights", "kv_cache"):
+        with pytest.raises(RolloutError, match=r"sleeps .*wake it first"):
+            tiny_engine.call(generate_asleep, tag)
+    with pytest.raises(RolloutError, match="wake knows"):
+        tiny_engine.call(RolloutEngine.wake, ["weight"])
+    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    assert len(tiny_engine.call(driving.generate, ASKED)) == len(ASKED)
 
 
 # -- tensor parallel workers --------------------------------------------------------------------------------------
 
 
 def named_files(engine: RolloutEngine) -> list[Path]:
-    return engine._remover.paths
+    return [*engine._scratch.note_segments(), *engine._scratch.folder.glob("vllm_dist_*")]
 
 
 def sockets() -> set[str]:

@@ -1,0 +1,208 @@
+"""A sender's and a receiver's end of a mesh: buckets as messages, each checked by a digest that follows it.
+
+The sender's two buffers are ordinary memory, made when first needed: planned sessions send from a bucket of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from mrl.errors import ReshardError
+from resharding.channel import Lost
+from resharding.digest import digest
+from resharding.mesh import Meeting, Mesh
+from resharding.messages import Parcel
+
+_SIGN = 1 << 63
+
+
+def trailer(data: torch.Tensor) -> torch.Tensor:
+    """[1] int64: the digest of a message, which travels after it."""
+    value = digest(data)
+    return torch.tensor([value - 2 * _SIGN if value >= _SIGN else value], device=data.device)
+
+
+class TrainerMesh:
+    """A trainer rank's membership, common to all receivers it leads."""
+
+    def __init__(
+        self,
+        store: tuple[str, int],
+        *,
+        rank: int,
+        num_trainers: int,
+        num_receivers: int,
+        device: torch.device,
+        deadline_seconds: float,
+        digests: bool,
+    ) -> None:
+        """`store`: host and port of the trainers' torch.distributed store."""
+        self.device, self.digests = device, digests
+        self.rank, self.num_trainers = rank, num_trainers
+        self._store, self._size = store, num_trainers + num_receivers
+        self._seconds = deadline_seconds
+        self._token: str | None = None
+        self._mesh: Mesh | None = None
+
+    def describe(self, session_id: str, receiver: int) -> dict[str, Any]:
+        """What generation rank `receiver` needs to join; the first session's id names the group."""
+        self._token = self._token or session_id
+        host, port = self._store
+        return {
+            "kind": MeshInbox.KIND,
+            "token": self._token,
+            "host": host,
+            "port": port,
+            "rank": self.num_trainers + receiver,
+            "size": self._size,
+            "leader": self.rank,
+            "digests": self.digests,
+        }
+
+    def connect(self, session_id: str, lost: Lost) -> None:
+        if self._mesh is None:
+            self._token = self._token or session_id
+            meeting = Meeting(*self._store, self._token, self.rank, self._size)
+            self._mesh = Mesh(meeting, device=self.device, deadline_seconds=self._seconds, lost=lost)
+
+    def send(self, data: torch.Tensor, receiver: int, *, digested: bool) -> list[Any]:
+        """Starts the message to a generation rank; `wait` ends it."""
+        if self._mesh is None:
+            raise ReshardError("a message before the session's ranks had met")
+        rank = self.num_trainers + receiver
+        works = [self._mesh.send(data, rank)]
+        if digested:
+            works.append(self._mesh.send(trailer(data), rank))
+        return works
+
+    def wait(self, works: Sequence[Any]) -> None:
+        if works:
+            assert self._mesh is not None
+            self._mesh.wait(works, f"trainer rank {self.rank} sent what was not taken")
+
+    def drop(self) -> None:
+        mesh, self._mesh, self._token = self._mesh, None, None
+        if mesh is not None:
+            mesh.close()
+
+
+class MeshLink:
+    """A sender's end towards one generation rank."""
+
+    def __init__(self, mesh: TrainerMesh, receiver: int, num_bytes: int) -> None:
+        self.device = mesh.device
+        self._mesh, self._receiver, self._num_bytes = mesh, receiver, num_bytes
+        self._session_id = ""
+        self._buffers: list[torch.Tensor] = []
+        self._works: list[list[Any]] = [[], []]
+
+    def describe(self, session_id: str) -> list[dict[str, Any]]:
+        self._session_id = session_id
+        return [self._mesh.describe(session_id, self._receiver) | {"num_bytes": self._num_bytes}]
+
+    def connect(self, lost: Lost) -> None:
+        self._mesh.connect(self._session_id, lost)
+
+    def buffer(self, which: int) -> torch.Tensor:
+        self._buffers = self._buffers or [
+            torch.empty(self._num_bytes, dtype=torch.uint8, device=self.device) for _ in range(2)
+        ]
+        works, self._works[which] = self._works[which], []
+        self._mesh.wait(works)
+        return self._buffers[which]
+
+    def push(self, which: int, num_bytes: int) -> None:
+        """The bucket's own message carries its digest."""
+        self._works[which] = self._mesh.send(self._buffers[which][:num_bytes], self._receiver, digested=False)
+
+    def drop(self) -> None:
+        self._works = [[], []]
+        self._mesh.drop()
+
+    def close(self) -> None:
+        self.drop()
+        self._buffers = []
+
+
+class MeshInbox:
+    """A generation rank's end."""
+
+    KIND: ClassVar[str] = "mesh"
+
+    def __init__(
+        self, descriptions: Sequence[dict[str, Any]], *, device: torch.device, deadline_seconds: float
+    ) -> None:
+        self._description = _checked(descriptions)
+        self._device, self._seconds = device, deadline_seconds
+        self.num_bytes = self._description["num_bytes"]
+        self._mesh: Mesh | None = None
+        self._buckets = [torch.empty(self.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+
+    def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
+        return self._mesh is not None and list(descriptions) == [self._description]
+
+    def connect(self, lost: Lost) -> None:
+        if self._mesh is None:
+            d = self._description
+            meeting = Meeting(d["host"], d["port"], d["token"], d["rank"], d["size"])
+            self._mesh = Mesh(meeting, device=self._device, deadline_seconds=self._seconds, lost=lost)
+
+    def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
+        bucket = self._buckets[which][:num_bytes]
+        if parcels is None:
+            self._receive([(self._description["leader"], bucket)], digested=False)
+        else:
+            self._receive(_split(bucket, parcels), digested=self._description["digests"])
+        return bucket
+
+    def _receive(self, expected: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> None:
+        if self._mesh is None:
+            raise ReshardError("a message before the session's ranks had met")
+        works, trailers = [], []
+        for rank, data in expected:
+            works.append(self._mesh.receive(data, rank))
+            if digested:
+                trailers.append(torch.empty(1, dtype=torch.int64, device=self._device))
+                works.append(self._mesh.receive(trailers[-1], rank))
+        self._mesh.wait(works, "bytes of a bucket did not come")
+        for (rank, data), sent in zip(expected, trailers, strict=False):
+            if not torch.equal(trailer(data), sent):
+                raise ReshardError(
+                    f"the {data.numel()} bytes received from trainer rank {rank} do not have the digest of those sent"
+                )
+
+    def drop(self) -> None:
+        mesh, self._mesh = self._mesh, None
+        if mesh is not None:
+            mesh.close()
+
+    def close(self) -> None:
+        self.drop()
+        self._buckets = []
+
+
+def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    kinds = {
+        "token": str, "host": str, "port": int, "rank": int, "size": int, "leader": int, "digests": bool,
+        "num_bytes": int, "kind": str,
+    }  # fmt: skip
+    (description,) = descriptions if len(descriptions) == 1 else ({},)
+    if {k: type(v) for k, v in description.items()} != kinds or description["num_bytes"] <= 0:
+        raise ReshardError(f"no description of a mesh: {list(descriptions)!r:.200}")
+    return description
+
+
+def _split(bucket: torch.Tensor, parcels: Sequence[Parcel]) -> list[tuple[int, torch.Tensor]]:
+    """(rank, its bytes); parcels follow each other and fill the bucket."""
+    pieces, end = [], 0
+    for parcel in parcels:
+        if parcel.offset != end:
+            raise ReshardError(f"{parcel} should begin at byte {end} of its bucket")
+        end += parcel.num_bytes
+        pieces.append((parcel.rank, bucket[parcel.offset : end]))
+    if end != bucket.numel():
+        raise ReshardError(f"parcels of {end} bytes for a bucket of {bucket.numel()}")
+    return pieces

@@ -1,0 +1,95 @@
+"""One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks. Common to both modes.
+
+Every rank of the group calls `hold` together; either all return, committed, or all raise. A rank may lead several
+receivers (separate pools) or none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from resharding.ranks import Ranks
+from resharding.sender import WeightSender
+from resharding.session import Session, WireTensor
+from resharding.tables import Tables
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moved:
+    """What the moving part of a session reports."""
+
+    num_bytes: int
+    num_buckets: int
+    seconds: float
+    """Packing, collectives or messages, unpacking."""
+    pack_seconds: float
+    """Of these, what this rank's own copies took."""
+
+    def __add__(self, other: Moved) -> Moved:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Moved(*(a + b for a, b in pairs))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendStats:
+    """One rank's hand-over, in seconds and bytes."""
+
+    seconds: float
+    num_bytes: int
+    num_buckets: int
+    wait_seconds: float
+    """Of this rank for its receivers."""
+    gather_seconds: float
+    """Packing, collectives or messages, unpacking."""
+    pack_seconds: float
+    """Of these, what this rank's own copies took."""
+    commit_seconds: float
+    """From every rank's verification to every rank's commit."""
+    receiver_seconds: dict[str, float]
+    """wait, copy, load, process on the receivers' side; the longest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lead:
+    """A receiver that this rank leads through the session, and what it is told will come."""
+
+    sender: WeightSender
+    content: Sequence[WireTensor] | Tables
+    lease: Sequence[dict[str, Any]] | None = None
+    """Planned mode: the memory the receiver reads (none of it between machines)."""
+
+
+def hold(ranks: Ranks, session: Session, leads: Sequence[Lead], move: Callable[[], Moved]) -> SendStats:
+    """Holds one session; `move` sends everything in between."""
+    started = time.monotonic()
+    senders = [lead.sender for lead in leads]
+    try:
+        ranks.together(lambda: [lead.sender.open(session, lead.content, lease=lead.lease) for lead in leads])
+        ranks.together(lambda: [sender.connect() for sender in senders])
+        moved = move()
+        verified = ranks.together(lambda: [sender.finish() for sender in senders])
+        mark = time.monotonic()
+        ranks.together(lambda: [sender.commit() for sender in senders])
+    except BaseException as error:
+        for sender in senders:
+            sender.abort("".join(traceback.format_exception(error)), wait=True)
+        traceback.clear_frames(error.__traceback__)  # else whoever keeps the error keeps the buffers mapped
+        raise
+    return SendStats(
+        seconds=time.monotonic() - started,
+        commit_seconds=time.monotonic() - mark,
+        num_bytes=moved.num_bytes,
+        num_buckets=moved.num_buckets,
+        wait_seconds=max((sender.wait_seconds for sender in senders), default=0.0),
+        gather_seconds=moved.seconds,
+        pack_seconds=moved.pack_seconds,
+        receiver_seconds=_longest([v.seconds for v in verified]),
+    )
+
+
+def _longest(reports: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: max(r[name] for r in reports) for name in (reports[0] if reports else ())}

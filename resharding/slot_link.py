@@ -1,0 +1,73 @@
+"""Two buffers in memory that a slot's two processes share. Pushing waits for the device; nothing else moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mrl.errors import ReshardError
+from resharding import memory
+from resharding.channel import Lost
+from resharding.messages import Parcel
+
+
+class SlotLink:
+    """The sender's end; owns the memory."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self.device = device
+        self.segments = [memory.allocate(num_bytes, device) for _ in range(2)]
+
+    def describe(self, session_id: str) -> list[dict[str, Any]]:
+        return [segment.export() for segment in self.segments]
+
+    def connect(self, lost: Lost) -> None:
+        """Nothing: the receiver opens the memory when it is told of it."""
+
+    def buffer(self, which: int) -> torch.Tensor:
+        return self.segments[which].buffer
+
+    def push(self, which: int, num_bytes: int) -> None:
+        memory.synchronize(self.device)
+
+    def drop(self) -> None:
+        """Nothing: the memory stays, its bytes are those of no session until the next one fills it."""
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+
+
+class SlotInbox:
+    """The receiver's end: maps the sender's memory once and keeps it over sessions."""
+
+    def __init__(self, descriptions: Sequence[dict[str, Any]]) -> None:
+        self._opened: list[memory.Opened] = []
+        try:
+            for description in descriptions:
+                self._opened.append(memory.open_segment(description))
+        except BaseException:
+            self.close()
+            raise
+        self.num_bytes = min(o.buffer.numel() for o in self._opened)
+
+    def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
+        return [o.token for o in self._opened] == [d.get("token") for d in descriptions]
+
+    def connect(self, lost: Lost) -> None:
+        """Nothing: it was opened."""
+
+    def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
+        if parcels is not None:
+            raise ReshardError("parcels from other ranks cannot reach the memory of a slot")
+        return self._opened[which].buffer[:num_bytes]
+
+    def drop(self) -> None:
+        """Nothing: the mapping stays."""
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, []
+        for segment in opened:
+            segment.close()

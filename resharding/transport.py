@@ -1,0 +1,79 @@
+"""How bytes get from a sender to its receiver: one interface, two kinds.
+
+`slot_link`: both share a slot's memory (shared memory on CPU, CUDA IPC on GPUs). `mesh_link`: they share none, and bytes
+travel as torch.distributed messages (gloo on CPU, NCCL on GPUs). Sessions, digests and commits are the same over both;
+control messages go through `channel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from mrl.errors import ReshardError
+from resharding.channel import Lost
+from resharding.mesh_link import MeshInbox
+from resharding.messages import Parcel
+from resharding.slot_link import SlotInbox
+
+
+class Link(Protocol):
+    """A sender's end: two buffers to fill, one while the other is on its way."""
+
+    device: torch.device
+
+    def describe(self, session_id: str) -> list[dict[str, Any]]:
+        """What the receiver needs to open its end; plain values."""
+        ...
+
+    def connect(self, lost: Lost) -> None:
+        """Meets the other ends, after every receiver was told; returns at once where nothing is to be met."""
+        ...
+
+    def buffer(self, which: int) -> torch.Tensor:
+        """[bucket_bytes] uint8, free to fill: what it held before is out."""
+        ...
+
+    def push(self, which: int, num_bytes: int) -> None:
+        """The buffer's first bytes are filled; they are the receiver's now, or on their way."""
+        ...
+
+    def drop(self) -> None:
+        """The session failed: nothing half-way may reach the next one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Inbox(Protocol):
+    """A receiver's end."""
+
+    num_bytes: int
+    """Of a bucket."""
+
+    def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
+        """The sender still offers what this was opened for."""
+        ...
+
+    def connect(self, lost: Lost) -> None: ...
+
+    def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
+        """The bucket's first `num_bytes`, filled, until its next `take`: by the sender, or parcel by parcel by others."""
+        ...
+
+    def drop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_inbox(
+    descriptions: Sequence[dict[str, Any]], *, device: torch.device, deadline_seconds: float
+) -> Inbox:
+    """The receiver's end of what a sender described."""
+    if descriptions and descriptions[0].get("kind") == MeshInbox.KIND:
+        return MeshInbox(descriptions, device=device, deadline_seconds=deadline_seconds)
+    if len(descriptions) != 2:
+        raise ReshardError(f"a slot has two buffers, the sender offers {len(descriptions)}")
+    return SlotInbox(descriptions)

@@ -1,0 +1,133 @@
+"""What no plan can place is named, counted and sent whole within the same session; for the known families it is nothing."""
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from mrl.config.sync import SyncSection
+from mrl.errors import ReshardError
+from resharding import destinations
+from resharding.bench.made_up import MadeUp
+from resharding.bench.models import TINY
+from resharding.bench.storage import Storage, WholeTensors, Windows
+from resharding.bench.trainer import BenchTrainer
+from resharding.explain import explain
+from resharding.handover import PlannedHandOver
+from resharding.layout import Layout
+from resharding.manifest import RankManifest
+from resharding.plan import build_plan
+from resharding.receiver import Receiver
+from resharding.session import Session, State
+from tests.resharding.wires import store
+from tests.resharding.worlds import FAMILIES, random_world
+
+CPU = torch.device("cpu")
+ODD = "model.layers.1.self_attn.qkv_proj"
+"""A module that, for these tests, an engine fills by something else than copies of boxes."""
+WHOLE = tuple(f"model.layers.1.self_attn.{p}_proj.weight" for p in "kqv")
+
+
+def traced() -> tuple[RankManifest, RankManifest]:
+    """(all of one engine rank's parameters, what a trace of it can place)."""
+    (full,) = destinations.from_layout(TINY, Layout())
+    placed = [t for t in full.tensors if not t.name.startswith(ODD)]
+    assert len(placed) == len(full.tensors) - 1
+    return full, RankManifest.of(0, placed, WHOLE)
+
+
+class Counting(Windows):
+    """Takes whole only what its rank's tables say; counts it, or breaks at it."""
+
+    def __init__(self, storage: Storage, broken: bool = False) -> None:
+        super().__init__(storage)
+        self.whole: list[str] = []
+        self._broken = broken
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        if self._broken:
+            raise ValueError("broken on purpose at a whole tensor")
+        self.whole += [name for name, _ in tensors]
+        super().load(tensors)
+
+
+@pytest.mark.parametrize("transport", ["auto", "distributed"])
+def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -> None:
+    """Two windows of buckets and more: the whole tensors follow in the same numbering; an error there fails the session."""
+    full, manifest = traced()
+    meeting = store()
+    trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
+    sync = SyncSection(bucket_bytes=8 << 10, deadline_seconds=20.0, transport=transport)
+    host = "127.0.0.1" if transport == "distributed" else None
+    receiver = Receiver(deadline_seconds=20.0, device=CPU, host=host)
+    hand_over = PlannedHandOver(
+        trainer, sync, [receiver.address], [manifest], slots_per_node=1, store=("127.0.0.1", meeting.port)
+    )
+    assert hand_over.plan.fallback == WHOLE
+    sizes = {t.name: 2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE}
+    assert hand_over.plan.summary()["fallback_bytes"] == sum(sizes.values())
+    assert f"{sum(sizes.values())} bytes" in explain(hand_over.plan)
+    storage, committed = Storage(full, CPU), -1
+    for attempt in range(3):
+        storage.poison()
+        trainer.fill(attempt)
+        consumer = Counting(storage, broken=attempt == 1)
+        session = Session.new(committed, committed + 1, hand_over.digest)
+        errors: list[BaseException] = []
+
+        def take(session: Session = session, consumer: Counting = consumer) -> None:
+            try:
+                receiver.receive(session, WholeTensors(storage), consumer)
+            except ValueError as error:
+                errors.append(error)  # noqa: B023 the thread ends inside the loop's turn
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        if attempt == 1:
+            with pytest.raises(ReshardError, match="broken on purpose at a whole tensor"):
+                hand_over.send(session)
+            thread.join(20)
+            assert errors and receiver.progress.state is State.FAILED
+            continue
+        report = hand_over.send(session)
+        thread.join(20)
+        committed += 1
+        assert report["fallback_bytes"] == sum(sizes.values())
+        assert sorted(consumer.whole) == sorted(WHOLE)
+        assert storage.first_difference(MadeUp(trainer.checkpoint, version=attempt)) is None
+    receiver.close()
+    hand_over.close()
+    trainer.close()
+
+
+def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
+    _, manifest = traced()
+    unknown = RankManifest.of(0, manifest.tensors, (*manifest.unplanned, "model.extra.weight"))
+    receiver = Receiver(deadline_seconds=1.0, device=CPU)
+    trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
+    with pytest.raises(ReshardError, match=r"model\.extra\.weight"):
+        PlannedHandOver(trainer, SyncSection(), [receiver.address], [unknown], slots_per_node=1)
+    receiver.close()
+    trainer.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_families_leave_nothing_to_the_gather_path(family: str) -> None:
+    """Live engines' manifests equal these (test_vllm_trace), so it holds for them too."""
+    for seed in range(5):
+        world = random_world(seed, family=family)
+        plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+        assert plan.summary()["fallback_bytes"] == plan.summary()["fallback_tensors"] == 0
+
+
+def test_a_rank_that_takes_a_tensor_whole_changes_the_plans_digest() -> None:
+    world = random_world(3, family="qwen3_moe")
+    first, *others = world.destinations
+    odd = dataclasses.replace(first, digest=RankManifest.of(0, first.tensors, ["x"]).digest, unplanned=("x",))
+    plans = [
+        build_plan(world.sources, d, world.topology, world.options)
+        for d in (world.destinations, [odd, *others])
+    ]
+    assert plans[0].digest != plans[1].digest and plans[1].fallback == ("x",)

@@ -1,0 +1,207 @@
+"""Hand-overs between real processes that share no memory, and over two pretended nodes that share it slot by slot."""
+
+import contextlib
+import datetime
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from models.families import family_of
+from mrl.config.sync import SyncSection
+from mrl.errors import ReshardError
+from resharding import destinations
+from resharding.bench.made_up import MadeUp
+from resharding.bench.models import TINY
+from resharding.bench.storage import Storage, WholeTensors, Windows
+from resharding.bench.trainer import BenchTrainer
+from resharding.handover import GatherHandOver, PlannedHandOver
+from resharding.layout import Layout
+from resharding.ranks import Ranks
+from resharding.receiver import Receiver
+from resharding.session import Session, State
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+HOST = "127.0.0.1"
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=60.0, transport="distributed")
+
+
+def session(number: int, digest: str, committed: int) -> Session:
+    """The same on every process without anybody telling."""
+    return Session(f"{number:032x}", committed, committed + 1, digest)
+
+
+@contextlib.contextmanager
+def store_of(rank: int, trainers: int, port: int) -> Iterator[dist.TCPStore]:
+    """A client of the trainers' store; rank 0 hosts it, as in a run."""
+    if rank < trainers and trainers > 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{HOST}:{port}",
+            rank=rank,
+            world_size=trainers,
+            timeout=datetime.timedelta(seconds=90),
+        )
+    hosts = rank == 0 and trainers == 1
+    wait = datetime.timedelta(seconds=90)
+    yield dist.TCPStore(HOST, port, is_master=hosts, wait_for_workers=False, timeout=wait)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def meet(store: dist.TCPStore, size: int, name: str) -> None:
+    """Until all processes are here."""
+    store.add(name, 1)
+    deadline = time.monotonic() + 90
+    while store.add(name, 0) < size:
+        assert time.monotonic() < deadline, f"not all processes came to {name}"
+        time.sleep(0.02)
+
+
+def train(rank: int, layout: Layout, receivers: int, port: int, store: dist.TCPStore, size: int) -> Any:
+    trainer = BenchTrainer(TINY, layout, rank, device=CPU)
+    addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
+    manifests = destinations.from_layout(TINY, Layout(tp=receivers))
+    planned = PlannedHandOver(trainer, SYNC, addresses, manifests, slots_per_node=1, store=(HOST, port))
+    gather = GatherHandOver(trainer, SYNC, addresses, store=(HOST, port))
+    store.set("planned", planned.digest)
+    store.set("gather", gather.digest)
+    sent, heard = [], ""
+    for number, hand_over in enumerate([planned, planned, planned, gather]):
+        trainer.fill(number)
+        try:
+            sent.append(hand_over.send(session(number, hand_over.digest, len(sent) - 1)))
+        except ReshardError as error:
+            heard = str(error)
+    meet(store, size, "sent")
+    meet(store, size, "released")
+    planned.close()
+    gather.close()
+    trainer.close()
+    return [len(sent), heard, [s["cross_slot_bytes"] for s in sent[:2]], planned.plan.summary()]
+
+
+def generate(number: int, receivers: int, store: dist.TCPStore, size: int) -> Any:
+    """Receiver `number`; the last one breaks in the middle of the second session."""
+    storage = Storage(destinations.from_layout(TINY, Layout(tp=receivers))[number], CPU)
+    receiver = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU, host=HOST)
+    store.set(f"address{number}", receiver.address)
+    digests = [store.get(name).decode() for name in ("planned", "gather")]
+    errors, checkpoint = [], family_of(TINY).checkpoint_tensors(TINY)
+    for attempt in range(4):
+        storage.poison()
+        windows = Broken(storage) if (attempt, number) == (1, receivers - 1) else Windows(storage)
+        opened = session(attempt, digests[attempt == 3], receiver.progress.version)
+        try:
+            receiver.receive(opened, WholeTensors(storage), windows)
+            difference = storage.first_difference(MadeUp(checkpoint, version=attempt))
+            assert difference is None, difference
+        except (ReshardError, ValueError) as error:
+            assert receiver.progress.state is State.FAILED
+            errors.append(str(error))
+    meet(store, size, "sent")
+    receiver.close()
+    meet(store, size, "released")
+    return [receiver.progress.version, errors]
+
+
+class Broken(Windows):
+    """Raises in the middle."""
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        if index == 2:
+            raise ValueError("broken on purpose in window 2")
+        super().apply(index, sources, bucket)
+
+
+def one_process(rank: int, size: int, port: int, layout: Layout) -> Any:
+    trainers = layout.world_size
+    with store_of(rank, trainers, port) as store:
+        if rank < trainers:
+            return train(rank, layout, size - trainers, port, store, size)
+        return generate(rank - trainers, size - trainers, store, size)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("layout", "receivers"), [(Layout(), 2), (Layout(pp=2), 1), (Layout(tp=2, ep=2), 2)], ids=str
+)
+def test_separate_pools_get_every_byte_and_one_receivers_error_stops_all(
+    layout: Layout, receivers: int
+) -> None:
+    """Planned twice around a broken session, then gathered: as many receivers as trainers, fewer, and more."""
+    results = run_ranks(one_process, layout.world_size + receivers, layout, seconds=240)
+    summary = results[0][3]
+    assert summary["bytes_local"] == 0
+    assert summary["bytes_needed"] == summary["lower_bound_cross_slot_bytes"]
+    for sent, heard, _, _ in results[: layout.world_size]:
+        assert sent == 3 and "broken on purpose in window 2" in heard
+    assert sum(r[2][0] for r in results[: layout.world_size]) == summary["bytes_needed"]
+    for version, errors in results[layout.world_size :]:
+        assert version == 2 and len(errors) == 1
+    assert "broken on purpose in window 2" in results[-1][1][0]
+
+
+# -- two pretended nodes ------------------------------------------------------------------------------------------
+
+
+def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: int) -> Any:
+    """Both ends of a slot; what comes from ranks of the other node is counted where it arrives."""
+    os.environ.update(MASTER_ADDR=HOST, MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    counted = {"intra": 0, "inter": 0}
+    exchange = Ranks.exchange
+
+    def counting(self: Ranks, sends: Any, receives: Any) -> None:
+        for peer, data in receives:
+            counted["intra" if peer // slots_per_node == rank // slots_per_node else "inter"] += data.numel()
+        exchange(self, sends, receives)
+
+    Ranks.exchange = counting  # type: ignore[method-assign]
+    trainer = BenchTrainer(TINY, layout, rank, device=CPU)
+    manifests = destinations.from_layout(TINY, Layout(tp=2, dp=size // 2))
+    storage = Storage(manifests[rank], CPU)
+    receiver = Receiver(deadline_seconds=60.0, device=CPU)
+    addresses: list[Any] = [None] * size
+    dist.all_gather_object(addresses, receiver.address)
+    sync = SYNC.model_copy(update={"transport": "auto"})
+    hand_over = PlannedHandOver(trainer, sync, addresses, manifests, slots_per_node=slots_per_node)
+    trainer.fill(0)
+    opened = session(0, hand_over.digest, -1)
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            receiver.receive(opened, WholeTensors(storage), Windows(storage))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    hand_over.send(opened)
+    thread.join(60)
+    assert not errors, errors
+    difference = storage.first_difference(MadeUp(trainer.checkpoint, version=0))
+    receiver.close()
+    hand_over.close()
+    trainer.close()
+    dist.destroy_process_group()
+    return [difference, counted, hand_over.plan.summary()]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("layout", "slots_per_node"), [(Layout(pp=2), 1), (Layout(tp=2, pp=2), 2)], ids=str)
+def test_the_peer_lane_crosses_two_nodes_with_the_plans_bytes(layout: Layout, slots_per_node: int) -> None:
+    results = run_ranks(one_slot, layout.world_size, layout, slots_per_node, seconds=200)
+    summary = results[0][2]
+    assert [r[0] for r in results] == [None] * layout.world_size
+    assert summary["nodes"] == 2
+    assert sum(r[1]["inter"] for r in results) == summary["bytes_inter_node"] > 0
+    assert sum(r[1]["intra"] for r in results) == summary["bytes_intra_node"]

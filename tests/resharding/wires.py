@@ -1,0 +1,60 @@
+"""The transports under one face, so that one suite of tests holds for all of them.
+
+cuda_ipc has run on no GPU yet: its tests are marked gpu and wait for one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mrl.config.sync import SyncSection
+from resharding.mesh_link import MeshLink, TrainerMesh
+from resharding.receiver import Receiver
+from resharding.sender import WeightSender
+from resharding.slot_link import SlotLink
+
+KINDS = ["shared_memory", "distributed", pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
+PROCESSES = multiprocessing.get_context("forkserver")
+"""New processes without the threads of this one, and without its start-up time."""
+PROCESSES.set_forkserver_preload(["tests.resharding.test_buckets"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """One transport; picklable, so that either end may be in another process."""
+
+    kind: str
+    port: int = 0
+    """Of the store at which the ends of a mesh meet."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if self.kind == "cuda_ipc" else "cpu")
+
+    def receiver(self, seconds: float) -> Receiver:
+        host = "127.0.0.1" if self.kind == "distributed" else None
+        return Receiver(deadline_seconds=seconds, device=self.device, host=host)
+
+    def sender(self, address: str, sync: SyncSection) -> WeightSender:
+        if self.kind != "distributed":
+            return WeightSender(address, sync, SlotLink(sync.bucket_bytes, self.device))
+        mesh = TrainerMesh(
+            ("127.0.0.1", self.port),
+            rank=0,
+            num_trainers=1,
+            num_receivers=1,
+            device=self.device,
+            deadline_seconds=sync.deadline_seconds,
+            digests=sync.digests,
+        )
+        return WeightSender(address, sync, MeshLink(mesh, 0, sync.bucket_bytes))
+
+
+def store() -> dist.TCPStore:
+    """Where a mesh meets; it lives as long as the object."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
