@@ -1,5 +1,6 @@
 """The contract of every transport: between a real sender and a real receiver every ending is bounded, named, and leaves nothing."""
 
+import math
 import os
 import pickle
 import signal
@@ -25,6 +26,7 @@ from resharding.receiver import Receiver
 from resharding.sender import WeightSender
 from resharding.sending import SendStats
 from resharding.session import Session, State, WireTensor
+from tests.resharding.feeding import plan_of
 from tests.resharding.footprint import Footprint
 from tests.resharding.wires import KINDS, PROCESSES, Wire, store
 
@@ -166,17 +168,48 @@ def test_many_sessions_leave_memory_descriptors_threads_and_mappings_alone(
     Footprint.now().require_as(before)
 
 
-def test_buffers_are_refilled_only_after_the_receiver_took_them(
-    sender: WeightSender, receiver: Receiver
-) -> None:
-    """A slow consumer: with 30 buckets through two buffers, a refill too early would corrupt what was not yet copied."""
+@pytest.mark.parametrize("point", ["start", "t3", "t29", "finish"])
+def test_a_slow_receiver_loses_nothing(sender: WeightSender, receiver: Receiver, point: str) -> None:
+    """With 30 buckets through two buffers, a refill too early would corrupt what was not yet taken."""
     plan, values = model(sizes=(256,) * 30)
-    shelf = Shelf("t3", lambda: time.sleep(0.3))
+    shelf = Shelf(point, lambda: time.sleep(0.3))
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, shelf)
-    send(sender, session, plan, values, 5.0)
+    send(sender, session, plan, values)
     assert thread.end() is None
     assert all(torch.equal(shelf.tensors[f"t{i}"], value) for i, value in enumerate(values))
+
+
+EDGES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
+    "odd sizes of mixed types in one bucket": [
+        ("float8_e4m3fn", (5,)), ("float32", (3,)), ("bfloat16", ()), ("uint8", (1,)), ("int64", (1, 2)), ("float8_e4m3fn", (7,)),
+    ],
+    "an empty tensor between others": [("float32", (4,)), ("float32", (0, 4)), ("bfloat16", (3,))],
+    "one byte over a bucket": [("uint8", (1025,)), ("float32", (1,))],
+    "exactly one bucket": [("float32", (256,))],
+    "nothing at all": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_edges_of_types_and_sizes_arrive_byte_for_byte(
+    sender: WeightSender, receiver: Receiver, edge: str
+) -> None:
+    torch.manual_seed(3)
+    weights = {}
+    for number, (dtype, shape) in enumerate(EDGES[edge]):
+        size = math.prod(shape) * getattr(torch, dtype).itemsize
+        data = torch.randint(0, 256, (size,), dtype=torch.uint8)
+        weights[f"t{number}"] = data.view(getattr(torch, dtype)).view(shape)
+    plan, shelf = plan_of(weights, SYNC.bucket_bytes), Shelf()
+    session = Session.new(-1, 0, plan.digest)
+    thread = Receiving(receiver, session, shelf)
+    send(sender, session, plan, list(weights.values()))
+    assert thread.end() is None and shelf.tensors.keys() == weights.keys()
+    for name, sent in weights.items():
+        got = shelf.tensors[name]
+        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+        assert torch.equal(got.reshape(-1).view(torch.uint8), sent.reshape(-1).view(torch.uint8)), name
 
 
 def raise_error() -> None:
