@@ -3,8 +3,9 @@
 import dataclasses
 import datetime
 import os
+import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,16 @@ from mrl.errors import ReshardError
 from resharding import destinations, sources
 from resharding import receiver as receiver_module
 from resharding.assembly import DTYPES
+from resharding.bench.made_up import MadeUp
+from resharding.bench.models import TINY
+from resharding.bench.storage import Storage, WholeTensors, Windows
+from resharding.bench.trainer import BenchTrainer
 from resharding.copies import run
+from resharding.handover import PlannedHandOver
 from resharding.layout import Layout
 from resharding.lease import Lease, describe_files
 from resharding.manifest import elements
+from resharding.mesh import Mesh
 from resharding.plan import Plan, PlanOptions, build_plan
 from resharding.planned import received_bytes
 from resharding.receiver import Receiver
@@ -32,7 +39,8 @@ from resharding.topology import Topology
 from tests.ranks import run_ranks
 from tests.resharding.footprint import Footprint
 from tests.resharding.leasing import LeasedRank
-from tests.resharding.test_buckets import Receiving, Shelf
+from tests.resharding.test_buckets import Receiving, Shelf, kill_self
+from tests.resharding.wires import KINDS, PROCESSES, Wire, store
 from tests.resharding.worlds import World, checkpoint, loaded
 
 HF: dict[str, Any] = {
@@ -40,6 +48,7 @@ HF: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": False, "num_experts": 4,
     "moe_intermediate_size": 8, "mlp_only_layers": [],
 }  # fmt: skip
+CPU = torch.device("cpu")
 SYNC = SyncSection(bucket_bytes=2048, deadline_seconds=20.0)
 SHAPES = {
     "one": (Layout(), Layout()),
@@ -353,3 +362,130 @@ def _receive(receiver: Receiver, session: Session, consumer: Parameters) -> Rece
             self.start()
 
     return Planned()
+
+
+# -- a killed peer, a flipped bit, over every transport ------------------------------------------------------------
+
+
+class Pair:
+    """One trainer rank in this process; its receiver here or in another one."""
+
+    def __init__(self, wire: Wire, address: str, seconds: float) -> None:
+        transport = "distributed" if wire.kind == "distributed" else "auto"
+        sync = SyncSection(bucket_bytes=16 << 10, deadline_seconds=seconds, transport=transport)
+        self.trainer = BenchTrainer(TINY, Layout(), 0, device=wire.device)
+        self.hand_over = PlannedHandOver(
+            self.trainer,
+            sync,
+            [address],
+            destinations.from_layout(TINY, Layout()),
+            slots_per_node=1,
+            store=("127.0.0.1", wire.port),
+        )
+        self.trainer.fill(0)
+
+    def close(self) -> None:
+        self.hand_over.close()
+        self.trainer.close()
+
+
+class Ending(Windows):
+    """Does something at the first window, the middle one or the end."""
+
+    def __init__(self, storage: Storage, at: str, action: Callable[[], None]) -> None:
+        super().__init__(storage)
+        self._at, self._action = at, action
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        if index == {"first": 0, "middle": len(self._tables.windows) // 2}.get(self._at):
+            self._action()
+        super().apply(index, sources, bucket)
+
+    def finish(self) -> None:
+        if self._at == "finish":
+            self._action()
+
+
+def receive_and_die(wire: Wire, at: str, pipe: Any) -> None:
+    receiver = wire.receiver(30.0)
+    pipe.send(receiver.address)
+    storage = Storage(destinations.from_layout(TINY, Layout())[0], wire.device)
+    receiver.receive(pipe.recv(), WholeTensors(storage), Ending(storage, at, kill_self))
+
+
+def take(receiver: Receiver, session: Session, windows: Windows, storage: Storage) -> Receiving:
+    class Taking(Receiving):
+        def __init__(self) -> None:
+            threading.Thread.__init__(self, daemon=True)
+            self._call = lambda: receiver.receive(session, WholeTensors(storage), windows)
+            self.error = None
+            self.start()
+
+    return Taking()
+
+
+@pytest.fixture(params=KINDS)
+def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
+    meeting = store()
+    yield Wire(request.param, meeting.port)
+    del meeting
+
+
+@pytest.mark.parametrize("at", ["first", "middle", "finish"])
+def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_place(
+    wire: Wire, at: str
+) -> None:
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=receive_and_die, args=(wire, at, theirs), daemon=True)
+    process.start()
+    assert ours.poll(60)
+    pair = Pair(wire, ours.recv(), 60.0)
+    session = Session.new(-1, 0, pair.hand_over.digest)
+    ours.send(session)
+    with pytest.raises(ReshardError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
+        pair.hand_over.send(session)
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL and pair.trainer.memory.leases == 0
+    pair.close()
+    fresh = wire.receiver(20.0)
+    again = Pair(wire, fresh.address, 20.0)
+    storage = Storage(destinations.from_layout(TINY, Layout())[0], wire.device)
+    session = Session.new(-1, 0, again.hand_over.digest)
+    thread = take(fresh, session, Windows(storage), storage)
+    again.hand_over.send(session)
+    assert thread.end() is None
+    assert storage.first_difference(MadeUp(again.trainer.checkpoint, version=0)) is None
+    fresh.close()
+    again.close()
+
+
+def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On one slot nothing travels in a planned session: both sides read the same memory."""
+    meeting = store()
+    wire = Wire("distributed", meeting.port)
+    receiver = wire.receiver(20.0)
+    pair = Pair(wire, receiver.address, 20.0)
+    storage = Storage(destinations.from_layout(TINY, Layout())[0], CPU)
+    wait, flipped = Mesh.wait, []
+
+    def flip(self: Mesh, works: Any, what: str) -> None:
+        wait(self, works, what)
+        if what.startswith("bytes of a bucket") and not flipped:
+            flipped.append(True)
+            receiver._inbox._buckets[0][77] ^= 4  # type: ignore[union-attr]
+
+    monkeypatch.setattr(Mesh, "wait", flip)
+    session = Session.new(-1, 0, pair.hand_over.digest)
+    thread = take(receiver, session, Windows(storage), storage)
+    with pytest.raises(ReshardError, match="received from trainer rank 0 do not have the digest"):
+        pair.hand_over.send(session)
+    assert isinstance(thread.end(), ReshardError) and receiver.progress.state is State.FAILED
+    session = Session.new(-1, 0, pair.hand_over.digest)
+    thread = take(receiver, session, Windows(storage), storage)
+    pair.hand_over.send(session)
+    assert thread.end() is None and receiver.progress.serving
+    assert storage.first_difference(MadeUp(pair.trainer.checkpoint, version=0)) is None
+    receiver.close()
+    pair.close()
