@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from mrl.observe.metrics_log import read, without_volatile
+from tests.launch import serve
 from tests.launch.command import Command, run
+from tests.launch.tiny_runs import words
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def words(task: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Command-line words of a small run in this test's folder."""
+EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
 
-    def make(name: str, *more: str) -> list[str]:
-        quickstart = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
-        return [
-            quickstart,
-            f"run={{name: {name}, folder: {tmp_path}}}",
-            f"model={{path: {task}/model, max_length: 16}}",
-            f"data.train={task}/train.jsonl",
-            f"data.validation={task}/validation.jsonl",
-            f"judge={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
-            "training.optimizer={lr: 1e-3}",
-            "loop.prompts_per_step=4",
-            "loop.samples_per_prompt=4",
-            "loop.validation={every_steps: 2, num_prompts: 8}",
-            "loop.max_sampler_mismatch=1e-4",
-            *more,
-        ]
 
-    return make
+@pytest.fixture(scope="module")
+def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    run("train", *words(task, folder, "whole", *EXACT, "loop.steps=4"), log=folder / "log")
+    return folder / "whole"
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
@@ -45,23 +34,43 @@ def rows(folder: Path) -> list[dict[str, object]]:
 
 
 def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
-    words: Callable[..., list[str]], tmp_path: Path
+    whole: Path, task: Path, tmp_path: Path
 ) -> None:
-    exact = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
-    for name, steps in (("whole", 4), ("again", 4), ("parts", 2), ("parts", 4)):
-        run("train", *words(name, *exact, f"loop.steps={steps}"), log=tmp_path / f"{name}-{steps}.log")
-    assert [r["step"] for r in rows(tmp_path / "whole")] == [0, 1, 2, 3, 4]
-    trained = rows(tmp_path / "whole")[1:]
-    assert all(r["optim/grad_norm"] > 0 and r["reward/max"] > r["reward/min"] for r in trained), "nothing was trained"
-    assert rows(tmp_path / "again") == rows(tmp_path / "whole")
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    for name, steps in (("again", 4), ("parts", 2), ("parts", 4)):
+        offload = "always" if name == "again" else "never"  # where the trainer's memory rests changes nothing
+        more = (f"loop.steps={steps}", f"training.offload={offload}")
+        run("train", *words(task, tmp_path, name, *EXACT, *more), log=tmp_path / f"{name}-{steps}.log")
+    assert [r["step"] for r in rows(whole)] == [0, 1, 2, 3, 4]
+    trained = rows(whole)[1:]
+    assert all(r["optim/grad_norm"] > 0 and r["reward/max"] > r["reward/min"] for r in trained), (
+        "nothing was trained"
+    )
+    assert rows(tmp_path / "again") == rows(whole)
+    assert rows(tmp_path / "parts") == rows(whole)
     assert "resuming at step 3" in (tmp_path / "parts-4.log").read_text()
-    samples = [(tmp_path / n / "samples.jsonl").read_text() for n in ("whole", "again")]
-    assert samples[0] == samples[1] and samples[0]
+    samples = (whole / "samples.jsonl").read_text()
+    assert samples and (tmp_path / "again/samples.jsonl").read_text() == samples
 
 
-def test_an_interrupt_saves_and_leaves_nothing(words: Callable[..., list[str]], tmp_path: Path) -> None:
-    command = Command("train", *words("run", "loop.steps=1000"), log=tmp_path / "log")
+def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "exported"
+    run("export", str(whole), "--out", str(folder), log=tmp_path / "export.log")
+    served = serve.start(folder, [[3, 4, 5], [6], [7, 8, 9, 10, 11]], log=tmp_path / "serve.log")
+    for tokens, logprobs in served:
+        assert np.abs(serve.transformers_logprobs(folder, tokens) - logprobs).max() < 1e-4
+    more = (f"model.path={folder}", "loop.validation={num_prompts: 8, num_samples: 2}")
+    found = run("eval", *words(task, tmp_path, "eval", *more), log=tmp_path / "eval.log")
+    greedy = [row["val/accuracy"] for row in rows(whole) if row["step"] == 4]
+    assert f"val/accuracy {greedy[0]:.4f}" in found, found[-2000:]
+    assert "val/avg@2" in found and "val/pass@2" in found
+
+
+def test_an_interrupt_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> None:
+    command = Command(
+        "train",
+        *words(task, tmp_path, "run", "loop.steps=1000", "training.offload=always"),
+        log=tmp_path / "log",
+    )
     try:
         command.wait_for("step 2/1000", seconds=240)
         command.send(signal.SIGINT)
@@ -80,9 +89,9 @@ VICTIMS = {"driver": None, "train rank 1": "train-1", "engine 0": "engine-0"}
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_process_ends_the_run_with_its_name_and_nothing_is_left(
-    victim: str, words: Callable[..., list[str]], tmp_path: Path
+    victim: str, task: Path, tmp_path: Path
 ) -> None:
-    command = Command("train", *words("run", "loop.steps=1000"), log=tmp_path / "log")
+    command = Command("train", *words(task, tmp_path, "run", "loop.steps=1000"), log=tmp_path / "log")
     try:
         command.wait_for("step 2/1000", seconds=240)
         if VICTIMS[victim] is None:
@@ -110,7 +119,7 @@ def worker_of(command: Command, log: Path) -> psutil.Process:
     raise AssertionError(f"no process of the run has {path} open")
 
 
-def test_what_cannot_work_ends_before_workers_start(words: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_what_cannot_work_ends_before_workers_start(task: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     bad = tmp_path / "bad.jsonl"
@@ -124,7 +133,7 @@ def test_what_cannot_work_ends_before_workers_start(words: Callable[..., list[st
         "judge={kind: plugin, path: 'nowhere.module:score'}": "nowhere",
     }.items():
         judge = "judge={kind: maths, path: null}"
-        command = Command("train", *words("bad", judge, more), log=tmp_path / "bad.log")
+        command = Command("train", *words(task, tmp_path, "bad", judge, more), log=tmp_path / "bad.log")
         try:
             code = command.wait(seconds=60)
         finally:

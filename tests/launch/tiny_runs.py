@@ -1,0 +1,25 @@
+"""Command-line words of a small real run: two slots, a random tiny model, a few prompts a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def words(task: Path, folder: Path, name: str, *more: str) -> list[str]:
+    """Run `name` in `folder`, over the rows and the model of the `task` fixture; `more` comes last."""
+    return [
+        str(ROOT / "configs/quickstart.yaml"),
+        f"run={{name: {name}, folder: {folder}}}",
+        f"model={{path: {task}/model, max_length: 16}}",
+        f"data.train={task}/train.jsonl",
+        f"data.validation={task}/validation.jsonl",
+        f"judge={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
+        "training.optimizer={lr: 1e-3}",
+        "loop.prompts_per_step=4",
+        "loop.samples_per_prompt=4",
+        "loop.validation={every_steps: 2, num_prompts: 8}",
+        "loop.max_sampler_mismatch=1e-4",
+        *more,
+    ]
