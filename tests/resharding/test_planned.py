@@ -200,7 +200,7 @@ def test_one_slots_error_is_raised_by_every_rank_and_a_resend_heals() -> None:
 def slot():
     world = world_of("one")
     plan = plan_of(world)
-    receiver = Receiver(deadline_seconds=5.0, device=torch.device("cpu"))
+    receiver = Receiver(deadline_seconds=30.0, device=torch.device("cpu"))
     sender = WeightSender(receiver.address, SYNC)
     trainer = LeasedRank(
         world.sources[0].tensors, [as_torch(a) for a in loaded(world.sources[0], checkpoint(world))]
@@ -407,7 +407,7 @@ class Ending(Windows):
 
 
 def receive_and_die(wire: Wire, at: str, pipe: Any) -> None:
-    receiver = wire.receiver(30.0)
+    receiver = wire.receiver(120.0)
     pipe.send(receiver.address)
     storage = Storage(destinations.from_layout(TINY, Layout())[0], wire.device)
     receiver.receive(pipe.recv(), WholeTensors(storage), Ending(storage, at, kill_self))
@@ -439,7 +439,7 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     process = PROCESSES.Process(target=receive_and_die, args=(wire, at, theirs), daemon=True)
     process.start()
     assert ours.poll(60)
-    pair = Pair(wire, ours.recv(), 60.0)
+    pair = Pair(wire, ours.recv(), 120.0)
     session = Session.new(-1, 0, pair.hand_over.digest)
     ours.send(session)
     with pytest.raises(ReshardError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
@@ -447,8 +447,8 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     process.join(10)
     assert process.exitcode == -signal.SIGKILL and pair.trainer.memory.leases == 0
     pair.close()
-    fresh = wire.receiver(20.0)
-    again = Pair(wire, fresh.address, 20.0)
+    fresh = wire.receiver(60.0)
+    again = Pair(wire, fresh.address, 60.0)
     storage = Storage(destinations.from_layout(TINY, Layout())[0], wire.device)
     session = Session.new(-1, 0, again.hand_over.digest)
     thread = take(fresh, session, Windows(storage), storage)
@@ -465,8 +465,8 @@ def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(
     """On one slot nothing travels in a planned session: both sides read the same memory."""
     meeting = store()
     wire = Wire("distributed", meeting.port)
-    receiver = wire.receiver(20.0)
-    pair = Pair(wire, receiver.address, 20.0)
+    receiver = wire.receiver(60.0)
+    pair = Pair(wire, receiver.address, 60.0)
     storage = Storage(destinations.from_layout(TINY, Layout())[0], CPU)
     wait, flipped = Mesh.wait, []
 
