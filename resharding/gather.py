@@ -16,6 +16,7 @@ import torch.distributed as dist
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
 from resharding.gather_plan import Copy, GatherPlan, Window
+from resharding.mesh_link import TrainerMesh
 from resharding.messages import Span
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
@@ -32,6 +33,7 @@ def send(
     group: dist.ProcessGroup | None,
     device: torch.device,
     deadline_seconds: float,
+    mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all raise."""
     if session.digest != plan.digest:
@@ -40,7 +42,7 @@ def send(
         )
     ranks = Ranks(group, deadline_seconds, device)
     leads = [Lead(sender, plan.tensors) for sender in senders]
-    return hold(ranks, session, leads, lambda: move(senders, plan, local_tensors, ranks))
+    return hold(ranks, session, leads, lambda: move(senders, plan, local_tensors, ranks), mesh=mesh)
 
 
 def move(

@@ -97,6 +97,7 @@ class GatherHandOver:
             group=_group(self._trainer),
             device=self._trainer.device,
             deadline_seconds=self._sync.deadline_seconds,
+            mesh=self._ends.mesh,
         )
         return report(stats)
 
@@ -195,7 +196,15 @@ class PlannedHandOver:
         try:
             own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
             load = Load(self._part, [tensor.reshape(-1) for tensor in own], self._fallback, own)
-            stats = planned.send(self._led, session, load, self._lane(ranks), ranks, lease=self._describe())
+            stats = planned.send(
+                self._led,
+                session,
+                load,
+                self._lane(ranks),
+                ranks,
+                lease=self._describe(),
+                mesh=self._ends.mesh,
+            )
         finally:
             trainer.memory.release()
         whole = 0 if self._fallback is None else self._fallback.num_bytes * len(self._led)

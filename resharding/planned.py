@@ -129,6 +129,7 @@ def send(
     ranks: Ranks,
     *,
     lease: Sequence[dict[str, Any]] = (),
+    mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
@@ -142,7 +143,7 @@ def send(
             moved += gather.move(senders, load.fallback, load.local_tensors, ranks)
         return moved
 
-    return hold(ranks, session, [Lead(one.sender, one.tables, lease) for one in led], move)
+    return hold(ranks, session, [Lead(one.sender, one.tables, lease) for one in led], move, mesh=mesh)
 
 
 def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:

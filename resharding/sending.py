@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from resharding.mesh_link import TrainerMesh
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.session import Session, WireTensor
@@ -63,13 +64,20 @@ class Lead:
     """Planned mode: the memory the receiver reads (none of it between machines)."""
 
 
-def hold(ranks: Ranks, session: Session, leads: Sequence[Lead], move: Callable[[], Moved]) -> SendStats:
-    """Holds one session; `move` sends everything in between."""
+def hold(
+    ranks: Ranks,
+    session: Session,
+    leads: Sequence[Lead],
+    move: Callable[[], Moved],
+    *,
+    mesh: TrainerMesh | None = None,
+) -> SendStats:
+    """Holds one session; `move` sends everything in between. A rank that leads nobody still belongs to the `mesh`."""
     started = time.monotonic()
     senders = [lead.sender for lead in leads]
     try:
         ranks.together(lambda: [lead.sender.open(session, lead.content, lease=lead.lease) for lead in leads])
-        ranks.together(lambda: [sender.connect() for sender in senders])
+        ranks.together(lambda: _connect(senders, session, mesh))
         moved = move()
         verified = ranks.together(lambda: [sender.finish() for sender in senders])
         mark = time.monotonic()
@@ -77,6 +85,8 @@ def hold(ranks: Ranks, session: Session, leads: Sequence[Lead], move: Callable[[
     except BaseException as error:
         for sender in senders:
             sender.abort("".join(traceback.format_exception(error)), wait=True)
+        if mesh is not None:
+            mesh.drop()
         traceback.clear_frames(error.__traceback__)  # else whoever keeps the error keeps the buffers mapped
         raise
     return SendStats(
@@ -89,6 +99,13 @@ def hold(ranks: Ranks, session: Session, leads: Sequence[Lead], move: Callable[[
         pack_seconds=moved.pack_seconds,
         receiver_seconds=_longest([v.seconds for v in verified]),
     )
+
+
+def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMesh | None) -> None:
+    for sender in senders:
+        sender.connect()
+    if mesh is not None and not senders:
+        mesh.connect(session.session_id, lambda: None)
 
 
 def _longest(reports: Sequence[dict[str, float]]) -> dict[str, float]:
