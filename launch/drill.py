@@ -9,6 +9,7 @@ drill.jsonl in the run folder just before the kill.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import os
@@ -58,7 +59,7 @@ class DrillMaster:
 
     def __init__(self, drills: Sequence[Drill], hybrid: Hybrid, clock: PhaseClock, witness: Path) -> None:
         self._drills, self._hybrid, self._clock, self._witness = drills, hybrid, clock, witness
-        self._seen: dict[str, int] = dict.fromkeys(PHASES, 0)
+        self._seen: collections.Counter[str] = collections.Counter()
         self._thread: threading.Thread | None = None
 
     def __call__(self, moment: Moment) -> None:
