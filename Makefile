@@ -6,13 +6,14 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 PACKAGES := bubblewrap shellcheck slurm-wlm munge
 
-.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow lint lock setup system-packages clean
+.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow gpu-smoke lint lock setup system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, warm start, GRPO, report"
 	@echo "make test         install, then the whole test suite"
 	@echo "make lint         ruff and pyright"
 	@echo "make test-slow    the long forms of the tests"
+	@echo "make gpu-smoke    what needs one GPU, in a minute; BIN=/path/to/bin of an environment with CUDA's torch"
 
 setup: .venv/installed
 
@@ -50,6 +51,10 @@ test-slow: setup system-packages
 test: setup system-packages
 	$(BIN)/python -m pytest -q -m "not engine and not slow and not gpu"
 	$(BIN)/python -m pytest -q -m "engine and not slow and not gpu"
+
+# Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM nor Ray.
+gpu-smoke:
+	$(BIN)/python -m launch.gpu_smoke
 
 lint: setup
 	$(BIN)/ruff check .

@@ -18,7 +18,8 @@ from launch.rollout_group import RolloutGroup
 from launch.train_group import TrainGroup
 from launch.waiting import wait_all
 from mrl.config.root import Config
-from mrl.observe.phases import PhaseClock
+from mrl.errors import WorkerLost
+from mrl.observe.phases import Moment, PhaseClock
 from resharding.session import Session
 
 
@@ -47,6 +48,13 @@ class Hybrid:
             wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
         with self._clock.phase("connect"):
             self._digest = self.train.connect(self.rollout.addresses(), self._destinations())
+        self._clock.listeners.append(self._check_alive)
+
+    def _check_alive(self, moment: Moment) -> None:
+        """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is next needed."""
+        dead = [] if moment == "enter" else [*self.train.dead(), *self.rollout.dead()]
+        if dead:
+            raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
 
     def _destinations(self) -> list[Any]:
         """What every engine rank wants, in slot order, where the static plan is followed."""
@@ -85,6 +93,8 @@ class Hybrid:
         """Closes workers in order; a worker that is gone already is not an error here."""
         import ray
 
+        if self._check_alive in self._clock.listeners:
+            self._clock.listeners.remove(self._check_alive)
         calls = {**self.rollout.close_calls(), **self.train.close_calls()}
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=20)
         actors: list[Any] = [*self.rollout.actors, *self.train.actors]

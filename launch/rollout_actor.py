@@ -11,6 +11,8 @@ from typing import Any
 from models.families import family_of
 from mrl.config.root import Config
 
+WORKER_LOST_EXIT_CODE = 71
+
 
 class RolloutActor:
     """One engine of rollout.tp ranks, stepped in this process."""
@@ -35,7 +37,14 @@ class RolloutActor:
             sync=self._config.sync,
             stop_token_ids=_end_of_text(self._config.model.path),
             deterministic=self._config.loop.deterministic,
+            on_worker_lost=self._leave,
         )
+
+    def _leave(self, worker: str) -> None:
+        """An engine without one of its workers can do nothing more: its own end tells the driver at once."""
+        from launch.actor_log import leave
+
+        leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
     def poll(self, seconds: float) -> list[Any]:
         """What finishes while the engine is stepped for so long, or until nothing is left."""

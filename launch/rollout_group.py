@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from launch.actor_group import ActorGroup
 from launch.placement import Placement
 from launch.rollout_actor import RolloutActor
 from launch.waiting import wait_all
@@ -16,36 +17,20 @@ POLL_SECONDS = 0.5
 """How long an engine steps inside one call before it answers with what is finished."""
 
 
-class RolloutGroup:
+class RolloutGroup(ActorGroup):
     """The vLLM engines of a run; engine e shares slots e * tp .. e * tp + tp - 1 with the train ranks."""
 
-    def __init__(
-        self,
-        config: Config,
-        placement: Placement,
-        clock: PhaseClock,
-        *,
-        environment: Mapping[str, str],
-        log_folder: str,
-    ) -> None:
-        import ray
+    kind = "engine"
 
-        self._config, self._clock = config, clock
-        actor = ray.remote(max_restarts=0, max_task_retries=0)(RolloutActor)
-        self.actors = [
-            actor.options(
-                num_cpus=0,
-                resources={"slot": 0.5},
-                scheduling_strategy=placement.strategy(engine * config.rollout.tp),
-                runtime_env={"env_vars": dict(environment)},
-            ).remote(config, engine, log_folder)
-            for engine in range(config.num_engines)
-        ]
+    def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
+        """`options`: environment and log folder of the actors."""
+        slots = [engine * config.rollout.tp for engine in range(config.num_engines)]
+        super().__init__(RolloutActor, config, placement, clock, slots=slots, gpus=0.0, **options)
         self._polls: dict[int, Any] = {}
         self._open = [0] * len(self.actors)
 
     def start_calls(self) -> dict[str, Any]:
-        return self._calls("start")
+        return self.calls("start")
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hands requests to their engines; returns when all engines have them."""
@@ -53,14 +38,14 @@ class RolloutGroup:
         for engine, share in enumerate(self._shares(requests)):
             self._open[engine] += len(share)
             if share:
-                calls[self._name(engine)] = self.actors[engine].call.remote("submit", share)
-        self._wait(calls)
+                calls[self.name(engine)] = self.actors[engine].call.remote("submit", share)
+        self.wait(calls)
 
     def generate_calls(self, requests: Sequence[Request], deadline_seconds: float) -> dict[str, Any]:
         """Starts one blocking generate call per engine; for measurements."""
         shares = enumerate(self._shares(requests))
         return {
-            self._name(engine): self.actors[engine].generate.remote(share, deadline_seconds)
+            self.name(engine): self.actors[engine].generate.remote(share, deadline_seconds)
             for engine, share in shares
             if share
         }
@@ -80,34 +65,27 @@ class RolloutGroup:
         for engine in [e for e, ref in self._polls.items() if ref in done]:
             ref = self._polls.pop(engine)
             finished = wait_all(
-                {self._name(engine): ref}, phase=self._clock.current, deadline_seconds=60.0, clock=self._clock
+                {self.name(engine): ref}, phase=self._clock.current, deadline_seconds=60.0, clock=self._clock
             )
-            self._open[engine] -= len(finished[self._name(engine)])
-            responses += finished[self._name(engine)]
+            self._open[engine] -= len(finished[self.name(engine)])
+            responses += finished[self.name(engine)]
         return responses
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Stops requests wherever they run; they come back from poll as aborted."""
         self.broadcast("abort", list(request_ids))
 
-    def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        """The same call on every engine; results by engine."""
-        return list(self._wait(self._calls("call", method, *arguments, **options)).values())
-
     def addresses(self) -> list[str]:
         """Where each engine rank's sender connects, in slot order."""
-        return [address for engine in self._wait(self._calls("prepare_sync")).values() for address in engine]
+        return [address for engine in self.wait(self.calls("prepare_sync")).values() for address in engine]
 
     def destinations(self) -> list[list[Any]]:
         """By engine, what each of its ranks wants of the checkpoint."""
-        return list(self._wait(self._calls("destinations")).values())
+        return list(self.wait(self.calls("destinations")).values())
 
     def receive_calls(self, session: Any) -> dict[str, Any]:
         """Starts every engine's side of a hand-over."""
-        return self._calls("call", "receive", session)
-
-    def close_calls(self) -> dict[str, Any]:
-        return self._calls("close")
+        return self.calls("call", "receive", session)
 
     def _shares(self, requests: Sequence[Request]) -> list[list[Request]]:
         shares: list[list[Request]] = [[] for _ in self.actors]
@@ -117,21 +95,3 @@ class RolloutGroup:
 
     def _engine_of(self, request: Request) -> int:
         return int(request.request_id.split(".")[0]) % len(self.actors)
-
-    def _calls(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-        return {
-            self._name(e): getattr(actor, method).remote(*arguments, **options)
-            for e, actor in enumerate(self.actors)
-        }
-
-    def _wait(self, calls: Mapping[str, Any]) -> dict[str, Any]:
-        return wait_all(
-            calls,
-            phase=self._clock.current,
-            deadline_seconds=self._config.loop.phase_deadline_seconds,
-            clock=self._clock,
-        )
-
-    @staticmethod
-    def _name(engine: int) -> str:
-        return f"engine {engine}"

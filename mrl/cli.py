@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         return options.run(options)
     except (ConfigError, DataError) as error:
@@ -34,6 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mrl: interrupted", file=sys.stderr)
         return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Configuration words may also stand behind options, which argparse alone refuses."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "config") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.config = [*options.config, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -40,6 +40,8 @@ class CheckpointSection(Section):
     """Save after the last step."""
     keep: int = Field(default=2, ge=1)
     """Newest committed checkpoints that are kept."""
+    max_failed: int = Field(default=3, ge=1)
+    """Saves that may fail in a row (a full disk) before the run stops."""
 
 
 class LoopSection(Section):

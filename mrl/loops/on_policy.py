@@ -19,7 +19,7 @@ Every wait inside has a deadline and names its phase. NaN and infinity end the r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,7 +99,7 @@ class OnPolicyLoop:
             if reason := self._should_stop():
                 self._engines.rest()
                 with self._clock.phase("save"):
-                    self._save()
+                    self._save({})
                 return reason
         return "done"
 
@@ -131,7 +131,7 @@ class OnPolicyLoop:
         with self._clock.phase("save"):
             self._recorder.samples(step, groups)
             if self._checkpoint_due(step):
-                self._save()
+                self._save(metrics)
         with self._clock.phase("reshard"):
             metrics |= self._engines.sync(self.version)
         metrics |= self._clock.take()
@@ -243,11 +243,13 @@ class OnPolicyLoop:
         self._clock.take()
         return metrics | {"time/validate_seconds": time.monotonic() - start}
 
-    def _save(self) -> None:
+    def _save(self, row: Mapping[str, float]) -> None:
+        """`row`: the metrics of the step so far; its own row is written after the hand-over, which a death may prevent."""
         state = {
             "next_step": self.next_step,
             "supply": self._supply.state(),
             "algorithm": self._algorithm.state(),
+            "row": dict(row),
         }
         self._recorder.checkpoint(self._train, step=self.version, state=state)
 
@@ -256,6 +258,7 @@ class OnPolicyLoop:
         self.next_step = int(state["next_step"])
         self._supply.restore(state["supply"])
         self._algorithm.restore(state["algorithm"])
+        self._recorder.restore_row(self.version, state.get("row", {}))
 
 
 def denominators(batch: TrainBatch) -> dict[str, float]:

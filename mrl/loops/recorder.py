@@ -23,9 +23,6 @@ from mrl.training import checkpoint_folder
 
 log = logging.getLogger(__name__)
 
-MAX_FAILED_SAVES = 3
-"""Saves that may fail in a row (full disk) before the run stops."""
-
 
 class Recorder:
     """Everything a run writes. A failing tracker or a full disk never loses a step of training."""
@@ -55,6 +52,11 @@ class Recorder:
         self.progress.step(step, row)
         self.last_row = row
 
+    def restore_row(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The row of a saved step whose run died before it wrote that."""
+        if metrics and not self._metrics.has(step):
+            self._metrics.write(step, metrics)
+
     def samples(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
         self._samples.write(step, groups, kind=kind)
 
@@ -80,7 +82,7 @@ class Recorder:
                 error,
             )
             self.progress.message(f"checkpoint of step {step} FAILED, training goes on: {error}")
-            if self._failed_saves >= MAX_FAILED_SAVES:
+            if self._failed_saves >= self._config.loop.checkpoint.max_failed:
                 raise
             return
         self._failed_saves = 0

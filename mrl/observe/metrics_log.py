@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 VOLATILE_PREFIXES = ("time/", "perf/", "mem/")
 VOLATILE_PARTS = ("seconds",)
@@ -23,10 +26,11 @@ def _is_volatile(name: str) -> bool:
 
 
 class MetricsLog:
-    """Appends rows to a file; rows are complete lines on disk when `write` returns."""
+    """Appends rows to a file; rows are complete lines on disk when `write` returns, unless the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._unwritten: list[str] = []
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def resume_at(self, step: int) -> None:
@@ -36,11 +40,30 @@ class MetricsLog:
         temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
         os.replace(temporary, self._path)
 
+    def has(self, step: int) -> bool:
+        return any(int(row["step"]) == step for row in read(self._path))
+
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line({"step": step, **values}))
+        """A row that a full disk does not take is written before the next one."""
+        self._unwritten.append(_line({"step": step, **values}))
+        if append_lines(self._path, self._unwritten):
+            self._unwritten.clear()
+
+
+def append_lines(path: Path, lines: Sequence[str]) -> bool:
+    """All lines durably at the end of the file, or none of them and a warning."""
+    size = path.stat().st_size if path.is_file() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
+    except OSError as error:
+        log.warning("%s: %d lines could not be written: %s", path, len(lines), error)
+        if path.is_file():
+            os.truncate(path, size)
+        return False
+    return True
 
 
 def read(path: Path) -> list[dict[str, float]]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 PHASES = ("generate", "judge", "filter", "recompute", "estimate", "update", "save", "reshard")
 """The order of a step; start_up, validate and shutdown lie outside it."""
+
+
+Moment = Literal["enter", "wait", "leave"]
 
 
 class PhaseClock:
@@ -15,6 +19,8 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.current = "start_up"
+        self.listeners: list[Callable[[Moment], None]] = []
+        """Called when a phase begins, about once a second while it waits for others, and when it ends well."""
         self._seconds: dict[str, float] = {}
         self._waited = 0.0
 
@@ -23,7 +29,9 @@ class PhaseClock:
         """`current` keeps the name of the phase an exception came from."""
         outer, start = self.current, time.monotonic()
         self.current = name
+        self._tell("enter")
         yield
+        self._tell("leave")
         self.current = outer
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
@@ -35,11 +43,16 @@ class PhaseClock:
             yield
         finally:
             self._waited += time.monotonic() - start
+        self._tell("wait")
 
     def take_waited(self) -> float:
         """Seconds inside `waiting` since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
+
+    def _tell(self, moment: Moment) -> None:
+        for listener in self.listeners:
+            listener(moment)
 
     def take(self) -> dict[str, float]:
         """`time/<phase>_seconds` of all phases since the last call."""

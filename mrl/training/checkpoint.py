@@ -1,7 +1,7 @@
 """Saves and loads a rank's training state in Megatron's distributed format, with an atomic commit.
 
-Megatron's writer forks processes and spawns a manager; inside an actor that can hang or leave orphans, so here each rank
-writes its files itself, in the calling thread. Resuming in another layout is Megatron's resharding ("fully_reshardable").
+What is in the files; writing them is checkpoint_writer.py's, what makes a folder acceptable checkpoint_folder.py's. Resuming in
+another layout is Megatron's resharding ("fully_reshardable").
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import queue
 import random
 import shutil
 from collections.abc import Iterable, Mapping
@@ -20,51 +19,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
 from mrl.errors import CheckpointError
 from mrl.training import checkpoint_folder
+from mrl.training.checkpoint_writer import write_sharded
 from mrl.training.hf_export import commit_folder, sync_folder, write_durably
-from mrl.training.parallel import run_on_rank_zero
+from mrl.training.parallel import run_everywhere, run_on_rank_zero
 
 SHARDING = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
 EXTRA_FILE = "extra.pickle"
 """The caller's own state. Read, like all files, only after its digest was verified."""
-
-
-class InProcessSave(TorchDistSaveShardedStrategy):
-    """Megatron's torch-distributed format, written by the calling thread."""
-
-    def __init__(self) -> None:
-        super().__init__("torch_dist", 1, thread_count=1)
-
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
-        filesystem_async._results_queue = queue.Queue()  # type: ignore[assignment] instead of a manager process
-        return super().async_save(sharded_state_dict, checkpoint_dir)
-
-    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any) -> AsyncRequest:
-        request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret)
-
-        def write() -> None:
-            results: queue.Queue[Any] = queue.Queue()
-            written: dict[int, Any] = {}
-            transforms = [writer.transforms] if hasattr(writer, "transforms") else []
-            for number, bucket in enumerate(writer.preload_tensors(writer.write_buckets or [], False)):
-                counter: queue.Queue[int] = queue.Queue()
-                counter.put(number)
-                writer.write_preloaded_data(transforms, number, bucket, results, counter, True)
-                index, outcome = results.get_nowait()
-                if isinstance(outcome, Exception):
-                    raise CheckpointError(f"writing {bucket[0]} failed: {outcome}") from outcome
-                written[index] = outcome
-            if writer.results_queue is not None:
-                writer.results_queue.put(written)
-
-        return AsyncRequest(write, (), request.finalize_fns)
 
 
 class TrainingState:
@@ -100,27 +66,21 @@ def save(
 ) -> None:
     """Write `path` on all ranks together. `extra` (rank 0's) may hold anything picklable; `about` is plain JSON.
 
+    CheckpointError on all ranks where one could not write; nothing of the attempt is left then.
+
     `states` are by the folder inside `path` that holds them, the policy's in "" (the path itself).
     """
     partial = path.with_name(path.name + checkpoint_folder.PARTIAL)
     run_on_rank_zero(lambda: _make_partial(path, partial, states))
-    rank, world = dist.get_rank(), dist.get_world_size()
-    for name, state in states.items():
-        dist_checkpointing.save(
-            state.sharded(loading=False),
-            str(partial / name),
-            sharded_strategy=InProcessSave(),
-            validate_access_integrity=True,
-        )
-    (partial / _random_file(rank)).write_bytes(pickle.dumps(random_state()))
-    if rank == 0:
-        (partial / EXTRA_FILE).write_bytes(pickle.dumps(extra))
-    dist.barrier()
-    own = checkpoint_folder.digests(partial, checkpoint_folder.file_names(partial)[rank::world])
-    everyone: list[dict[str, Any]] = [{} for _ in range(world)]
-    dist.all_gather_object(everyone, own)
-    files = {name: entry for part in everyone for name, entry in sorted(part.items())}
-    run_on_rank_zero(lambda: _commit(path, partial, files, about))
+    try:
+        for name, state in states.items():
+            write_sharded(state.sharded(loading=False), partial / name)
+        run_everywhere(lambda: _write_small(partial, extra))
+        files = _all_digests(partial)
+        run_on_rank_zero(lambda: _commit(path, partial, files, about))
+    except CheckpointError:  # a full disk needs its space back
+        run_on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
+        raise
 
 
 def load(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
@@ -161,6 +121,24 @@ def _make_partial(path: Path, partial: Path, folders: Iterable[str]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     for name in folders:
         (partial / name).mkdir(parents=True, exist_ok=True)
+
+
+def _write_small(partial: Path, extra: dict[str, Any]) -> None:
+    """Random states of every rank, and rank 0's copy of the caller's state."""
+    (partial / _random_file(dist.get_rank())).write_bytes(pickle.dumps(random_state()))
+    if dist.get_rank() == 0:
+        (partial / EXTRA_FILE).write_bytes(pickle.dumps(extra))
+
+
+def _all_digests(partial: Path) -> dict[str, Any]:
+    """Size and digest of every file by name; each rank reads its share. All files are written when this is called."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    own: dict[str, Any] = {}
+    names = checkpoint_folder.file_names(partial)[rank::world]
+    run_everywhere(lambda: own.update(checkpoint_folder.digests(partial, names)))
+    everyone: list[dict[str, Any]] = [{} for _ in range(world)]
+    dist.all_gather_object(everyone, own)
+    return {name: entry for part in everyone for name, entry in sorted(part.items())}
 
 
 def _commit(path: Path, partial: Path, files: dict[str, Any], about: dict[str, Any]) -> None:

@@ -98,12 +98,25 @@ def max_over_world(value: int, *, device: torch.device) -> int:
 
 def run_on_rank_zero(action: Callable[[], object]) -> None:
     """Run on rank 0 while the others wait; its error is raised on all ranks."""
-    outcome: list[Exception | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            action()
-        except Exception as error:
-            outcome[0] = error if isinstance(error, MrlError) else CheckpointError(repr(error))
+    outcome = [_error_of(action) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(outcome, src=0)
     if outcome[0] is not None:
         raise outcome[0]
+
+
+def run_everywhere(action: Callable[[], object]) -> None:
+    """Run on every rank; the error of the first rank that has one is raised on all ranks. No collectives inside."""
+    outcomes: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, _error_of(action))
+    for rank, error in enumerate(outcomes):
+        if error is not None:
+            raise type(error)(f"rank {rank}: {error}")
+
+
+def _error_of(action: Callable[[], object]) -> Exception | None:
+    """What the action raised, as an error of ours."""
+    try:
+        action()
+    except Exception as error:
+        return error if isinstance(error, MrlError) else CheckpointError(repr(error))
+    return None

@@ -22,7 +22,7 @@ from resharding import destinations, sources
 from resharding.bench import models
 from resharding.bench.measure import measure
 from resharding.bench.report import show
-from resharding.bench.world import Rank
+from resharding.bench.world import Rank, barrier
 from resharding.layout import Layout
 from resharding.manifest import elements
 
@@ -72,12 +72,13 @@ def main(argv: list[str] | None = None) -> int:
         check=options.check,
     )
     bench.close()
-    if world > 1:
-        dist.destroy_process_group()
     if rank == 0:
         show(report)
         if options.json:
             Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    barrier()  # torchrun ends all ranks as soon as one returns an error
+    if world > 1:
+        dist.destroy_process_group()
     return 1 if any(run["check_passed"] is False for run in report["runs"]) else 0
 
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 
+SEGMENT = re.compile(r"/dev/shm/\S+")
 ROOT = Path(__file__).parents[2]
 
 
 class Command:
     """A running `mrl` command; its output goes to a file."""
 
-    def __init__(self, *words: str, log: Path) -> None:
+    def __init__(self, *words: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
         self.started = time.monotonic()
         self._file = log.open("w")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self._segments: set[str] = set()
+        self._looked = 0.0
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mrl.cli", *words],
             cwd=ROOT,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
             stdout=self._file,
             stderr=subprocess.STDOUT,
         )
@@ -48,16 +53,41 @@ class Command:
                     alive.append(process)
             except psutil.NoSuchProcess:
                 continue
+        self._remember_segments(alive)
         return alive
 
+    def _remember_segments(self, processes: list[psutil.Process]) -> None:
+        """Names in /dev/shm that the family has mapped; looked up at most once a second."""
+        if time.monotonic() - self._looked < 1.0:
+            return
+        self._looked = time.monotonic()
+        for process in processes:
+            with contextlib.suppress(OSError):
+                self._segments |= set(SEGMENT.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+
+    def worker(self, log: Path) -> psutil.Process:
+        """The process that writes a worker's log file."""
+        path = str(log.resolve())
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                if "ray::" in " ".join(process.cmdline()) and any(
+                    f.path == path for f in process.open_files()
+                ):
+                    return process
+        raise AssertionError(f"no process of the run has {path} open")
+
     def wait_for(self, text: str, *, seconds: float) -> None:
-        """Returns when the output holds the text; remembers the family on the way."""
+        """Returns when the output holds the text."""
+        self.wait_until(lambda: text in self.output, seconds=seconds, what=repr(text))
+
+    def wait_until(self, condition: Callable[[], bool], *, seconds: float, what: str = "condition") -> None:
+        """Returns when the condition holds; remembers the family on the way."""
         deadline = time.monotonic() + seconds
-        while text not in self.output:
+        while not condition():
             assert self.process.poll() is None, (
-                f"ended with {self.process.returncode} before {text!r}:\n{self.output[-3000:]}"
+                f"ended with {self.process.returncode} before {what}:\n{self.output[-3000:]}"
             )
-            assert time.monotonic() < deadline, f"no {text!r} after {seconds} s:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"no {what} after {seconds} s:\n{self.output[-3000:]}"
             self.family()
             time.sleep(0.1)
 
@@ -82,6 +112,11 @@ class Command:
             time.sleep(0.2)
         assert not alive, f"left behind: {[(p.pid, ' '.join(p.cmdline())[:80]) for p in alive]}"
         return time.monotonic() - start
+
+    def assert_no_segment_left(self) -> None:
+        """Of those it was seen to have mapped."""
+        left = sorted(name for name in self._segments if os.path.exists(name))
+        assert not left, f"shared memory left behind: {left}"
 
     def end(self) -> None:
         """For the end of a test that failed: kills exactly what this command started."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from launch.cluster import cluster
@@ -37,11 +38,19 @@ LAYOUTS = {
         "training.offload=always",
     ),
 }
+SLOW_LAYOUTS = {
+    "dp2-to-1": ("training.layout={tp: 1, pp: 1, ep: 1, dp: 2}", "rollout.tp=1"),
+    "pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", "rollout.tp=1"),
+    "tp2-etp2-to-1": ("training.layout={tp: 2, pp: 1, ep: 1, etp: 2, dp: 1}", "rollout.tp=1"),
+    "tp2-pp2-ep2-to-2": ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=2"),
+}
+MEMORY_CAP = 2500 << 20
+"""Bytes of all processes of a run (shared pages counted once), for each slot."""
 
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2):
+    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=4):
         yield
 
 
@@ -68,11 +77,13 @@ def groups_of(prompts: list[np.ndarray], responses: list, version: int) -> list[
     return groups
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAYOUTS)]
+)
 def test_engines_trainer_and_export_agree_after_updates(
     layout: str, task: Path, ray_cluster: None, tmp_path: Path
 ) -> None:
-    config = tiny_config(task / "model", task, *LAYOUTS[layout])
+    config = tiny_config(task / "model", task, *(LAYOUTS | SLOW_LAYOUTS)[layout])
     rng = np.random.default_rng(0)
     prompts = [
         p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2
@@ -101,6 +112,8 @@ def test_engines_trainer_and_export_agree_after_updates(
         batch = pack(groups_of(prompts, responses, 2))
         forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
         hybrid.train.broadcast("export_hf", str(tmp_path / "export"))
+        used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
+    assert used < MEMORY_CAP * config.training.layout.world_size, f"{used >> 20} MiB"
     clear = batch.loss_mask & (forward["router_margin"] > 1e-5)
     assert clear.sum() > 20
     reference = transformers_logprobs(tmp_path / "export", batch)

@@ -1,4 +1,4 @@
-"""`mrl train` as users run it: twice alike, resumed, interrupted, killed; on real engines in processes of their own."""
+"""`mrl train` as users run it: twice alike, resumed, interrupted; on real engines in processes of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from mrl.observe.metrics_log import read, without_volatile
@@ -82,41 +81,6 @@ def test_an_interrupt_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> No
     assert summary["ended"] == "SIGINT"
     saved = [p.name for p in (tmp_path / "run/checkpoints").iterdir()]
     assert saved == [f"step-{summary['steps']:06d}"]
-
-
-VICTIMS = {"driver": None, "train rank 1": "train-1", "engine 0": "engine-0"}
-
-
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_killed_process_ends_the_run_with_its_name_and_nothing_is_left(
-    victim: str, task: Path, tmp_path: Path
-) -> None:
-    command = Command("train", *words(task, tmp_path, "run", "loop.steps=1000"), log=tmp_path / "log")
-    try:
-        command.wait_for("step 2/1000", seconds=240)
-        if VICTIMS[victim] is None:
-            command.send(signal.SIGKILL)
-        else:
-            worker_of(command, tmp_path / f"run/logs/latest/{VICTIMS[victim]}.log").kill()
-        code = command.wait(seconds=60)
-        command.assert_nothing_left()
-    finally:
-        command.end()
-    assert code == (-signal.SIGKILL if victim == "driver" else 1), command.output[-2000:]
-    if victim != "driver":
-        assert f"{victim} died in phase " in command.output, command.output[-2000:]
-
-
-def worker_of(command: Command, log: Path) -> psutil.Process:
-    """The process that writes a worker's log file."""
-    path = str(log.resolve())
-    for process in command.family():
-        try:
-            if any(f.path == path for f in process.open_files()) and "ray::" in " ".join(process.cmdline()):
-                return process
-        except psutil.Error:
-            continue
-    raise AssertionError(f"no process of the run has {path} open")
 
 
 def test_what_cannot_work_ends_before_workers_start(task: Path, tmp_path: Path) -> None:

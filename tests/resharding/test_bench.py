@@ -13,6 +13,7 @@ import torch
 from models.families import family_of
 from mrl.errors import ConfigError, ReshardError
 from resharding import destinations, sources
+from resharding.bench import one_gpu
 from resharding.bench.__main__ import arguments, layouts
 from resharding.bench.child import Child
 from resharding.bench.made_up import MadeUp
@@ -124,6 +125,26 @@ def test_layouts_that_do_not_fit_the_world_are_refused(words: list[str], what: s
         layouts(arguments().parse_args(words), 4)
 
 
+def test_the_steps_of_one_gpu_run_over_shared_memory_and_every_byte_is_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.json"
+    words = ["--model", "tiny", "--device", "cpu", "--repeats", "1", "--bucket-mib", "1", "--json", str(file)]
+    assert one_gpu.main(words) == 0
+    report = json.loads(file.read_text())
+    assert report == json.loads(capsys.readouterr().out)
+    assert report["check"] == "every byte as expected" and report["tensors"] == len(CHECKPOINT)
+    measured = {k: v for k, v in report.items() if k.endswith(("_seconds", "_per_second", "_over_hand_over"))}
+    assert len(measured) == 7 and min(measured.values()) > 0
+    assert report["hand_over_seconds"] > report["local_lane_seconds"]
+
+
+def test_one_gpu_says_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no CUDA device is visible; --device cpu"):
+        one_gpu.main([])
+
+
 # -- real runs ----------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +202,7 @@ def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_boun
 BROKEN = """
 import sys
 from resharding.bench import storage
+from resharding.bench import one_gpu
 from resharding.bench.__main__ import main
 
 copy = storage.run

@@ -1,0 +1,99 @@
+"""The other process of the GPU smoke test: what an engine's worker does with a trainer's memory, without an engine.
+
+Needs neither vLLM nor Ray. Talks over a pipe: gets a job, answers with its result.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from resharding.digest import digest
+from resharding.lease import Lease
+from resharding.receiver import Receiver
+from resharding.session import Session, WireTensor
+
+DEADLINE_SECONDS = 60.0
+
+
+class Peer:
+    """A process on the same device; `address` is where a sender connects."""
+
+    def __init__(self, device: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, device), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.address: str = self.answer()
+
+    def ask(self, job: str, *arguments: Any) -> None:
+        self._pipe.send((job, arguments))
+
+    def answer(self) -> Any:
+        """The result of the last job; RuntimeError with the peer's error, or when it stays silent."""
+        if not self._pipe.poll(2 * DEADLINE_SECONDS):
+            raise RuntimeError(f"the peer did not answer within {2 * DEADLINE_SECONDS:g} s")
+        value = self._pipe.recv()
+        if isinstance(value, Exception):
+            raise RuntimeError(f"the peer failed: {value!r}") from value
+        return value
+
+    def close(self) -> None:
+        self._pipe.send(("close", ()))
+        self._process.join(DEADLINE_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+class _Shelf:
+    """Takes tensors, keeps their digests."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, int] = {}
+
+    def start(self, tensors: Sequence[WireTensor]) -> None:
+        self.digests.clear()
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            self.digests[name] = digest(flat_bytes(tensor))
+
+    def finish(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes as [n] uint8."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _serve(pipe: Connection, device: str) -> None:
+    receiver, shelf = Receiver(deadline_seconds=DEADLINE_SECONDS, device=torch.device(device)), _Shelf()
+    lease: Lease | None = None
+
+    def work(job: str, arguments: tuple[Any, ...]) -> Any:
+        nonlocal lease
+        if job == "receive":
+            verified = receiver.receive(Session(*arguments), shelf)
+            return {"digests": dict(shelf.digests), "seconds": verified.seconds}
+        if job == "release":
+            return receiver.release()
+        if job == "lease":
+            lease = Lease(arguments[0])
+            return [digest(buffer) for buffer in lease.buffers]
+        assert job == "unmap" and lease is not None, f"unknown job {job}"
+        return lease.close()
+
+    pipe.send(receiver.address)
+    while (request := pipe.recv())[0] != "close":
+        try:
+            pipe.send(work(*request))
+        except Exception as error:  # told to the asking process, which ends with it
+            pipe.send(error)
+    receiver.close()

@@ -1,0 +1,88 @@
+"""The part of the smoke test that trains: a tiny mixture of experts, one step of it, and the same step on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mrl.config.model import ModelSection, NewModelSection
+from mrl.config.training import OptimizerSection, TrainingSection
+from mrl.prepare import tiny_model
+from mrl.samples import TrainBatch
+from mrl.training.supervised import cross_entropy
+from mrl.training.worker import MegatronWorker
+
+MAX_LENGTH = 64
+
+
+def write_model(folder: Path) -> None:
+    """A random tiny Qwen3-MoE."""
+    rows = folder.parent / f"{folder.name}.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(20))
+    )
+    tiny_model.make(NewModelSection(), [str(rows)], folder, max_length=MAX_LENGTH, seed=0)
+    rows.unlink()
+
+
+def start_worker(folder: str) -> MegatronWorker:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return MegatronWorker(
+        ModelSection(path=folder, max_length=MAX_LENGTH),
+        TrainingSection(dtype="float32", microbatch_tokens=256, optimizer=OptimizerSection(lr=1e-2)),
+        rank=0,
+        world_size=1,
+        master_address="127.0.0.1",
+        master_port=port,
+    )
+
+
+def batch_of() -> TrainBatch:
+    """32 samples of 8 to 32 tokens; the second half of each is trained on."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(8, 33, 32)
+    ends = np.cumsum(lengths)
+    inside = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    return TrainBatch(
+        tokens=rng.integers(2, 14, ends[-1]),
+        cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
+        loss_mask=inside >= np.repeat(lengths // 2, lengths),
+        group_ids=np.arange(32),
+        sample_ids=tuple(f"{i}.0" for i in range(32)),
+        arrays={},
+    )
+
+
+def step(worker: MegatronWorker) -> dict[str, Any]:
+    """Log-probs, one optimizer step, log-probs."""
+    batch = batch_of()
+    before = worker.forward(batch)
+    metrics = worker.update(batch, cross_entropy, {"num_tokens": int(batch.loss_mask.sum())})
+    after = worker.forward(batch)
+    assert before is not None and after is not None
+    return {
+        "before": before["logprobs"].tolist(),
+        "after": after["logprobs"].tolist(),
+        "grad_norm": metrics["grad_norm"],
+    }
+
+
+def reference(folder: str) -> dict[str, Any]:
+    """The same step in a process that sees no GPU."""
+    out = Path(folder) / "reference.json"
+    command = [sys.executable, "-m", __name__, folder, str(out)]
+    subprocess.run(command, check=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    return json.loads(out.read_text())
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(step(start_worker(sys.argv[1]))))

@@ -1,0 +1,33 @@
+"""The GPU smoke script: the same checks over shared memory here, and on a GPU where there is one; without vLLM and Ray."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['vllm', 'ray'])); "
+"""Any import of these is an ImportError."""
+
+
+def smoke(*words: str) -> str:
+    code = f"{WITHOUT} from launch.gpu_smoke.__main__ import main; raise SystemExit(main({list(words)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.engine
+def test_all_checks_pass_over_shared_memory() -> None:
+    output = smoke("--device", "cpu", "--megabytes", "64")
+    assert len(re.findall("^ok    ", output, re.M)) == 12, output
+    assert "all checks passed on cpu" in output
+
+
+@pytest.mark.gpu
+def test_all_checks_pass_on_a_gpu() -> None:
+    assert "all checks passed on cuda" in smoke()

@@ -1,0 +1,200 @@
+"""One hybrid engine that stays up: steps at the edge through the real loop, and many hand-overs of memory and weights without growth."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from launch.assemble import decoder, load_tokenizer
+from launch.cluster import cluster
+from launch.hybrid import Hybrid
+from mrl.config.judge import JudgeSection
+from mrl.config.loop import LaunchSection
+from mrl.config.root import Config
+from mrl.data.load import load_data
+from mrl.errors import RolloutError
+from mrl.judges.pool import JudgePool
+from mrl.loops.batch import pack, split
+from mrl.loops.collect import Collector
+from mrl.loops.mismatch import measure
+from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.recorder import Recorder
+from mrl.loops.supply import GroupSupply
+from mrl.observe import metrics_log
+from mrl.observe.phases import PhaseClock
+from mrl.observe.run_folder import RunFolder
+from tests.launch.hybrid_runs import running, sampled, tiny_config
+from tests.launch.test_hybrid import groups_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+REWARDS = Path(__file__).parent / "rewards.py"
+
+
+@pytest.fixture(scope="module")
+def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, Hybrid]]:
+    """Two data-parallel ranks, an engine on each slot; trainer and engines give their memory to each other."""
+    config = tiny_config(
+        task / "model",
+        task,
+        "training.layout={tp: 1, pp: 1, ep: 1, dp: 2}",
+        "training.offload=always",
+        "algorithm.filter={max_rounds: 2, when_spent: train_on_fewer}",
+        "loop.validation={every_steps: 0, before_training: false, after_training: false}",
+        "loop.checkpoint={every_steps: 0, at_end: false}",
+    )
+    with (
+        cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),
+        running(config, tmp_path_factory.mktemp("live") / "logs") as hybrid,
+    ):
+        hybrid.sync(0)
+        yield config, hybrid
+
+
+class Continued:
+    """The hybrid engine, for a loop that begins at version 0 while the engines serve a later one."""
+
+    def __init__(self, hybrid: Hybrid) -> None:
+        self._hybrid, self.train, self._first = hybrid, hybrid.train, hybrid.version + 1
+
+    def sync(self, version: int) -> dict[str, float]:
+        return self._hybrid.sync(self._first + version)
+
+    def rest(self) -> None:
+        self._hybrid.rest()
+
+
+def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) -> list[dict[str, float]]:
+    """The real loop with a reward of rewards.py and changed loop settings; its metrics rows."""
+    config, hybrid = live
+    hybrid.rest()
+    judge = JudgeSection.model_validate(
+        {"kind": "plugin", "style": "verl", "path": f"{REWARDS}:{reward}", "pool_workers": 1}
+    )
+    config = Config.model_validate(
+        config.model_dump() | {"judge": judge.model_dump(), "loop": config.loop.model_dump() | loop}
+    )
+    run_folder, clock, tokenizer = RunFolder(folder), PhaseClock(), load_tokenizer(config)
+    supply = GroupSupply(config, load_data(config.data, config.judge, tokenizer).stream(0))
+    recorder = Recorder(config, run_folder, clock, first_step=0)
+    with JudgePool(config.judge, group_size=config.loop.samples_per_prompt) as judges:
+        collector = Collector(hybrid.rollout, judges, decoder(tokenizer), clock=clock, deadline_seconds=60)
+        try:
+            OnPolicyLoop(config, Continued(hybrid), collector, supply, [], recorder).run()
+        finally:
+            recorder.close()
+            run_folder.close()
+    return metrics_log.read(run_folder.metrics)
+
+
+def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(
+    live: tuple[Config, Hybrid], tmp_path: Path
+) -> None:
+    before = live[1].version
+    rows = run(live, tmp_path, "always_right", steps=2)
+    for row in rows:
+        assert (row["rollout/groups"], row["group/short"], row["group/rounds"]) == (0, 4, 2)
+        assert not any(name.startswith(("optim/", "policy/loss")) for name in row)
+    assert live[1].version == before + 3, "every step hands over, also one that trained nothing"
+
+
+def test_a_budget_that_is_spent_can_end_the_run(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
+    config, hybrid = live
+    stop = {"filter": {"max_rounds": 1, "when_spent": "stop"}}
+    strict = Config.model_validate(config.model_dump() | {"algorithm": config.algorithm.model_dump() | stop})
+    with pytest.raises(
+        RolloutError, match="found 0 of 4 groups in 1 rounds; 100% of the groups were all right"
+    ):
+        run((strict, hybrid), tmp_path, "always_right", steps=1)
+
+
+def test_a_rank_without_samples_takes_part(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
+    """One prompt, one sample: the group teaches nothing by itself, and one of two ranks has nothing at all."""
+    config, hybrid = live
+    unfiltered = Config.model_validate(
+        config.model_dump() | {"algorithm": config.algorithm.model_dump() | {"filter": None}}
+    )
+    rows = run(
+        (unfiltered, hybrid), tmp_path, "even_digits", steps=2, prompts_per_step=1, samples_per_prompt=1
+    )
+    assert [row["rollout/samples"] for row in rows] == [1, 1]
+    assert all(row["optim/skipped"] == 0 and row["optim/grad_norm"] < 1e-6 for row in rows)
+
+
+def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> None:
+    """Lengths from 1 to the longest that leaves room for a response; trainer and engines agree on all of them."""
+    config, hybrid = live
+    longest = config.model.max_length - config.rollout.max_response_tokens
+    rng = np.random.default_rng(1)
+    prompts = [
+        p for n in (1, longest, 2, 17, longest - 1, 1) for p in [rng.integers(3, 15, n).astype(np.int32)] * 2
+    ]
+    responses = sampled(hybrid, prompts)
+    hybrid.rest()
+    batch = pack(groups_of(prompts, responses, hybrid.version))
+    loads = [batch.lengths()[part].sum() for part in split(batch, 2)]
+    assert max(loads) > min(loads), "the lengths were to be uneven"
+    forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+    found = measure(batch, forward["logprobs"], forward["router_margin"], margin=1e-5, version=hybrid.version)
+    assert found["policy/sampler_logprob_diff_max"] < 1e-4, found
+    hybrid.sync(hybrid.version + 1)
+    with pytest.raises(RolloutError, match="together at most model"):
+        sampled(hybrid, [rng.integers(3, 15, longest + 1).astype(np.int32)])
+
+
+def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
+    rows = run(live, tmp_path, "even_digits", steps=2)
+    assert all(row["optim/grad_norm"] > 0 and row["policy/sampler_logprob_diff_max"] < 1e-4 for row in rows)
+
+
+WARM_UP = 6
+"""Hand-overs until every pool and cache has its size."""
+PRIVATE_GROWTH = 24 << 20
+"""Bytes of private memory that a process may gain over all counted hand-overs (allocator noise; a bucket alone is 1 MiB)."""
+
+
+@pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.slow)])
+def test_hand_overs_do_not_grow(count: int, live: tuple[Config, Hybrid]) -> None:
+    """Trainer back, update's room, weights over, trainer away, engines serve: again and again."""
+    _, hybrid = live
+    processes = [psutil.Process(pid) for pid in pids_of(hybrid)]
+    prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (1, 4, 7)]
+    before: dict[int, dict[str, int]] = {}
+    for number in range(WARM_UP + count):
+        if number == WARM_UP:
+            before = {p.pid: usage(p) for p in processes}
+        hybrid.rest()
+        hybrid.sync(hybrid.version + 1)
+        sampled(hybrid, prompts, greedy=True)
+    for process in processes:
+        after, first = usage(process), before[process.pid]
+        growth = after.pop("private") - first.pop("private")
+        assert after == first, f"{process.cmdline()[:1]}: {first} became {after} in {count} hand-overs"
+        assert growth < PRIVATE_GROWTH, (
+            f"{process.cmdline()[:1]} gained {growth >> 10} KiB in {count} hand-overs"
+        )
+
+
+def pids_of(hybrid: Hybrid) -> list[int]:
+    """Train ranks and engines."""
+    import ray
+
+    actors = [*hybrid.train.actors, *hybrid.rollout.actors]
+    return ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors], timeout=60)
+
+
+def usage(process: psutil.Process) -> dict[str, int]:
+    """Descriptors, threads, mapped shared segments and private bytes."""
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    return {
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "segments": len(re.findall(r"/memfd:|/dev/shm/|\(deleted\)", maps)),
+        "private": process.memory_full_info().uss,
+    }

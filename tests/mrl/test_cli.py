@@ -1,0 +1,31 @@
+"""The command's words: configuration may stand on both sides of an option; what nobody knows is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mrl.cli import main
+
+QUICKSTART = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
+
+
+@pytest.mark.parametrize("order", [("--dry-run", "loop.steps=7"), ("loop.steps=7", "--dry-run")])
+def test_words_stand_on_both_sides_of_an_option(
+    order: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", QUICKSTART, *order]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["loop"]["steps"] == 7
+
+
+@pytest.mark.parametrize("words", [["train", QUICKSTART, "--dryly"], ["report", "runs/x", "loop.steps=1"]])
+def test_unknown_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert words[-1] in capsys.readouterr().err
+
+
+def test_an_unknown_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", QUICKSTART, "--dry-run", "loop.step=7"]) == 2
+    assert "steps" in capsys.readouterr().err

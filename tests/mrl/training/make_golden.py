@@ -1,0 +1,51 @@
+"""Makes the golden checkpoint of the present format: `python -m tests.mrl.training.make_golden`.
+
+Run once for every new checkpoint_folder.VERSION; what older versions wrote stays as it is, so that later programs are tested on it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mrl.training.checkpoint_folder import VERSION
+from tests.mrl.training.scenarios import digest_parameters, train, worker
+from tests.ranks import run_ranks
+from tests.tiny_models import write_model
+
+FOLDER = Path(__file__).parent / "golden"
+EXTRA = {"next_step": 3, "supply": {"position": 17}}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "num_hidden_layers": 1,
+    "moe_intermediate_size": 8,
+    "num_experts": 2,
+}
+
+
+def write(rank: int, world: int, port: int, model: str, out: str) -> dict[str, Any]:
+    """Two steps, a save, and what the next two steps are."""
+    at = worker(rank, world, port, model, {})
+    train(at, 2)
+    at.save_checkpoint(out, EXTRA)
+    return {"digest": digest_parameters(at), "metrics": train(at, 2)}
+
+
+def main() -> None:
+    out = FOLDER / f"version-{VERSION}"
+    shutil.rmtree(out, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder) / "model", **SHAPE)
+        (expected,) = run_ranks(write, 1, str(model), str(out / "checkpoint"))
+    (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
