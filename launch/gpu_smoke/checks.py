@@ -21,6 +21,7 @@ from resharding.digest import digest
 from resharding.lease import describe_device, describe_files
 from resharding.sender import WeightSender
 from resharding.session import Session
+from resharding.slot_link import SlotLink
 
 LARGEST_DIFFERENCE = 1e-4
 """Of float32 log-probs between devices: sums in another order, no reduced precision."""
@@ -71,14 +72,17 @@ class Smoke:
         sync = SyncSection(bucket_bytes=min(64 << 20, max(1 << 20, self._payload // 8)))
         tensors, plan = payload(self._payload, self._device, sync.bucket_bytes)
         sent = {f"t{i}": digest(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
-        sender = WeightSender(peer.address, sync, device=self._device)
+        device = torch.device(self._device)
+        sender = WeightSender(peer.address, sync, SlotLink(sync.bucket_bytes, device))
         try:
             for version in range(2):
                 session = Session.new(version - 1, version, plan.digest)
                 peer.ask(
                     "receive", session.session_id, session.from_version, session.to_version, session.digest
                 )
-                stats = gather.send(sender, session, plan, tensors, group=None, deadline_seconds=60.0)
+                stats = gather.send(
+                    [sender], session, plan, tensors, group=None, device=device, deadline_seconds=60.0
+                )
                 arrived = peer.answer()["digests"]
             self._check(arrived == sent, f"{len(sent)} tensors arrived with the digests they were sent with")
             speed = stats.num_bytes / stats.seconds / 1e9

@@ -53,6 +53,8 @@ class Peer:
 class _Shelf:
     """Takes tensors, keeps their digests."""
 
+    processing_seconds = 0.0
+
     def __init__(self) -> None:
         self.digests: dict[str, int] = {}
 
