@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import subprocess
 import tempfile
 import uuid
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from mrl.errors import RolloutError
 from resharding.processes import ProcessId
 
 _SEGMENTS = Path("/dev/shm")
@@ -43,14 +45,26 @@ class Scratch:
         own = ProcessId.own()
         self.folder = root / f"mrl-engine-{own.pid}-{own.start_ticks}-{uuid.uuid4().hex[:8]}"
         self.folder.mkdir(mode=0o700)
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", f"read _; sleep 1; {_REMOVE}", "mrl-remover", str(self.folder), str(segments)],
+        # In the background of a shell that ends at once: Ray kills its workers' children when it kills the workers.
+        starter = subprocess.Popen(
+            [
+                "/bin/sh",
+                "-c",
+                f"( read _; sleep 1; {_REMOVE} ) <&0 & echo $!",
+                "mrl-remover",
+                str(self.folder),
+                str(segments),
+            ],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             env={"PATH": os.defpath},  # nothing that counts it among a run's processes, whose rest is killed
         )
+        assert starter.stdin is not None and starter.stdout is not None
+        self._lifeline, self._remover_output = starter.stdin, starter.stdout
+        self.remover_pid = int(self._remover_output.readline())
+        starter.wait()
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -74,9 +88,10 @@ class Scratch:
 
     def close(self, seconds: float = 10.0) -> None:
         """Returns when everything is gone."""
-        assert self._shell.stdin is not None
-        self._shell.stdin.close()
-        self._shell.wait(seconds)
+        self._lifeline.close()
+        if not select.select([self._remover_output], [], [], seconds)[0]:  # it ends with its process
+            raise RolloutError(f"{self.folder} was not removed within {seconds:g} s")
+        self._remover_output.close()
 
 
 def sweep(root: Path, segments: Path = _SEGMENTS) -> list[Path]:

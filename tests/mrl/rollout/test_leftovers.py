@@ -9,6 +9,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mrl.rollout.leftovers import Scratch, mapped_segments, sweep
@@ -19,7 +20,7 @@ FORK = multiprocessing.get_context("fork")
 def own(root: Path, segments: Path, pipe: Any) -> None:
     scratch = Scratch(root, segments)
     make(scratch.folder, segments)
-    pipe.send((scratch.folder, scratch._shell.pid))
+    pipe.send((scratch.folder, scratch.remover_pid))
     signal.pause()
 
 
@@ -103,3 +104,11 @@ def test_mapped_segments_are_found() -> None:
     finally:
         segment.close()
         segment.unlink()
+
+
+def test_the_remover_is_no_child_of_its_owner(places: tuple[Path, Path]) -> None:
+    """Ray kills the children of a worker that it kills."""
+    scratch = Scratch(*places)
+    assert psutil.Process(scratch.remover_pid).ppid() != os.getpid()
+    scratch.close()
+    assert not scratch.folder.exists()
