@@ -22,6 +22,8 @@ class Ends:
     """The generation ranks it leads: its slot's, or between pools every num_trainers-th."""
     senders: tuple[WeightSender, ...]
     mesh: TrainerMesh | None
+    link: SlotLink | None
+    """The buffers its slot's processes share; None over a mesh."""
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""
@@ -46,8 +48,8 @@ def open_ends(
             raise ReshardError(
                 f"{len(addresses)} generation ranks for {num_trainers} slots; each slot has one (sync.transport = auto)"
             )
-        sender = WeightSender(addresses[rank], sync, SlotLink(sync.bucket_bytes, device))
-        return Ends((rank,), (sender,), None)
+        link = SlotLink(sync.bucket_bytes, device)
+        return Ends((rank,), (WeightSender(addresses[rank], sync, link),), None, link)
     if store is None:
         raise ReshardError("sync.transport = distributed needs the address of the trainers' store")
     mesh = TrainerMesh(
@@ -61,4 +63,4 @@ def open_ends(
     )
     receivers = tuple(range(rank, len(addresses), num_trainers))
     senders = [WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers]
-    return Ends(receivers, tuple(senders), mesh)
+    return Ends(receivers, tuple(senders), mesh, None)

@@ -22,6 +22,8 @@ from resharding.ends import Ends, open_ends
 from resharding.layout import Layout
 from resharding.lease import describe_device, describe_files
 from resharding.manifest import RankManifest
+from resharding.node_lane import Neighbours, NodeLane, Offer
+from resharding.part import SlotPart
 from resharding.plan import PlanOptions, build_plan
 from resharding.planned import Lane, Led, Load, MeshLane, PeerLane, parcels_of
 from resharding.ranks import Ranks
@@ -135,6 +137,7 @@ class PlannedHandOver:
         self._part = self.plan.part(self.plan.topology.source_slots[self._rank])
         self._fallback = self._whole_tensors(sources)
         self._led = self._leads(leased_tensors(located), destinations)
+        self._near: Neighbours | None = None
 
     def _topology(self, num_receivers: int, slots_per_node: int) -> Topology:
         """One slot for a trainer and its generation rank, or each on its own where they share no memory."""
@@ -195,15 +198,13 @@ class PlannedHandOver:
         trainer.memory.lease()
         try:
             own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
-            load = Load(self._part, [tensor.reshape(-1) for tensor in own], self._fallback, own)
+            flat, near = [tensor.reshape(-1) for tensor in own], self._neighbours()
+            load = Load(self._part if near is None else near.rest, flat, self._fallback, own)
+            lane = self._lane(ranks, load.part)
+            if near is not None:
+                lane = NodeLane(near, lane, ranks, flat)
             stats = planned.send(
-                self._led,
-                session,
-                load,
-                self._lane(ranks),
-                ranks,
-                lease=self._describe(),
-                mesh=self._ends.mesh,
+                self._led, session, load, lane, ranks, lease=self._describe(), mesh=self._ends.mesh
             )
         finally:
             trainer.memory.release()
@@ -218,11 +219,24 @@ class PlannedHandOver:
         """What reaches this rank's receivers from other slots in one session, messages' alignment included."""
         return sum(led.received_bytes for led in self._led)
 
-    def _lane(self, ranks: Ranks) -> Lane:
+    def _neighbours(self) -> Neighbours | None:
+        """The buckets of this machine's other slots, in shared memory; every rank offers its own, in the first session."""
+        nodes, link = self.plan.topology.nodes, self._ends.link
+        if link is None or link.device.type != "cpu" or len(set(nodes)) == len(nodes):
+            return None
+        if self._near is None:
+            offers: list[Any] = [None] * len(nodes)
+            dist.all_gather_object(offers, Offer.of(self._part, link.export()))
+            own = self._part.slot
+            here = {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
+            self._near = Neighbours(self._part, here)
+        return self._near
+
+    def _lane(self, ranks: Ranks, part: SlotPart) -> Lane:
         topology, mesh = self.plan.topology, self._ends.mesh
         if mesh is None:
-            return PeerLane(ranks, self._part, {s: r for r, s in enumerate(topology.source_slots)})
-        return MeshLane(mesh, self._part, {s: r for r, s in enumerate(topology.destination_slots)})
+            return PeerLane(ranks, part, {s: r for r, s in enumerate(topology.source_slots)})
+        return MeshLane(mesh, part, {s: r for r, s in enumerate(topology.destination_slots)})
 
     def _describe(self) -> list[dict[str, Any]]:
         if self._ends.mesh is not None:
@@ -233,6 +247,8 @@ class PlannedHandOver:
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""
+        if self._near is not None:
+            self._near.close()
         self._ends.close()
 
 

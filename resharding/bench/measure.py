@@ -55,6 +55,9 @@ def _measure_one(
         for _ in range(warm_up - 1):
             rank.run(hand_over)
         every = [_over_ranks(rank.run(hand_over)) for _ in range(repeats)]
+        if rank.rank == 0:
+            moving = ", ".join(f"{session['moving']:.3f}" for session in every)
+            print(f"{mode}, digests {'on' if digests else 'off'}: moved in {moving} s", flush=True)
         difference = rank.difference(hand_over, 1 + int(digests)) if check else None
         moved = lanes(hand_over, rank.rank)
     seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
