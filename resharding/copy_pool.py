@@ -25,15 +25,15 @@ class CopyPool:
 
     def _free(self) -> torch.Tensor | None:
         for block in self._blocks:
-            if _holders(block) == self._unused:
+            if holders(block) == self._unused:
                 return block
         if len(self._blocks) == self._limit:
             return None
         self._blocks.append(torch.empty(self._block_bytes, dtype=torch.uint8, device=self._device))
-        self._unused = _holders(self._blocks[0]) if len(self._blocks) == 1 else self._unused
+        self._unused = holders(self._blocks[0]) if len(self._blocks) == 1 else self._unused
         return self._blocks[-1]
 
 
-def _holders(tensor: torch.Tensor) -> int:
+def holders(tensor: torch.Tensor) -> int:
     """References to the tensor's storage, this call's own included."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
