@@ -66,8 +66,8 @@ class OpenedCudaSegment:
         device = self.buffer.device
         held = holders(self.buffer) > self._unused
         self.buffer = torch.empty(0, dtype=torch.uint8)
-        if held:  # a reference cycle (an exception's frame, for instance) ends here; else it would only cost 0.1 s
-            gc.collect()
+        if held:
+            gc.collect()  # a reference cycle (an exception's frame) ends here; it takes 0.1 s
         torch.cuda.synchronize(device)
         torch.cuda.ipc_collect()
 
