@@ -29,6 +29,7 @@ from resharding.planned import Lane, Led, Load, MeshLane, PeerLane, parcels_of
 from resharding.ranks import Ranks
 from resharding.sending import SendStats
 from resharding.session import Session
+from resharding.slot_link import SlotLink
 from resharding.sources import from_layout
 from resharding.tables import LeasedTensor, leased_tensors, of_part
 from resharding.topology import Topology
@@ -198,7 +199,7 @@ class PlannedHandOver:
         trainer.memory.lease()
         try:
             own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
-            flat, near = [tensor.reshape(-1) for tensor in own], self._neighbours()
+            flat, near = [tensor.reshape(-1) for tensor in own], self._neighbours(ranks)
             load = Load(self._part if near is None else near.rest, flat, self._fallback, own)
             lane = self._lane(ranks, load.part)
             if near is not None:
@@ -219,18 +220,22 @@ class PlannedHandOver:
         """What reaches this rank's receivers from other slots in one session, messages' alignment included."""
         return sum(led.received_bytes for led in self._led)
 
-    def _neighbours(self) -> Neighbours | None:
-        """The buckets of this machine's other slots, in shared memory; every rank offers its own, in the first session."""
+    def _neighbours(self, ranks: Ranks) -> Neighbours | None:
+        """The buckets of this machine's other slots, in shared memory; the ranks meet in the first session."""
         nodes, link = self.plan.topology.nodes, self._ends.link
         if link is None or link.device.type != "cpu" or len(set(nodes)) == len(nodes):
             return None
         if self._near is None:
-            offers: list[Any] = [None] * len(nodes)
-            dist.all_gather_object(offers, Offer.of(self._part, link.export()))
-            own = self._part.slot
-            here = {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
-            self._near = Neighbours(self._part, here)
+            self._near = ranks.together(lambda: self._meet(nodes, link))
         return self._near
+
+    def _meet(self, nodes: Sequence[int], link: SlotLink) -> Neighbours:
+        offers: list[Any] = [None] * len(nodes)
+        dist.all_gather_object(offers, Offer.of(self._part, link.export()))
+        own = self._part.slot
+        return Neighbours(
+            self._part, {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
+        )
 
     def _lane(self, ranks: Ranks, part: SlotPart) -> Lane:
         topology, mesh = self.plan.topology, self._ends.mesh
