@@ -50,7 +50,7 @@ class Scratch:
             [
                 "/bin/sh",
                 "-c",
-                f"( read _; sleep 1; {_REMOVE} ) <&0 & echo $!",
+                f"exec 3<&0; ( read _ <&3; sleep 1; {_REMOVE} ) & echo $!",
                 "mrl-remover",
                 str(self.folder),
                 str(segments),

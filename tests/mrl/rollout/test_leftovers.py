@@ -110,5 +110,7 @@ def test_the_remover_is_no_child_of_its_owner(places: tuple[Path, Path]) -> None
     """Ray kills the children of a worker that it kills."""
     scratch = Scratch(*places)
     assert psutil.Process(scratch.remover_pid).ppid() != os.getpid()
+    time.sleep(2)  # longer than it waits after its owner's end
+    assert scratch.folder.is_dir(), "nothing is removed while the owner lives"
     scratch.close()
     assert not scratch.folder.exists()
