@@ -73,7 +73,7 @@ def _measure_one(
             "private": max(gathered(private)),
             "total": 2 * bucket_bytes + max(gathered(private)),
         },
-        "check": ("every byte as expected" if not found else found[0]) if check else "not asked for",
+        "check": (rank.right if not found else found[0]) if check else "not asked for",
         "check_passed": not found if check else None,
     }
 

@@ -48,6 +48,8 @@ class Rank:
         self.trainer.fill(0)
         self.manifests = destinations.from_layout(hf, rollout)
         self._deadline, self._engines = deadline_seconds, engines
+        self.right = "same log-probs after every mode" if engines else "every byte as expected"
+        """What `difference` proves where it finds none."""
         self._slots_per_child = rollout.tp if engines else 1
         self._copier = Child(
             StorageSlot, self.manifests[rank], deadline_seconds, CPU, seconds=2 * deadline_seconds
