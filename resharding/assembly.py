@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from mrl.errors import ReshardError
-from resharding.messages import Span
 from resharding.session import WireTensor
+from resharding.wire.messages import Span
 
 DTYPES = {
     name: getattr(torch, name)

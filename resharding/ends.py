@@ -9,9 +9,9 @@ import torch
 
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding.mesh_link import MeshLink, TrainerMesh
 from resharding.sender import WeightSender
-from resharding.slot_link import SlotLink
+from resharding.wire.mesh_link import MeshLink, TrainerMesh
+from resharding.wire.slot_link import SlotLink
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

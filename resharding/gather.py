@@ -16,12 +16,12 @@ import torch.distributed as dist
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
 from resharding.gather_plan import Copy, GatherPlan, Window
-from resharding.mesh_link import TrainerMesh
-from resharding.messages import Span
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.sending import Lead, Moved, SendStats, hold
 from resharding.session import Session
+from resharding.wire.mesh_link import TrainerMesh
+from resharding.wire.messages import Span
 
 
 def send(

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from mrl.errors import ReshardError
-from resharding.cuda_memory import OpenedCudaSegment, describe_storage
-from resharding.processes import ProcessId
+from resharding.wire.cuda_memory import OpenedCudaSegment, describe_storage
+from resharding.wire.processes import ProcessId
 
 
 def describe_files(files: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

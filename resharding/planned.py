@@ -19,14 +19,14 @@ import torch
 from resharding import gather
 from resharding.copies import run
 from resharding.gather_plan import GatherPlan
-from resharding.mesh_link import TrainerMesh
-from resharding.messages import Parcel
 from resharding.part import SlotPart, WindowPart
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.sending import Lead, Moved, SendStats, hold
 from resharding.session import Session
 from resharding.tables import Tables
+from resharding.wire.mesh_link import TrainerMesh
+from resharding.wire.messages import Parcel
 
 
 class Lane(Protocol):

@@ -1,6 +1,6 @@
 """The receiving end of a slot: takes buckets, checks them, hands tensors to a consumer, commits or fails.
 
-Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm_modules`). It runs inside one blocking call with
+Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm/modules.py`). It runs inside one blocking call with
 a deadline on every wait. Whatever goes wrong, the consumer is told to put itself back, the sender gets the traceback,
 and the state is failed until a full session commits.
 """
@@ -15,18 +15,18 @@ from typing import Protocol
 import torch
 
 from mrl.errors import ReshardError
-from resharding import memory
-from resharding import messages as m
 from resharding.assembly import DTYPES, Assembly
-from resharding.channel import Listener, Lost
 from resharding.copy_pool import CopyPool
-from resharding.digest import digest
 from resharding.lease import Lease
-from resharding.mesh import MessageLost
-from resharding.processes import ProcessId
 from resharding.session import Progress, Session, WireTensor, wire_digest
 from resharding.tables import LeasedTensor, Tables
-from resharding.transport import Inbox, open_inbox
+from resharding.wire import memory
+from resharding.wire import messages as m
+from resharding.wire.channel import Listener, Lost
+from resharding.wire.digest import digest
+from resharding.wire.mesh import MessageLost
+from resharding.wire.processes import ProcessId
+from resharding.wire.transport import Inbox, open_inbox
 
 _LAST_WORDS_SECONDS = 2.0
 """How long a receiver whose bytes did not come listens for its sender's own error."""

@@ -14,15 +14,15 @@ import torch
 
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import messages as m
-from resharding.channel import Dialer
-from resharding.digest import digest
-from resharding.mesh import MessageLost
-from resharding.processes import ProcessId
 from resharding.session import Session, WireTensor
-from resharding.slot_link import SlotLink
 from resharding.tables import Tables
-from resharding.transport import Link
+from resharding.wire import messages as m
+from resharding.wire.channel import Dialer
+from resharding.wire.digest import digest
+from resharding.wire.mesh import MessageLost
+from resharding.wire.processes import ProcessId
+from resharding.wire.slot_link import SlotLink
+from resharding.wire.transport import Link
 
 _LAST_WORDS_SECONDS = 2.0
 """How long a sender whose message was lost listens for the receiver's own error."""

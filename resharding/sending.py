@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from resharding.mesh_link import TrainerMesh
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.session import Session, WireTensor
 from resharding.tables import Tables
+from resharding.wire.mesh_link import TrainerMesh
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from mrl.training.worker import MegatronWorker
 from resharding import gather, gather_plan
-from resharding.digest import digest
 from resharding.lease import describe_device, describe_files
 from resharding.sender import WeightSender
 from resharding.session import Session
-from resharding.slot_link import SlotLink
+from resharding.wire.digest import digest
+from resharding.wire.slot_link import SlotLink
 
 LARGEST_DIFFERENCE = 1e-4
 """Of float32 log-probs between devices: sums in another order, no reduced precision."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from resharding.digest import digest
 from resharding.lease import Lease
 from resharding.receiver import Receiver
 from resharding.session import Session, WireTensor
+from resharding.wire.digest import digest
 
 DEADLINE_SECONDS = 60.0
 

@@ -87,7 +87,7 @@ class RolloutEngine:
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        import resharding.vllm_plugin as plugin
+        import resharding.vllm.plugin as plugin
 
         platform: dict[str, Any] = (
             {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes}

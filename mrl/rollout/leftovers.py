@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from mrl.errors import RolloutError
-from resharding.processes import ProcessId
+from resharding.wire.processes import ProcessId
 
 _SEGMENTS = Path("/dev/shm")
 _OURS = re.compile(r"mrl-engine-(\d+)-(\d+)-[0-9a-f]+")

@@ -24,7 +24,7 @@ import torch
 from models.manifest import CheckpointTensor
 from mrl.config.sync import SyncSection
 from mrl.errors import ConfigError
-from resharding import destinations, memory
+from resharding import destinations
 from resharding.assembly import DTYPES
 from resharding.bench import models
 from resharding.bench.child import Child
@@ -35,6 +35,7 @@ from resharding.handover import PlannedHandOver
 from resharding.layout import Layout
 from resharding.manifest import elements
 from resharding.session import Session
+from resharding.wire import memory
 
 GB = 1e9
 _DEADLINE_SECONDS = 300.0

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from models.manifest import CheckpointTensor
-from resharding import memory
 from resharding.assembly import DTYPES
 from resharding.bench.made_up import MadeUp
 from resharding.bench.storage import Storage, WholeTensors, Windows
@@ -16,6 +15,7 @@ from resharding.lease import Lease
 from resharding.manifest import RankManifest
 from resharding.receiver import Receiver
 from resharding.session import Session
+from resharding.wire import memory
 
 
 class StorageSlot:

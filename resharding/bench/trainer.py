@@ -13,13 +13,13 @@ import torch
 
 from models.families import family_of
 from models.manifest import LocalTensor
-from resharding import memory
 from resharding.assembly import DTYPES
 from resharding.bench.made_up import MadeUp
 from resharding.layout import Layout
 from resharding.lease import describe_device, describe_files
 from resharding.manifest import tensor_bytes
 from resharding.sources import from_layout
+from resharding.wire import memory
 
 _ALIGN = 128
 """Bytes; parameters of Megatron's buffers start on multiples of 64 elements."""

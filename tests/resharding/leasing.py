@@ -20,8 +20,8 @@ from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.sending import SendStats
 from resharding.session import Session
-from resharding.shared_memory import SharedSegment
 from resharding.tables import LeasedTensor, of_part
+from resharding.wire.shared_memory import SharedSegment
 
 
 class LeasedRank:

@@ -18,14 +18,14 @@ from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding import gather, gather_plan
-from resharding.channel import Dialer
 from resharding.gather_plan import GatherPlan
-from resharding.messages import Commit
 from resharding.ranks import Ranks
 from resharding.receiver import Receiver
 from resharding.sender import WeightSender
 from resharding.sending import SendStats
 from resharding.session import Session, State, WireTensor
+from resharding.wire.channel import Dialer
+from resharding.wire.messages import Commit
 from tests.resharding.feeding import plan_of
 from tests.resharding.footprint import Footprint
 from tests.resharding.wires import KINDS, PROCESSES, Wire, store

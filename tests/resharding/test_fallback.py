@@ -115,7 +115,7 @@ def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_known_families_leave_nothing_to_the_gather_path(family: str) -> None:
-    """Live engines' manifests equal these (test_vllm_trace), so it holds for them too."""
+    """Live engines' manifests equal these (vllm/test_trace), so it holds for them too."""
     for seed in range(5):
         world = random_world(seed, family=family)
         plan = build_plan(world.sources, world.destinations, world.topology, world.options)

@@ -12,8 +12,8 @@ from mrl.errors import ReshardError
 from resharding import gather_plan
 from resharding.assembly import DTYPES, Assembly
 from resharding.gather import _fill
-from resharding.messages import Span
 from resharding.ranks import Ranks
+from resharding.wire.messages import Span
 
 
 def whole(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[CheckpointTensor, LocalTensor]:

@@ -27,15 +27,15 @@ from resharding.handover import PlannedHandOver
 from resharding.layout import Layout
 from resharding.lease import Lease, describe_files
 from resharding.manifest import elements
-from resharding.mesh import Mesh
 from resharding.plan import Plan, PlanOptions, build_plan
 from resharding.planned import received_bytes
 from resharding.receiver import Receiver
 from resharding.sender import WeightSender
 from resharding.session import Session, State
-from resharding.shared_memory import SharedSegment
 from resharding.tables import Tables, of_part
 from resharding.topology import Topology
+from resharding.wire.mesh import Mesh
+from resharding.wire.shared_memory import SharedSegment
 from tests.ranks import run_ranks
 from tests.resharding.footprint import Footprint
 from tests.resharding.leasing import LeasedRank

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from mrl.config.sync import SyncSection
-from resharding.mesh_link import MeshLink, TrainerMesh
 from resharding.receiver import Receiver
 from resharding.sender import WeightSender
-from resharding.slot_link import SlotLink
+from resharding.wire.mesh_link import MeshLink, TrainerMesh
+from resharding.wire.slot_link import SlotLink
 
 KINDS = ["shared_memory", "distributed", pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
 PROCESSES = multiprocessing.get_context("forkserver")

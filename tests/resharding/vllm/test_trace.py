@@ -53,7 +53,7 @@ if __name__ == "__main__":
     model, tp, checkpoint, out, whole_experts = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:] == ["ep"]
     llm = LLM(model=model, load_format="dummy", skip_tokenizer_init=True, tensor_parallel_size=tp, enforce_eager=True,
               max_model_len=128, max_num_seqs=4, dtype="bfloat16", enable_expert_parallel=whole_experts,
-              worker_extension_cls="resharding.vllm_trace.ManifestExtension")
+              worker_extension_cls="resharding.vllm.trace.ManifestExtension")
     tensors = json.load(open(checkpoint))
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -115,7 +115,7 @@ def traced(family: str, tp: int, folder: Path, *words: str) -> tuple[list[RankMa
     environment = os.environ | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
     }
     command = [sys.executable, "engine.py", str(model), str(tp), "checkpoint.json", "manifests.json", *words]
     with (

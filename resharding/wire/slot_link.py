@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from mrl.errors import ReshardError
-from resharding import memory
-from resharding.channel import Lost
-from resharding.messages import Parcel
+from resharding.wire import memory
+from resharding.wire.channel import Lost
+from resharding.wire.messages import Parcel
 
 
 class SlotLink:

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from resharding.digest import digest
+from resharding.wire.digest import digest
 
 LENGTHS = [0, 1, 7, 8, 9, 100, 8 * (1 << 15), 8 * (1 << 15) + 5, 3 * 8 * (1 << 15) + 64]
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mrl.errors import ReshardError
-from resharding.processes import ProcessId
+from resharding.wire.processes import ProcessId
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from resharding import memory
 from resharding.copies import CopyTable, run
 from resharding.part import WIRE_BYTES, SlotPart, WindowPart
 from resharding.planned import Lane
 from resharding.ranks import Ranks
+from resharding.wire import memory
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def test_what_was_sent_is_what_a_fresh_engine_has(
 
 def break_loading(engine: RolloutEngine, where: str) -> None:
     """From now on the loader raises once: at its first, middle or last bucket, or between a module's tensors."""
-    from resharding.vllm_modules import TensorLoader
+    from resharding.vllm.modules import TensorLoader
 
     load, calls, seen = TensorLoader.load, [], []
 
@@ -102,15 +102,15 @@ def break_loading(engine: RolloutEngine, where: str) -> None:
 
 
 def break_finish(engine: RolloutEngine) -> None:
-    from resharding import vllm_modules
+    from resharding.vllm import modules
 
-    pack = vllm_modules._pack_experts
+    pack = modules._pack_experts
 
     def failing(model: Any) -> None:
-        vllm_modules._pack_experts = pack
+        modules._pack_experts = pack
         raise RuntimeError("broken on purpose at finish")
 
-    vllm_modules._pack_experts = failing
+    modules._pack_experts = failing
 
 
 @pytest.mark.parametrize("where", ["first", "module", "middle", "last", "finish"])
@@ -206,18 +206,18 @@ def described(host: EngineHost, folder: Path) -> list[RankManifest]:
 
 def break_processing(engine: RolloutEngine, number: int) -> None:
     """The number-th module to be processed under a plan raises once, half way through the model."""
-    from resharding import vllm_modules
+    from resharding.vllm import modules
 
-    process, seen = vllm_modules._layerwise_process, []
+    process, seen = modules._layerwise_process, []
 
     def failing(module: Any, info: Any) -> None:
         seen.append(module)
         if len(seen) == number:
-            vllm_modules._layerwise_process = process
+            modules._layerwise_process = process
             raise RuntimeError("broken on purpose at a module")
         process(module, info)
 
-    vllm_modules._layerwise_process = failing
+    modules._layerwise_process = failing
 
 
 def test_a_planned_hand_over_gives_what_a_fresh_engine_has(

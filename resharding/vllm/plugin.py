@@ -1,7 +1,7 @@
 """vLLM's side of a hand-over: a weight-transfer engine registered by name, and the worker calls that drive it.
 
 vLLM is not patched: `worker_extension_cls` makes every worker import this file. The receive loop runs inside vLLM's own
-`update_weights` phase. The protocol is in `receiver`, how weights enter vLLM's modules in `vllm_modules`.
+`update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from models.manifest import CheckpointTensor
 from mrl.errors import ReshardError
 from resharding.receiver import Receiver
 from resharding.session import Session
-from resharding.vllm_modules import PlanLoader, TensorLoader
-from resharding.vllm_trace import manifest
+from resharding.vllm.modules import PlanLoader, TensorLoader
+from resharding.vllm.trace import manifest
 
 BACKEND = "mrl"
 """The name in vLLM's WeightTransferConfig."""

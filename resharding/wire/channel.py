@@ -16,8 +16,8 @@ from collections.abc import Callable
 import zmq
 
 from mrl.errors import ReshardError
-from resharding.messages import AnyMessage, Message, Waiting, decode, encode
-from resharding.processes import ProcessId
+from resharding.wire.messages import AnyMessage, Message, Waiting, decode, encode
+from resharding.wire.processes import ProcessId
 
 _POLL_MILLISECONDS = 100
 _PROBE_SECONDS = 0.5

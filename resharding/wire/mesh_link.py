@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from mrl.errors import ReshardError
-from resharding.channel import Lost
-from resharding.digest import digest
-from resharding.mesh import Meeting, Mesh
-from resharding.messages import Parcel
+from resharding.wire.channel import Lost
+from resharding.wire.digest import digest
+from resharding.wire.mesh import Meeting, Mesh
+from resharding.wire.messages import Parcel
 
 _SIGN = 1 << 63
 
