@@ -22,6 +22,7 @@ from resharding.ends import Ends, open_ends
 from resharding.layout import Layout
 from resharding.lease import describe_device, describe_files
 from resharding.manifest import RankManifest
+from resharding.node_lane import Neighbours, NodeLane, Offer
 from resharding.part import SlotPart
 from resharding.plan import PlanOptions, build_plan
 from resharding.planned import Lane, Led, Load, MeshLane, PeerLane, parcels_of
@@ -31,7 +32,6 @@ from resharding.session import Session
 from resharding.sources import from_layout
 from resharding.tables import LeasedTensor, leased_tensors, of_part
 from resharding.topology import Topology
-from resharding.wire.node_lane import Neighbours, NodeLane, Offer
 from resharding.wire.slot_link import SlotLink
 
 

@@ -16,13 +16,13 @@ import torch
 
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES, Assembly
-from resharding.copy_pool import CopyPool
 from resharding.lease import Lease
 from resharding.session import Progress, Session, WireTensor, wire_digest
 from resharding.tables import LeasedTensor, Tables
 from resharding.wire import memory
 from resharding.wire import messages as m
 from resharding.wire.channel import Listener, Lost
+from resharding.wire.copy_pool import CopyPool
 from resharding.wire.digest import digest
 from resharding.wire.mesh import MessageLost
 from resharding.wire.processes import ProcessId

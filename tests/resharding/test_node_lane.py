@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from resharding.copies import num_elements, run
+from resharding.node_lane import Neighbours, Offer, split
 from resharding.part import SlotPart
 from resharding.tables import of_part
 from resharding.topology import Topology
-from resharding.wire.node_lane import Neighbours, Offer, split
 from resharding.wire.shared_memory import SharedSegment
 from tests.resharding.test_planned import Parameters, as_torch, equal, plan_of, world_of
 from tests.resharding.worlds import World, checkpoint, loaded

@@ -2,7 +2,7 @@
 
 import torch
 
-from resharding.copy_pool import CopyPool
+from resharding.wire.copy_pool import CopyPool
 
 CPU = torch.device("cpu")
 
