@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from mrl.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -50,7 +53,12 @@ class RunFolder:
         )
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        (self.path / "summary.json").write_text(json.dumps(dict(summary), indent=1) + "\n", encoding="utf-8")
+        """summary.json; a full disk is a warning, because what ended the run must not be covered by it."""
+        path = self.path / "summary.json"
+        try:
+            path.write_text(json.dumps(dict(summary), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            log.warning("%s could not be written: %s", path, error)
 
     def close(self) -> None:
         os.close(self._lock)
