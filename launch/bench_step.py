@@ -31,8 +31,7 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
     quiet = {
         "validation": {"every_steps": 0, "before_training": False, "after_training": False, "num_prompts": 1}
     }
-    quiet |= {"max_sampler_mismatch": None}  # the floor's own update is not handed over
-    quiet |= {"checkpoint": {"every_steps": 0, "at_end": False}, "steps": num_steps + 1}
+    quiet |= {"checkpoint": {"every_steps": 0, "at_end": False}, "steps": 2 * (num_steps + 1)}
     with tempfile.TemporaryDirectory(prefix="mrl-bench-") as folder:
         config = _changed(config, loop=quiet, run={"folder": folder})
         run_folder = RunFolder(config.run_folder)
@@ -52,13 +51,15 @@ class _Bench:
         self._groups: list[Group] = []
 
     def run(self, count: int) -> list[dict[str, float]]:
-        """Alternates: a step (its row goes to metrics.jsonl), then the floor of the same batch."""
+        """Alternates: a step (its row goes to metrics.jsonl), then the floor of the same batch, which counts as a step too."""
         self._loop.on_batch = self._remember
         self._loop.start()
         floors = []
         for _ in range(count):
             self._loop.step()
             floors.append(self._floor())
+            self._loop.next_step += 1
+            self._parts.hybrid.sync(self._loop.version)
         return floors
 
     def _remember(self, groups: list[Group]) -> None:
@@ -69,6 +70,7 @@ class _Bench:
         start = time.monotonic()
         self._generate([group.prompt for group in self._groups])
         generated = time.monotonic()
+        parts.hybrid.rest()
         batch = pack(trainable(self._groups))
         packed = time.monotonic()
         forward = parts.hybrid.train.forward(batch, role="policy", temperature=temperature)
