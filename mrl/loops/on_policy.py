@@ -162,7 +162,7 @@ class OnPolicyLoop:
                 batch,
                 policy["logprobs"],
                 policy.get("router_margin"),
-                version=self.version,
+                version=self._supply.served_version,
                 margin=loop.router_margin,
             )
             arrays = {"old_logprobs": policy["logprobs"]}

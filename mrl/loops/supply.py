@@ -33,6 +33,8 @@ class GroupSupply:
         self._surplus: list[Group] = []
         self.unjudged_fraction = 0.0
         """Of all samples generated for the last step."""
+        self.served_version = -1
+        """The policy version that the engines put on the last step's new samples; -1 where surplus made up the whole step."""
 
     def groups(self, collector: Collector, *, version: int) -> tuple[list[Group], dict[str, float]]:
         """Groups for one step in prompt order (fewer, possibly none, where the budget is spent) and the accounting."""
@@ -52,6 +54,7 @@ class GroupSupply:
         kept = sorted(kept, key=lambda group: group.prompt.index)
         chosen, self._surplus = kept[:wanted], kept[wanted:]
         self.unjudged_fraction = _unjudged(generated)
+        self.served_version = _newest(generated)
         metrics = (
             _statistics(generated)
             | account.metrics()
@@ -163,6 +166,11 @@ def _by_domain(samples: Sequence[Any]) -> dict[str, float]:
     return {
         f"reward/mean/{n}": float(np.mean([s.verdict.value for s in samples if s.domain == n])) for n in names
     }
+
+
+def _newest(groups: Sequence[Group]) -> int:
+    versions = [s.policy_versions for g in groups for s in g.samples if len(s.policy_versions)]
+    return max((int(v.max()) for v in versions), default=-1)
 
 
 def _age(groups: Sequence[Group], version: int) -> float:

@@ -120,6 +120,7 @@ def run(
             config, LazyEngines(hybrid, skipped=skipped), collector, supply, prompts, recorder
         )
         try:
+            loop.start()
             loop.run()
         finally:
             recorder.close()
