@@ -14,7 +14,8 @@ from typing import Any
 from mrl.errors import MrlError, WorkerLost
 from mrl.observe.phases import PhaseClock
 
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 8.0
+"""For what still runs after a first failure: an engine that lost a worker process needs some seconds to notice and leave."""
 POLL_SECONDS = 1.0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,16 @@ _POLL_SECONDS = 0.02
 
 class MessageLost(ReshardError):
     """A message did not arrive: the other end is gone, or gave up (its own error then says why)."""
+
+
+class NotStarted:
+    """A message that the group refused because the other end was gone already; the loss is told where it is waited for."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def wait(self, timeout: datetime.timedelta) -> None:
+        raise self._error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,10 +78,10 @@ class Mesh:
 
     def send(self, data: torch.Tensor, rank: int) -> Any:
         """Starts a message; the data must stay as it is until `wait` has returned for it."""
-        return self._group.send([data], rank, 0)
+        return _started(self._group.send, data, rank)
 
     def receive(self, data: torch.Tensor, rank: int) -> Any:
-        return self._group.recv([data], rank, 0)
+        return _started(self._group.recv, data, rank)
 
     def wait(self, works: Sequence[Any], what: str) -> None:
         """Until all messages are through; MessageLost otherwise."""
@@ -85,6 +95,13 @@ class Mesh:
         """Peers that wait for this rank hear of it at once."""
         self._group.abort()
         del self._group
+
+
+def _started(transfer: Callable[..., Any], data: torch.Tensor, rank: int) -> Any:
+    try:
+        return transfer([data], rank, 0)
+    except RuntimeError as error:
+        return NotStarted(error)
 
 
 def _meet(store: Any, meeting: Meeting, deadline: float, lost: Lost) -> None:
