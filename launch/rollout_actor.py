@@ -10,6 +10,7 @@ from typing import Any
 
 from models.families import family_of
 from mrl.config.root import Config
+from mrl.rollout.request import ResponseBatch
 
 WORKER_LOST_EXIT_CODE = 71
 
@@ -46,19 +47,19 @@ class RolloutActor:
 
         leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
-    def poll(self, seconds: float) -> list[Any]:
+    def poll(self, seconds: float) -> ResponseBatch:
         """What finishes while the engine is stepped for so long, or until nothing is left."""
         deadline, responses = time.monotonic() + seconds, []
         while (left := deadline - time.monotonic()) > 0 and self._engine.num_unfinished:
             responses += self._engine.poll(left)
-        return responses + self._engine.poll(0.0)
+        return ResponseBatch.of(responses + self._engine.poll(0.0))
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._engine, method)(*arguments, **options)
 
-    def generate(self, requests: Sequence[Any], deadline_seconds: float) -> list[Any]:
+    def generate(self, requests: Sequence[Any], deadline_seconds: float) -> ResponseBatch:
         """All responses to the requests in one call."""
-        return self._engine.generate(requests, deadline=time.monotonic() + deadline_seconds)
+        return ResponseBatch.of(self._engine.generate(requests, deadline=time.monotonic() + deadline_seconds))
 
     def prepare_sync(self) -> list[str]:
         """The addresses of this engine's ranks, as the configured transport needs them."""

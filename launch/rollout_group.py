@@ -67,8 +67,9 @@ class RolloutGroup(ActorGroup):
             finished = wait_all(
                 {self.name(engine): ref}, phase=self._clock.current, deadline_seconds=60.0, clock=self._clock
             )
-            self._open[engine] -= len(finished[self.name(engine)])
-            responses += finished[self.name(engine)]
+            found = finished[self.name(engine)].responses()
+            self._open[engine] -= len(found)
+            responses += found
         return responses
 
     def abort(self, request_ids: Sequence[str]) -> None:

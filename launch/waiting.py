@@ -35,10 +35,10 @@ def wait_all(
 
     names = {ref: name for name, ref in calls.items()}
     pending, start = list(names), time.monotonic()
+    results: dict[str, Any] = {}
     while pending:
-        _, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
-        failed = _failures([r for r in names if r not in pending], names)
-        if failed:
+        done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+        if failed := _take(done, names, results):
             _raise_first(failed, pending, names, phase)
         if not pending:
             break
@@ -47,16 +47,17 @@ def wait_all(
             raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {phase}")
         with clock.waiting() if clock else contextlib.nullcontext():
             ray.wait(pending, num_returns=1, timeout=POLL_SECONDS)
-    return {name: ray.get(ref) for name, ref in calls.items()}
+    return {name: results[name] for name in calls}
 
 
-def _failures(done: list[Any], names: Mapping[Any, str]) -> dict[str, BaseException]:
+def _take(done: list[Any], names: Mapping[Any, str], results: dict[str, Any]) -> dict[str, BaseException]:
+    """The values of ended calls into `results`, each unpacked once; the errors of those that failed."""
     import ray
 
     failures = {}
     for ref in done:
         try:
-            ray.get(ref, timeout=0)
+            results[names[ref]] = ray.get(ref, timeout=0)
         except Exception as error:  # sorted by kind in _raise_first
             failures[names[ref]] = error
     return failures
@@ -70,7 +71,7 @@ def _raise_first(
     deadline = time.monotonic() + GRACE_SECONDS
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-        failed |= _failures(done, names)
+        failed |= _take(done, names, {})
     name, error = min(failed.items(), key=lambda item: _severity(item[1]))
     if _severity(error) == 0:
         raise WorkerLost(f"{name} died in phase {phase}: {first_line(error)}") from error

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,6 +54,45 @@ class Response:
     policy_versions: np.ndarray
     """[T] int32: the version of the weights that produced each token."""
     status: Status
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResponseBatch:
+    """Many responses in three arrays: between processes each small array costs more than its bytes."""
+
+    request_ids: tuple[str, ...]
+    statuses: tuple[Status, ...]
+    lengths: np.ndarray
+    """[R] tokens of each response."""
+    tokens: np.ndarray
+    """[sum of lengths], as are the next two."""
+    logprobs: np.ndarray
+    policy_versions: np.ndarray
+
+    @classmethod
+    def of(cls, responses: Sequence[Response]) -> ResponseBatch:
+        def join(arrays: list[np.ndarray], kind: type) -> np.ndarray:
+            return np.concatenate(arrays) if arrays else np.zeros(0, kind)
+
+        return cls(
+            request_ids=tuple(r.request_id for r in responses),
+            statuses=tuple(r.status for r in responses),
+            lengths=np.array([len(r.tokens) for r in responses], np.int64),
+            tokens=join([r.tokens for r in responses], np.int32),
+            logprobs=join([r.logprobs for r in responses], np.float32),
+            policy_versions=join([r.policy_versions for r in responses], np.int32),
+        )
+
+    def responses(self) -> list[Response]:
+        """The same responses, in ordinary memory of this process."""
+        ends = np.cumsum(self.lengths).tolist()
+        flat = [array.copy() for array in (self.tokens, self.logprobs, self.policy_versions)]
+        return [
+            Response(request_id, *(array[end - length : end] for array in flat), status=status)
+            for request_id, status, length, end in zip(
+                self.request_ids, self.statuses, self.lengths.tolist(), ends, strict=True
+            )
+        ]
 
 
 def sample_seed(run_seed: int, prompt_index: int, sample_index: int, attempt: int = 0) -> int:
