@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from launch.cluster import cluster
+from launch.cluster import cluster, has_gpus
 from launch.fits import check_engines, check_judging, check_model
 from launch.hybrid import Hybrid
 from launch.placement import place
@@ -96,17 +96,18 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
 def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
     """Both worker groups on the slots of the connected cluster, started; closed at the end."""
     world, deadline = config.training.layout.world_size, config.launch.start_deadline_seconds
-    placement = place(world, gpus=_gpus(), deadline_seconds=deadline)
+    gpus = has_gpus()
+    placement = place(world, gpus=gpus, deadline_seconds=deadline)
     options: dict[str, Any] = {"environment": _environment(config), "log_folder": str(log_folder)}
     with contextlib.ExitStack() as stack:
         stack.callback(placement.remove)
-        check_engines(config, placement, gpus=_gpus())
+        check_engines(config, placement, gpus=gpus)
         hybrid = Hybrid(
             config,
-            TrainGroup(config, placement, clock, **options),
+            TrainGroup(config, placement, clock, gpus=float(gpus), **options),
             RolloutGroup(config, placement, clock, **options),
             clock,
-            offloads=config.training.offload == "always" or (config.training.offload == "auto" and _gpus()),
+            offloads=config.training.offloads(gpus=gpus),
         )
         stack.callback(hybrid.close)
         hybrid.start()
@@ -135,9 +136,3 @@ def _environment(config: Config) -> dict[str, str]:
     threads = max(config.training.num_threads, config.rollout.num_threads)
     fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
     return fixed | {k: v for k, v in os.environ.items() if k in WORKER_VARIABLES}
-
-
-def _gpus() -> bool:
-    import ray
-
-    return ray.cluster_resources().get("GPU", 0) > 0

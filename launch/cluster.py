@@ -91,6 +91,13 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
             ray.shutdown()
 
 
+def has_gpus() -> bool:
+    """Whether the connected cluster's slots have GPUs."""
+    import ray
+
+    return ray.cluster_resources().get("GPU", 0) > 0
+
+
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
     """Ray installs a handler for SIGTERM that leaves at once; the one that was there is put back."""

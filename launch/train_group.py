@@ -31,11 +31,10 @@ class TrainGroup(ActorGroup):
     kind = "train rank"
 
     def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
-        """`options`: environment and log folder of the actors."""
+        """`options`: GPUs, environment and log folder of the actors."""
         layout = config.training.layout
         self.layout = Layout(**layout.model_dump())
-        slots, gpus = range(layout.world_size), 1.0 if _has_gpus() else 0.0
-        super().__init__(TrainActor, config, placement, clock, slots=slots, gpus=gpus, **options)
+        super().__init__(TrainActor, config, placement, clock, slots=range(layout.world_size), **options)
 
     def start_calls(self) -> dict[str, Any]:
         """Starts all ranks' construction; the calls are awaited by the caller beside the engines'."""
@@ -104,9 +103,3 @@ class TrainGroup(ActorGroup):
             if (place.dp, place.tp, place.cp, place.pp) == (dp, 0, 0, self.layout.pp - 1):
                 return results[self.name(rank)]
         raise AssertionError(f"no rank speaks for dp {dp}")
-
-
-def _has_gpus() -> bool:
-    import ray
-
-    return ray.cluster_resources().get("GPU", 0) > 0

@@ -36,8 +36,7 @@ class Subject:
 
     @property
     def offloads(self) -> bool:
-        kind = self.config.training.offload
-        return kind == "always" or (kind == "auto" and self.hardware.kind == "gpu")
+        return self.config.training.offloads(gpus=self.hardware.kind == "gpu")
 
 
 @dataclasses.dataclass(frozen=True)

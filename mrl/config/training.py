@@ -95,3 +95,7 @@ class TrainingSection(Section):
     """Coefficient of the load-balancing loss; 0 for RL."""
     optimizer: OptimizerSection = OptimizerSection()
     """The policy's optimizer."""
+
+    def offloads(self, *, gpus: bool) -> bool:
+        """Whether the trainer leaves its slot's memory while engines generate, on slots with or without GPUs."""
+        return self.offload == "always" or (self.offload == "auto" and gpus)
