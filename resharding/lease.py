@@ -18,7 +18,7 @@ import torch
 
 from mrl.errors import ReshardError
 from resharding.wire.cuda_memory import OpenedCudaSegment, describe_storage
-from resharding.wire.processes import ProcessId
+from resharding.wire.processes import ProcessId, opened_file
 
 
 def describe_files(files: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -51,24 +51,14 @@ class Lease:
 
     def _map(self, description: dict[str, Any]) -> None:
         owner = ProcessId(description["pid"], description["start_ticks"])
-        path, num_bytes = f"/proc/{owner.pid}/fd/{description['fd']}", description["num_bytes"]
-        if not owner.alive():
-            raise ReshardError(
-                f"leased memory of process {owner.pid}: that process is gone or its pid was reused"
-            )
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise ReshardError(f"cannot open the leased memory {path}: {error}") from error
-        try:
+        num_bytes = description["num_bytes"]
+        with opened_file(owner, description["fd"], "leased memory") as (fd, path):
             if not 0 < num_bytes <= os.fstat(fd).st_size:
                 raise ReshardError(
                     f"{path} holds {os.fstat(fd).st_size} bytes, its description says {num_bytes}"
                 )
             # Private and writable for torch's sake: nothing written here could ever reach the owner.
             memory = mmap.mmap(fd, num_bytes, mmap.MAP_PRIVATE)
-        finally:
-            os.close(fd)
         self._maps.append(memory)
         self.buffers.append(torch.from_numpy(np.frombuffer(memory, dtype=np.uint8)))
 

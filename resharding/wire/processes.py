@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from mrl.errors import ReshardError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,6 +29,24 @@ class ProcessId:
     def alive(self) -> bool:
         """False once the process ended, also while it is a zombie or when its pid was given away again."""
         return _start_ticks(self.pid) == self.start_ticks
+
+
+@contextlib.contextmanager
+def opened_file(owner: ProcessId, fd: int, what: str) -> Iterator[tuple[int, str]]:
+    """(descriptor of our own, path) of a file that another process has open as `fd`; ReshardError names `what`."""
+    path = f"/proc/{owner.pid}/fd/{fd}"
+    if not owner.alive():
+        raise ReshardError(f"{what} of process {owner.pid}: that process is gone or its pid was reused")
+    try:
+        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ReshardError(
+            f"cannot open the {what} {path}: {error}; is the peer of the same user?"
+        ) from error
+    try:
+        yield own, path
+    finally:
+        os.close(own)
 
 
 def _start_ticks(pid: int) -> int | None:

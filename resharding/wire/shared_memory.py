@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire.processes import ProcessId
+from resharding.wire.processes import ProcessId, opened_file
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -62,22 +62,9 @@ class OpenedSegment:
     def __init__(self, description: dict[str, Any]) -> None:
         self.token = description["token"]
         owner = ProcessId(description["pid"], description["start_ticks"])
-        path, num_bytes = f"/proc/{owner.pid}/fd/{description['fd']}", description["num_bytes"]
-        if not owner.alive():
-            raise ReshardError(
-                f"shared segment of process {owner.pid}: that process is gone or its pid was reused"
-            )
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise ReshardError(
-                f"cannot open the shared segment {path}: {error}; is the peer of the same user?"
-            ) from error
-        try:
-            _check(fd, path, num_bytes)
-            self._map, self.buffer = _map(fd, num_bytes)
-        finally:
-            os.close(fd)
+        with opened_file(owner, description["fd"], "shared segment") as (fd, path):
+            _check(fd, path, description["num_bytes"])
+            self._map, self.buffer = _map(fd, description["num_bytes"])
 
     def close(self) -> None:
         """Unmaps, collects, and only then returns: an acknowledgement may follow."""
