@@ -10,10 +10,7 @@ from mrl.samples import Group, Sample, TrainBatch
 
 
 def pack(groups: Sequence[Group]) -> TrainBatch:
-    """All samples of the groups, in order, as one flat batch; prompts carry mask False.
-
-    `sampler_logprobs` are the engines', `policy_versions` the weights that each token was sampled from (as whole numbers).
-    """
+    """All samples of the groups, in order, as one flat batch with `sampler_logprobs`; prompts carry mask False."""
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return TrainBatch(
@@ -24,9 +21,14 @@ def pack(groups: Sequence[Group]) -> TrainBatch:
         sample_ids=tuple(s.sample_id for s in samples),
         arrays={
             "sampler_logprobs": _after_prompts(samples, [s.sampler_logprobs for s in samples], np.float32),
-            "policy_versions": _after_prompts(samples, [s.policy_versions for s in samples], np.int64),
         },
     )
+
+
+def policy_versions(groups: Sequence[Group]) -> np.ndarray:
+    """[N] the version each token of `pack(groups)` was sampled from; 0 for prompts. Stays with the driver."""
+    samples = [sample for group in groups for sample in group.samples]
+    return _after_prompts(samples, [s.policy_versions for s in samples], np.int32)
 
 
 def split(batch: TrainBatch, parts: int) -> list[np.ndarray]:

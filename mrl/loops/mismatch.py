@@ -18,14 +18,15 @@ def measure(
     trainer_logprobs: np.ndarray,
     router_margins: np.ndarray | None,
     *,
-    version: int,
+    served: np.ndarray,
     margin: float,
 ) -> dict[str, float]:
-    """Mean and maximum of |sampler - trainer| over tokens [N] of `version` outside near-ties; the near-ties' count and maximum.
+    """Mean and maximum of |sampler - trainer| over the served policy tokens [N] outside near-ties; the near-ties' count and maximum.
 
-    `version`: what the engines said they served, right or wrong, so that a missed hand-over shows in the numbers.
+    `served`: [N] bool, tokens of the version that the engines said they served, right or wrong, so that a missed hand-over
+    shows in the numbers.
     """
-    mask = batch.loss_mask & (batch.arrays["policy_versions"] == version)
+    mask = batch.loss_mask & served
     diff = np.abs(batch.arrays["sampler_logprobs"] - trainer_logprobs)
     ties = mask & (router_margins <= margin) if router_margins is not None else np.zeros_like(mask)
     clear = mask & ~ties

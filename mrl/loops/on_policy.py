@@ -29,7 +29,7 @@ from mrl.algorithms.state import State
 from mrl.config.root import Config
 from mrl.errors import RewardError
 from mrl.loops import finite, mismatch
-from mrl.loops.batch import minibatches, pack
+from mrl.loops.batch import minibatches, pack, policy_versions
 from mrl.loops.collect import Collector
 from mrl.loops.recorder import Recorder
 from mrl.loops.supply import GroupSupply
@@ -124,7 +124,7 @@ class OnPolicyLoop:
         self._groups = groups
         self.on_batch(groups)
         if groups:
-            batch, measured = self._recompute(pack(groups))
+            batch, measured = self._recompute(groups)
             batch, shaped = self._estimate(batch, groups)
             metrics |= measured | shaped | self._update(batch)
         self.next_step = step + 1
@@ -151,9 +151,9 @@ class OnPolicyLoop:
         self._recorder.row(step, metrics)
         self._row_seconds = time.monotonic() - start
 
-    def _recompute(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """Old and reference log-probs and values by the trainer, and the sampler's distance from the first."""
-        loop, temperature = self._config.loop, self._config.rollout.temperature
+    def _recompute(self, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
+        """The packed batch with old and reference log-probs and values by the trainer; the sampler's distance from the first."""
+        batch, loop, temperature = pack(groups), self._config.loop, self._config.rollout.temperature
         with self._clock.phase("recompute"):
             policy = self._train.forward(
                 batch, role="policy", temperature=temperature, with_router_margins=True
@@ -162,7 +162,7 @@ class OnPolicyLoop:
                 batch,
                 policy["logprobs"],
                 policy.get("router_margin"),
-                version=self._supply.served_version,
+                served=policy_versions(groups) == self._supply.served_version,
                 margin=loop.router_margin,
             )
             arrays = {"old_logprobs": policy["logprobs"]}

@@ -1,10 +1,12 @@
 """Packing and the fair split: nothing lost, nothing twice, order restored."""
 
+import dataclasses
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.loops.batch import merge, minibatches, pack, split
+from mrl.loops.batch import merge, minibatches, pack, policy_versions, split
 from mrl.samples import Group, Prompt, Sample, Status, TrainBatch
 
 
@@ -40,8 +42,17 @@ def test_pack_puts_prompt_and_response_together_and_masks_the_prompt() -> None:
     assert batch.group_ids.tolist() == [0, 0] and batch.sample_ids == ("0.0", "0.1")
 
 
+def test_versions_lie_where_pack_puts_the_tokens() -> None:
+    first, second = (
+        dataclasses.replace(sample(0, i, 2, 3), policy_versions=np.full(3, 4 + i, np.int32)) for i in range(2)
+    )
+    groups = [Group(Prompt(0, first.prompt_tokens, "", None), (first, second))]
+    assert policy_versions(groups).tolist() == [0, 0, 4, 4, 4, 0, 0, 5, 5, 5]
+
+
 def test_pack_of_nothing_is_an_empty_batch() -> None:
     assert pack([]).num_samples == 0 and pack([]).num_tokens == 0
+    assert len(policy_versions([])) == 0
 
 
 @settings(deadline=None, max_examples=60)

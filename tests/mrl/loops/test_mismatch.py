@@ -15,7 +15,7 @@ def test_near_ties_are_counted_apart() -> None:
     trainer[5] -= 1e-3
     margins = np.full(batch.num_tokens, 1.0, np.float32)
     margins[2:4] = 1e-7
-    measured = measure(batch, trainer, margins, version=0, margin=1e-5)
+    measured = measure(batch, trainer, margins, served=batch.loss_mask, margin=1e-5)
     assert measured["policy/sampler_logprob_near_ties"] == 2
     assert measured["policy/sampler_logprob_diff_max"] == pytest.approx(1e-3, rel=1e-3)
     assert measured["policy/sampler_logprob_near_tie_diff_max"] == pytest.approx(0.5, rel=1e-3)
@@ -26,7 +26,7 @@ def test_tokens_of_an_earlier_version_are_left_out() -> None:
     trainer = batch.arrays["sampler_logprobs"] + np.float32(0.25)
     trainer[4:] += 1.0
     versions = np.array([0, 1, 1, 1, 0, 0, 0])
-    measured = measure(batch.with_arrays(policy_versions=versions), trainer, None, version=1, margin=1e-5)
+    measured = measure(batch, trainer, None, served=versions == 1, margin=1e-5)
     assert measured["policy/sampler_logprob_diff_max"] == pytest.approx(0.25)
     assert measured["policy/sampler_logprob_diff_mean"] == pytest.approx(0.25)
 
