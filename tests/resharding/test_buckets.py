@@ -3,10 +3,8 @@
 import math
 import os
 import pickle
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,137 +12,17 @@ import pytest
 import torch
 import zmq
 
-from models.manifest import CheckpointTensor, LocalTensor, Piece
-from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import gather, gather_plan
-from resharding.gather_plan import GatherPlan
+from resharding import gather
 from resharding.ranks import Ranks
 from resharding.receiver import Receiver
 from resharding.sender import WeightSender
-from resharding.sending import SendStats
-from resharding.session import Session, State, WireTensor
+from resharding.session import Session, State
 from resharding.wire.channel import Dialer
-from resharding.wire.messages import Commit
+from tests.resharding.exchanges import SYNC, Receiving, Shelf, exchange, model, send
 from tests.resharding.feeding import plan_of
 from tests.resharding.footprint import Footprint
-from tests.resharding.wires import KINDS, PROCESSES, Wire, store
-
-SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
-
-
-class Shelf:
-    """A consumer that keeps what it gets, and fails where it is told to."""
-
-    processing_seconds = 0.0
-
-    def __init__(self, fail_at: str | None = None, action: Callable[[], Any] | None = None) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.aborts = 0
-        self._fail_at, self._action = fail_at, action
-
-    def start(self, tensors: list[WireTensor]) -> None:
-        self._reach("start")
-
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in tensors:
-            self._reach(name)
-            assert name not in self.tensors
-            self.tensors[name] = tensor
-
-    def finish(self) -> None:
-        self._reach("finish")
-
-    def abort(self) -> None:
-        self.aborts += 1
-        self.tensors.clear()
-
-    def _reach(self, point: str) -> None:
-        if point == self._fail_at:
-            assert self._action is not None
-            self._action()
-
-
-def model(
-    seed: int = 0, sizes: tuple[int, ...] = (256, 257, 900, 3, 1, 64, 5000)
-) -> tuple[GatherPlan, list[torch.Tensor]]:
-    """Float tensors t0, t1, ...: equal to a bucket, one element over, and far larger are among them."""
-    torch.manual_seed(seed)
-    values = [torch.randn(size) for size in sizes]
-    checkpoint = [CheckpointTensor(f"t{i}", (size,), "float32") for i, size in enumerate(sizes)]
-    locals_ = [
-        LocalTensor(c.name, 0, c.shape, c.dtype, (Piece(c.name, (0,), c.shape, (0,)),)) for c in checkpoint
-    ]
-    return gather_plan.build(checkpoint, [locals_], SYNC.bucket_bytes), values
-
-
-@pytest.fixture(params=KINDS)
-def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
-    meeting = store()
-    yield Wire(request.param, meeting.port)
-    del meeting
-
-
-@pytest.fixture
-def receiver(wire: Wire) -> Iterator[Receiver]:
-    end = wire.receiver(SYNC.deadline_seconds)
-    yield end
-    end.close()
-
-
-@pytest.fixture
-def sender(wire: Wire, receiver: Receiver) -> Iterator[WeightSender]:
-    end = wire.sender(receiver.address, SYNC)
-    yield end
-    receiver.release()
-    end.close()
-
-
-def send(
-    sender: WeightSender,
-    session: Session,
-    plan: GatherPlan,
-    values: list[torch.Tensor],
-    seconds: float = 30.0,
-) -> SendStats:
-    """This process is the only trainer rank."""
-    return gather.send(
-        [sender], session, plan, values, group=None, device=sender.device, deadline_seconds=seconds
-    )
-
-
-class Receiving(threading.Thread):
-    """One `receive` in a thread of its own."""
-
-    def __init__(self, receiver: Receiver, session: Session, consumer: Shelf) -> None:
-        super().__init__(daemon=True)
-        self._call = lambda: receiver.receive(session, consumer)
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._call()
-        except BaseException as error:
-            self.error = error
-
-    def end(self, seconds: float = 45.0) -> BaseException | None:
-        self.join(seconds)
-        assert not self.is_alive(), "the receiver did not return"
-        return self.error
-
-
-def exchange(
-    sender: WeightSender, receiver: Receiver, plan: GatherPlan, values: list[torch.Tensor], version: int
-) -> Shelf:
-    """A whole session that must succeed."""
-    shelf, session = Shelf(), Session.new(receiver.progress.version, version, plan.digest)
-    thread = Receiving(receiver, session, shelf)
-    stats = send(sender, session, plan, values)
-    assert thread.end() is None and stats.num_bytes == plan.num_bytes
-    assert receiver.progress.serving and receiver.progress.version == version
-    assert [shelf.tensors[t.name].tolist() for t in plan.tensors] == [v.tolist() for v in values]
-    return shelf
+from tests.resharding.wires import Wire
 
 
 def test_several_sessions_map_the_buffers_once(sender: WeightSender, receiver: Receiver) -> None:
@@ -460,96 +338,3 @@ def test_nobody_answers(wire: Wire, receiver: Receiver) -> None:
 
 
 # -- a killed peer ------------------------------------------------------------------------------------------------
-
-
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
-    receiver = wire.receiver(20.0)
-    plan, _ = model()
-    session = Session.new(-1, 0, plan.digest)
-    pipe.send((receiver.address, session))
-    accept = receiver._accept
-    if point == "open":
-        kill_self()
-    if point == "accept":
-        receiver._accept = lambda session: (accept(session), kill_self())
-    if point == "commit":
-        receiver._commit = lambda session, verified: kill_self()
-    receiver.receive(session, Shelf(point, kill_self))
-
-
-@pytest.mark.parametrize("point", ["open", "accept", "start", "t0", "t2", "t6", "finish", "commit"])
-def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point: str) -> None:
-    ours, theirs = PROCESSES.Pipe()
-    process = PROCESSES.Process(target=receive_and_die, args=(wire, point, theirs), daemon=True)
-    process.start()
-    address, session = ours.recv()
-    sender = wire.sender(address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
-    plan, values = model()
-    started = time.monotonic()
-    with pytest.raises(ReshardError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
-        send(sender, session, plan, values, 120.0)
-    assert time.monotonic() - started < 60
-    process.join(10)
-    assert process.exitcode == -signal.SIGKILL
-    sender.close()
-    fresh = wire.receiver(30.0)
-    again = wire.sender(fresh.address, SYNC)
-    exchange(again, fresh, plan, values, 0)
-    fresh.close()
-    again.close()
-
-
-def send_and_die(wire: Wire, point: str, address: str, session: Session) -> None:
-    sender = wire.sender(address, SYNC)
-    plan, values = model()
-    kinds = {"manifest": 0, "bucket": 3, "end": 0, "commit": 0}
-    post, seen = sender._dialer.send, []
-
-    def die(message: Any) -> None:
-        if message.kind == point and (seen.append(message) or len(seen) > kinds[point]):
-            time.sleep(0.1)  # lets what was sent before arrive
-            kill_self()
-        post(message)
-
-    sender._dialer.send = die
-    if point == "confirmed":
-        sender.commit = lambda: (post(Commit(session_id=session.session_id)), time.sleep(0.1), kill_self())
-    send(sender, session, plan, values, 20.0)
-
-
-@pytest.mark.parametrize("point", ["manifest", "bucket", "end", "commit"])
-def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, point: str) -> None:
-    receiver = wire.receiver(120.0)
-    plan, values = model()
-    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = PROCESSES.Process(
-        target=send_and_die, args=(wire, point, receiver.address, session), daemon=True
-    )
-    process.start()
-    started = time.monotonic()
-    with pytest.raises(ReshardError, match=f"process {process.pid} ended|process {process.pid} closed"):
-        receiver.receive(session, shelf)
-    assert time.monotonic() - started < 60 and shelf.aborts == (point != "manifest")
-    process.join(10)
-    assert process.exitcode == -signal.SIGKILL and receiver.progress.state is State.FAILED
-    sender = wire.sender(receiver.address, SYNC)
-    exchange(sender, receiver, plan, values, 0)
-    receiver.close()
-    sender.close()
-    assert "memfd:mrl-segment" not in Path("/proc/self/maps").read_text()
-
-
-def test_a_sender_killed_after_its_commit_changes_nothing(wire: Wire, receiver: Receiver) -> None:
-    plan, _ = model()
-    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = PROCESSES.Process(
-        target=send_and_die, args=(wire, "confirmed", receiver.address, session), daemon=True
-    )
-    process.start()
-    receiver.receive(session, shelf)
-    process.join(10)
-    assert process.exitcode == -signal.SIGKILL and receiver.progress.serving and len(shelf.tensors) == 7

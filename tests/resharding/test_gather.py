@@ -17,7 +17,7 @@ from resharding.receiver import Receiver
 from resharding.sender import WeightSender
 from resharding.session import Session
 from tests.ranks import run_ranks
-from tests.resharding.test_buckets import Shelf
+from tests.resharding.exchanges import Shelf
 
 SYNC = SyncSection(bucket_bytes=4096, deadline_seconds=20.0)
 

@@ -37,9 +37,9 @@ from resharding.topology import Topology
 from resharding.wire.mesh import Mesh
 from resharding.wire.shared_memory import SharedSegment
 from tests.ranks import run_ranks
+from tests.resharding.exchanges import Receiving, Shelf, kill_self
 from tests.resharding.footprint import Footprint
 from tests.resharding.leasing import LeasedRank
-from tests.resharding.test_buckets import Receiving, Shelf, kill_self
 from tests.resharding.wires import KINDS, PROCESSES, Wire, store
 from tests.resharding.worlds import World, checkpoint, loaded
 

@@ -21,7 +21,7 @@ from resharding.wire.slot_link import SlotLink
 KINDS = ["shared_memory", "distributed", pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
 PROCESSES = multiprocessing.get_context("forkserver")
 """New processes without the threads of this one, and without its start-up time."""
-PROCESSES.set_forkserver_preload(["tests.resharding.test_buckets", "tests.resharding.test_planned"])
+PROCESSES.set_forkserver_preload(["tests.resharding.test_killed_ends", "tests.resharding.test_planned"])
 
 
 @dataclasses.dataclass(frozen=True)

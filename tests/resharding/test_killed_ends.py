@@ -1,0 +1,104 @@
+"""SIGKILL of either end of a session, at each point of it, over every transport: noticed at once, nothing half-way served."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.errors import ReshardError
+from resharding.receiver import Receiver
+from resharding.session import Session, State
+from resharding.wire.messages import Commit
+from tests.resharding.exchanges import SYNC, Shelf, exchange, kill_self, model, send
+from tests.resharding.wires import PROCESSES, Wire
+
+
+def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
+    receiver = wire.receiver(20.0)
+    plan, _ = model()
+    session = Session.new(-1, 0, plan.digest)
+    pipe.send((receiver.address, session))
+    accept = receiver._accept
+    if point == "open":
+        kill_self()
+    if point == "accept":
+        receiver._accept = lambda session: (accept(session), kill_self())
+    if point == "commit":
+        receiver._commit = lambda session, verified: kill_self()
+    receiver.receive(session, Shelf(point, kill_self))
+
+
+@pytest.mark.parametrize("point", ["open", "accept", "start", "t0", "t2", "t6", "finish", "commit"])
+def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point: str) -> None:
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=receive_and_die, args=(wire, point, theirs), daemon=True)
+    process.start()
+    address, session = ours.recv()
+    sender = wire.sender(address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
+    plan, values = model()
+    started = time.monotonic()
+    with pytest.raises(ReshardError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
+        send(sender, session, plan, values, 120.0)
+    assert time.monotonic() - started < 60
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL
+    sender.close()
+    fresh = wire.receiver(30.0)
+    again = wire.sender(fresh.address, SYNC)
+    exchange(again, fresh, plan, values, 0)
+    fresh.close()
+    again.close()
+
+
+def send_and_die(wire: Wire, point: str, address: str, session: Session) -> None:
+    sender = wire.sender(address, SYNC)
+    plan, values = model()
+    kinds = {"manifest": 0, "bucket": 3, "end": 0, "commit": 0}
+    post, seen = sender._dialer.send, []
+
+    def die(message: Any) -> None:
+        if message.kind == point and (seen.append(message) or len(seen) > kinds[point]):
+            time.sleep(0.1)  # lets what was sent before arrive
+            kill_self()
+        post(message)
+
+    sender._dialer.send = die
+    if point == "confirmed":
+        sender.commit = lambda: (post(Commit(session_id=session.session_id)), time.sleep(0.1), kill_self())
+    send(sender, session, plan, values, 20.0)
+
+
+@pytest.mark.parametrize("point", ["manifest", "bucket", "end", "commit"])
+def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, point: str) -> None:
+    receiver = wire.receiver(120.0)
+    plan, values = model()
+    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
+    process = PROCESSES.Process(
+        target=send_and_die, args=(wire, point, receiver.address, session), daemon=True
+    )
+    process.start()
+    started = time.monotonic()
+    with pytest.raises(ReshardError, match=f"process {process.pid} ended|process {process.pid} closed"):
+        receiver.receive(session, shelf)
+    assert time.monotonic() - started < 60 and shelf.aborts == (point != "manifest")
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL and receiver.progress.state is State.FAILED
+    sender = wire.sender(receiver.address, SYNC)
+    exchange(sender, receiver, plan, values, 0)
+    receiver.close()
+    sender.close()
+    assert "memfd:mrl-segment" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_sender_killed_after_its_commit_changes_nothing(wire: Wire, receiver: Receiver) -> None:
+    plan, _ = model()
+    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
+    process = PROCESSES.Process(
+        target=send_and_die, args=(wire, "confirmed", receiver.address, session), daemon=True
+    )
+    process.start()
+    receiver.receive(session, shelf)
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL and receiver.progress.serving and len(shelf.tensors) == 7
