@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,19 @@ def random_batch(
         group_ids=np.arange(num_samples) // 4,
         sample_ids=tuple(f"{i}.0" for i in range(num_samples)),
         arrays={"advantages": rng.normal(size=total).astype(np.float32)},
+    )
+
+
+def batch_of_tokens(sequences: Sequence[Sequence[int]]) -> TrainBatch:
+    """Each sequence a sample, all of it to be predicted."""
+    lengths = [len(tokens) for tokens in sequences]
+    return TrainBatch(
+        tokens=np.concatenate([np.asarray(tokens, np.int64) for tokens in sequences]),
+        cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        loss_mask=np.ones(sum(lengths), np.bool_),
+        group_ids=np.arange(len(lengths)),
+        sample_ids=tuple(f"{i}.0" for i in range(len(lengths))),
+        arrays={},
     )
 
 

@@ -36,18 +36,6 @@ def start(
     return [(row["tokens"], np.array(row["logprobs"])) for row in json.loads(answer.read_text())]
 
 
-def transformers_logprobs(folder: Path, tokens: list[int]) -> np.ndarray:
-    """[T - 1] log-probs of all but the first token by transformers, float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    ids = torch.tensor(tokens)[None]
-    with torch.no_grad():
-        logprobs = model(ids).logits[0].log_softmax(-1)
-    return logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
-
-
 def main(folder: str, prompts_file: str, out: str) -> None:
     from vllm import LLM, SamplingParams
 

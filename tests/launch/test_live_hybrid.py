@@ -20,7 +20,7 @@ from mrl.config.root import Config
 from mrl.data.load import load_data
 from mrl.errors import RolloutError
 from mrl.judges.pool import JudgePool
-from mrl.loops.batch import pack, split
+from mrl.loops.batch import pack, policy_versions, split
 from mrl.loops.collect import Collector
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import OnPolicyLoop
@@ -137,11 +137,12 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
     ]
     responses = sampled(hybrid, prompts)
     hybrid.rest()
-    batch = pack(groups_of(prompts, responses, hybrid.version))
+    groups = groups_of(prompts, responses, hybrid.version)
+    batch, served = pack(groups), policy_versions(groups) == hybrid.version
     loads = [batch.lengths()[part].sum() for part in split(batch, 2)]
     assert max(loads) > min(loads), "the lengths were to be uneven"
     forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
-    found = measure(batch, forward["logprobs"], forward["router_margin"], margin=1e-5, version=hybrid.version)
+    found = measure(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
     assert found["policy/sampler_logprob_diff_max"] < 1e-4, found
     hybrid.sync(hybrid.version + 1)
     with pytest.raises(RolloutError, match="together at most model"):

@@ -13,6 +13,7 @@ from mrl.observe.metrics_log import read, without_volatile
 from tests.launch import serve
 from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
+from tests.tiny_models import batch_of_tokens, reference_logprobs
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -55,8 +56,9 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
     folder = tmp_path / "exported"
     run("export", str(whole), "--out", str(folder), log=tmp_path / "export.log")
     served = serve.start(folder, [[3, 4, 5], [6], [7, 8, 9, 10, 11]], log=tmp_path / "serve.log")
-    for tokens, logprobs in served:
-        assert np.abs(serve.transformers_logprobs(folder, tokens) - logprobs).max() < 1e-4
+    reference, _ = reference_logprobs(folder, batch_of_tokens([tokens for tokens, _ in served]))
+    logprobs = np.concatenate([[0.0, *found] for _, found in served])  # as there, 0 for a first token
+    assert np.abs(reference - logprobs).max() < 1e-4
     more = (f"model.path={folder}", "loop.validation={num_prompts: 8, num_samples: 2}")
     found = run("eval", *words(task, tmp_path, "eval", *more), log=tmp_path / "eval.log")
     greedy = [row["val/accuracy"] for row in rows(whole) if row["step"] == 4]
