@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -9,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from mrl.observe.streams import lossy
+
 LAST_WORDS = "last words: "
 
 
 def leave(reason: str, code: int) -> NoReturn:
     """Ends this process at once; the driver adds the reason to the death it reports."""
-    os.write(2, f"\n{LAST_WORDS}{reason}\n".encode())
+    with contextlib.suppress(OSError):  # a full disk
+        os.write(2, f"\n{LAST_WORDS}{reason}\n".encode())
     os._exit(code)
 
 
@@ -36,8 +40,7 @@ def redirect(folder: str, name: str) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.close(descriptor)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = lossy(1), lossy(2)
     faulthandler.enable()
     logging.basicConfig(
         stream=sys.stderr,

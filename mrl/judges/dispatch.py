@@ -67,19 +67,18 @@ class Dispatcher:
         self._thread.start()
 
     def put(self, lane: Lane, task: Task) -> None:
-        """Hand in a task; called from any thread."""
+        """Hand in a task; called from any thread. The dispatcher sees it at its next step, at once after `wake`."""
         self._arrivals.append((lane, task))
-        self._wake()
 
     def stop(self, *, deadline_seconds: float = 20.0) -> None:
         """End all processes and the thread. Tasks that are still out are dropped."""
         self._stopping = True
-        self._wake()
+        self.wake()
         self._thread.join(deadline_seconds)
         if self._thread.is_alive():
             raise RewardError(f"judges: the dispatcher did not end within {deadline_seconds:g} s")
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """One byte in the pipe is enough: `_step` forgets it before it looks at the arrivals."""
         if self._woken:
             return

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -64,25 +64,23 @@ class JudgePool:
         self._dispatcher.start()
 
     def submit(self, sample: Sample, prompt: Prompt, *, deadline_seconds: float = 600.0) -> None:
-        """Hand in a sample; returns at once unless the queue is full. Raises RewardError past the deadline, for a
-        sample that is being judged already, and for a domain without a judge."""
+        """`submit_all` of one sample."""
+        self.submit_all([(sample, prompt)], deadline_seconds=deadline_seconds)
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]], *, deadline_seconds: float = 600.0) -> None:
+        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline, for a
+        sample that is being judged already, and for a domain without a judge.
+
+        The dispatcher is woken once, after the last: woken by the first it would compete with the caller for the
+        interpreter, and send the judges many small batches.
+        """
         self._check_alive()
-        spec = self._spec(prompt)
-        ticket = Ticket(sample.sample_id, spec.judges(), len(sample.response_tokens))
-        with self._room:
-            limit = self._section.queue_limit
-            if not self._room.wait_for(lambda: len(self._open) < limit, timeout=deadline_seconds):
-                raise RewardError(
-                    f"judges: {limit} samples are waiting and none was judged in {deadline_seconds:g} s"
-                )
-            if sample.sample_id in self._open:
-                raise RewardError(f"judges: sample {sample.sample_id} is being judged already")
-            self._open[sample.sample_id] = ticket
-        if sample.status in (Status.FAILED, Status.ABORTED):
-            self._finish(ticket, unjudged(f"no response to judge: generation {sample.status.value}"))
-            return
-        for part in ticket.parts:
-            self._hand_in(ticket, part, sample, prompt)
+        deadline = time.monotonic() + deadline_seconds
+        try:
+            for sample, prompt in pairs:
+                self._submit(sample, prompt, deadline)
+        finally:
+            self._dispatcher.wake()
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         """All verdicts that are there; waits up to `timeout_seconds` for the first one."""
@@ -100,6 +98,7 @@ class JudgePool:
         """Start group judges on the groups that are incomplete: no more of their samples will come."""
         for key in list(self._waiting_groups):
             self._start_group(key)
+        self._dispatcher.wake()
 
     @property
     def num_open(self) -> int:
@@ -123,6 +122,29 @@ class JudgePool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _submit(self, sample: Sample, prompt: Prompt, deadline: float) -> None:
+        spec = self._spec(prompt)
+        ticket = Ticket(sample.sample_id, spec.judges(), len(sample.response_tokens))
+        with self._room:
+            self._await_room(deadline)
+            if sample.sample_id in self._open:
+                raise RewardError(f"judges: sample {sample.sample_id} is being judged already")
+            self._open[sample.sample_id] = ticket
+        if sample.status in (Status.FAILED, Status.ABORTED):
+            self._finish(ticket, unjudged(f"no response to judge: generation {sample.status.value}"))
+            return
+        for part in ticket.parts:
+            self._hand_in(ticket, part, sample, prompt)
+
+    def _await_room(self, deadline: float) -> None:
+        """With `_room` held; what was handed in before is at work meanwhile."""
+        limit = self._section.queue_limit
+        if len(self._open) < limit:
+            return
+        self._dispatcher.wake()
+        if not self._room.wait_for(lambda: len(self._open) < limit, timeout=deadline - time.monotonic()):
+            raise RewardError(f"judges: {limit} samples are waiting and none was judged by the deadline")
 
     def _spec(self, prompt: Prompt) -> JudgeSpec:
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -38,7 +38,7 @@ class Rollout(Protocol):
 class Judges(Protocol):
     """The judge pool's door."""
 
-    def submit(self, sample: Sample, prompt: Prompt) -> None: ...
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None: ...
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]: ...
 
@@ -87,10 +87,12 @@ class Collector:
         while len(samples) < len(requests):
             responses = self._rollout.poll(timeout_seconds=1.0)
             texts = self._decode([r.tokens for r in responses])
+            arrived = []
             for response, text in zip(responses, texts, strict=True):
                 prompt, index, _ = requests[response.request_id]
                 samples[response.request_id] = sample = _sample(prompt, index, response, text)
-                self._judges.submit(sample, prompt)
+                arrived.append((sample, prompt))
+            self._judges.submit_all(arrived)
             verdicts.update(self._judges.collect(0.0))
             if time.monotonic() > deadline:
                 missing = [k for k in requests if k not in samples]

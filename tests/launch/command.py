@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,14 +21,21 @@ ROOT = Path(__file__).parents[2]
 class Command:
     """A running `mrl` command; its output goes to a file."""
 
-    def __init__(self, *words: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *words: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
+    ) -> None:
+        """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it."""
         self.log = log
         self.started = time.monotonic()
         self._file = log.open("w")
         self._segments: set[str] = set()
         self._looked = 0.0
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mrl.cli", *words],
+            [*under, sys.executable, "-m", "mrl.cli", *words],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
             stdout=self._file,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import resource
 import signal
 from pathlib import Path
@@ -52,6 +54,66 @@ def test_a_rank_that_cannot_write_does_not_stop_training(task: Path, tmp_path: P
     assert "SIGINT again: leaving now" in command.output
     message = next(line for line in command.output.splitlines() if "FAILED" in line)
     assert "rank 1" in message and "File too large" in message, message
+
+
+SMALL_DISK = (
+    "unshare",
+    *("--user", "--map-root-user", "--mount"),
+    *("sh", "-c", 'mount -t tmpfs -o size=40m small "$0" && exec "$@"'),
+)
+"""Runs a command in a mount namespace of its own, in which the folder named first is a disk of 40 MiB."""
+
+
+@pytest.mark.engine
+def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path) -> None:
+    """Checkpoints, rows, samples and every worker's log are on it; all that a full disk takes is what it was asked to keep."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    more = (
+        "loop.steps=1000",
+        "loop.checkpoint={every_steps: 1, max_failed: 1000}",
+        "loop.validation.every_steps=0",
+        "observe.trackers=[tensorboard]",
+    )
+    command = Command(
+        "train", *words(task, disk, "run", *more), log=tmp_path / "log", under=(*SMALL_DISK, str(disk))
+    )
+    try:
+        command.wait_for("step 1/1000", seconds=240)
+        inside = Path(f"/proc/{command.process.pid}/root") / disk.relative_to("/")
+        saved = inside / "run/checkpoints"
+        fill(inside / "filler")
+        command.wait_for("FAILED, training goes on: ", seconds=60)
+        assert "No space left on device" in command.output
+        before = last_step(command.output)
+        command.wait_until(lambda: last_step(command.output) >= before + 5, seconds=60)
+        (inside / "filler").unlink()
+        command.wait_until(lambda: max_step(saved) > before + 5, seconds=60)
+        command.send(signal.SIGINT)
+        command.wait_until(lambda: (inside / "run/summary.json").is_file(), seconds=60)
+        rows = [int(row["step"]) for row in read(inside / "run/metrics.jsonl")]
+        assert rows == list(range(rows[-1] + 1)) and rows[-1] > before + 5
+        assert max_step(saved) == rows[-1]
+        assert command.wait(seconds=60) == 128 + signal.SIGINT
+        command.assert_nothing_left()
+    finally:
+        command.end()
+
+
+def fill(path: Path) -> None:
+    """Takes all the space there is."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def last_step(output: str) -> int:
+    return max(int(n) for n in re.findall(r"^step (\d+)/", output, re.MULTILINE))
+
+
+def max_step(saved: Path) -> int:
+    """Of the committed checkpoints."""
+    return max((int(p.name[5:]) for p in saved.iterdir() if p.name[5:].isdigit()), default=0)
 
 
 def test_rows_wait_in_memory_for_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,8 +73,8 @@ class ShuffledJudges:
         self._pool, self._random = pool, random.Random(0)
         self._held: list[tuple[str, Verdict]] = []
 
-    def submit(self, sample: Sample, prompt: Prompt) -> None:
-        self._pool.submit(sample, prompt)
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
+        self._pool.submit_all(pairs)
 
     def flush_groups(self) -> None:
         self._pool.flush_groups()

@@ -228,6 +228,16 @@ def test_a_full_queue_makes_submit_wait_with_a_deadline(make_pair: Any) -> None:
             pool.submit(*make_pair(2, "x", "1"), deadline_seconds=0.2)
 
 
+def test_more_samples_at_once_than_the_queue_holds(make_pair: Any) -> None:
+    """Those handed in first are at work while the caller waits for room."""
+    with JudgePool(plugin("native", queue_limit=3)) as pool:
+        pool.submit_all((make_pair(n, "1", "1") for n in range(20)), deadline_seconds=60.0)
+        found: list[tuple[str, Any]] = []
+        while len(found) < 20:
+            found += pool.collect(60.0)
+    assert {sample_id for sample_id, _ in found} == {f"{n}.0" for n in range(20)}
+
+
 def test_groups_take_turns(make_pair: Any) -> None:
     """One prompt's many samples do not hold up another prompt's single one."""
     with JudgePool(plugin("native")) as pool:

@@ -1,0 +1,34 @@
+"""Text streams for which a full disk is no error: what it does not take is lost, and the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+from typing import TextIO
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _LossyFile(io.FileIO):
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            return memoryview(data).nbytes
+
+
+def lossy(descriptor: int) -> TextIO:
+    """An open descriptor as a stream that is written line by line; closing the stream leaves the descriptor open."""
+    raw = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def survive_full_disks() -> None:
+    """From now on this process' own output is lossy; streams that others have put in its place stay."""
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = lossy(1)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = lossy(2)
