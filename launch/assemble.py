@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +90,9 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
             stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
         judges = stack.enter_context(JudgePool(config.judge, group_size=config.loop.samples_per_prompt))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
+        gc.collect()
+        gc.freeze()  # what the start made stays: no step pays for looking through it again
+        stack.callback(gc.unfreeze)
         yield Parts(config, hybrid, judges, dataset, tokenizer, clock)
 
 

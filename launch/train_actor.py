@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import socket
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ class TrainActor:
         )
         if self._config.critic is not None:
             self._worker.add_critic(self._config.critic)
+        gc.collect()
+        gc.freeze()  # as the driver does
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._worker, method)(*arguments, **options)

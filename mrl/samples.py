@@ -155,19 +155,20 @@ class TrainBatch:
             )
         return dataclasses.replace(self, arrays={**self.arrays, **arrays})
 
+    def positions(self, samples: np.ndarray) -> np.ndarray:
+        """[n] the tokens of the given samples [S], sample by sample."""
+        starts, lengths = self.cu_seqlens[:-1][samples], self.lengths()[samples]
+        before = np.concatenate([[0], np.cumsum(lengths)])
+        return np.arange(before[-1]) + np.repeat(starts - before[:-1], lengths)
+
     def select(self, samples: np.ndarray) -> TrainBatch:
         """The sub-batch of the given sample positions, in the given order."""
-        spans = [slice(self.cu_seqlens[b], self.cu_seqlens[b + 1]) for b in samples]
-        lengths = self.lengths()[samples] if len(samples) else np.zeros(0, np.int32)
-
-        def take(array: np.ndarray) -> np.ndarray:
-            return np.concatenate([array[s] for s in spans]) if spans else array[:0]
-
+        tokens, lengths = self.positions(samples), self.lengths()[samples]
         return TrainBatch(
-            tokens=take(self.tokens),
+            tokens=self.tokens[tokens],
             cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            loss_mask=take(self.loss_mask),
+            loss_mask=self.loss_mask[tokens],
             group_ids=self.group_ids[samples],
             sample_ids=tuple(self.sample_ids[b] for b in samples),
-            arrays={name: take(array) for name, array in self.arrays.items()},
+            arrays={name: array[tokens] for name, array in self.arrays.items()},
         )

@@ -49,11 +49,7 @@ def merge(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence[np.nd
     """Per-token results of the parts of `split`, back in the batch's order: [N]."""
     merged = np.zeros(batch.num_tokens, dtype=values[0].dtype if len(values) else np.float32)
     for positions, part in zip(parts, values, strict=True):
-        offset = 0
-        for b in positions:
-            start, stop = batch.cu_seqlens[b], batch.cu_seqlens[b + 1]
-            merged[start:stop] = part[offset : offset + stop - start]
-            offset += stop - start
+        merged[batch.positions(positions)] = part
     return merged
 
 

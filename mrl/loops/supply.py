@@ -169,10 +169,15 @@ def _by_domain(samples: Sequence[Any]) -> dict[str, float]:
 
 
 def _newest(groups: Sequence[Group]) -> int:
-    versions = [s.policy_versions for g in groups for s in g.samples if len(s.policy_versions)]
-    return max((int(v.max()) for v in versions), default=-1)
+    return int(_versions(groups).max(initial=-1))
 
 
 def _age(groups: Sequence[Group], version: int) -> float:
-    """Largest distance between the policy's version and the one that produced a sample, in steps."""
-    return float(max((version - int(s.policy_versions.min()) for g in groups for s in g.samples), default=0))
+    """Largest distance between the policy's version and the one that produced a token, in steps."""
+    return float(version - _versions(groups).min(initial=version))
+
+
+def _versions(groups: Sequence[Group]) -> np.ndarray:
+    """Of all tokens of all samples."""
+    versions = [s.policy_versions for g in groups for s in g.samples]
+    return np.concatenate(versions) if versions else np.zeros(0, np.int32)
