@@ -18,11 +18,12 @@ from launch.assemble import Parts, assembled
 from launch.waiting import wait_all
 from mrl.config.root import Config
 from mrl.loops.batch import pack
-from mrl.loops.collect import Sampling, requests_for, trainable
+from mrl.loops.collect import trainable
 from mrl.loops.on_policy import OnPolicyLoop, denominators
 from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.run_folder import RunFolder
+from mrl.rollout.request import Round, Sampling
 from mrl.samples import Group, Prompt
 
 
@@ -93,8 +94,8 @@ class _Bench:
             config.rollout.max_response_tokens,
             config.run.seed,
         )
-        requests = [r for prompt in prompts for r in requests_for(prompt, sampling)]
-        calls = self._parts.hybrid.rollout.generate_calls(requests, config.loop.phase_deadline_seconds)
+        wanted = Round(tuple((p.index, p.tokens) for p in prompts), sampling)
+        calls = self._parts.hybrid.rollout.generate_calls(wanted, config.loop.phase_deadline_seconds)
         wait_all(calls, phase="floor", deadline_seconds=config.loop.phase_deadline_seconds)
 
 

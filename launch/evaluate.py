@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from launch.assemble import decoder, load_tokenizer
 from mrl.config.root import Config
 from mrl.data.load import load_data
@@ -12,7 +10,7 @@ from mrl.judges.pool import JudgePool
 from mrl.loops.collect import Collector
 from mrl.loops.validate import validate
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import Response, Round
 
 
 def evaluate(config: Config) -> dict[str, float]:
@@ -54,8 +52,8 @@ class _OneEngine:
     def __init__(self, engine) -> None:
         self._engine = engine
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._engine.submit(requests)
+    def submit(self, round: Round) -> None:
+        self._engine.submit(round.requests())
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         return self._engine.poll(timeout_seconds)

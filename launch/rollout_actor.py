@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from models.families import family_of
 from mrl.config.root import Config
-from mrl.rollout.request import ResponseBatch
+from mrl.rollout.request import ResponseBatch, Round
 
 WORKER_LOST_EXIT_CODE = 71
 
@@ -47,6 +46,9 @@ class RolloutActor:
 
         leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
+    def submit(self, round: Round) -> None:
+        self._engine.submit(round.requests())
+
     def poll(self, seconds: float) -> ResponseBatch:
         """What finishes while the engine is stepped for so long, or until nothing is left."""
         deadline, responses = time.monotonic() + seconds, []
@@ -57,9 +59,10 @@ class RolloutActor:
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._engine, method)(*arguments, **options)
 
-    def generate(self, requests: Sequence[Any], deadline_seconds: float) -> ResponseBatch:
-        """All responses to the requests in one call."""
-        return ResponseBatch.of(self._engine.generate(requests, deadline=time.monotonic() + deadline_seconds))
+    def generate(self, round: Round, deadline_seconds: float) -> ResponseBatch:
+        """All responses of a round in one call."""
+        deadline = time.monotonic() + deadline_seconds
+        return ResponseBatch.of(self._engine.generate(round.requests(), deadline=deadline))
 
     def prepare_sync(self) -> list[str]:
         """The addresses of this engine's ranks, as the configured transport needs them."""

@@ -11,7 +11,7 @@ from launch.rollout_actor import RolloutActor
 from launch.waiting import wait_all
 from mrl.config.root import Config
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import Response, Round
 
 POLL_SECONDS = 0.5
 """How long an engine steps inside one call before it answers with what is finished."""
@@ -32,22 +32,18 @@ class RolloutGroup(ActorGroup):
     def start_calls(self) -> dict[str, Any]:
         return self.calls("start")
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Hands requests to their engines; returns when all engines have them."""
-        calls = {}
-        for engine, share in enumerate(self._shares(requests)):
-            self._open[engine] += len(share)
-            if share:
-                calls[self.name(engine)] = self.actors[engine].call.remote("submit", share)
-        self.wait(calls)
+    def submit(self, round: Round) -> None:
+        """Hands each engine its prompts; returns when all engines have them."""
+        shares = self._shares(round)
+        for engine, share in shares.items():
+            self._open[engine] += share.num_requests
+        self.wait({self.name(e): self.actors[e].submit.remote(share) for e, share in shares.items()})
 
-    def generate_calls(self, requests: Sequence[Request], deadline_seconds: float) -> dict[str, Any]:
+    def generate_calls(self, round: Round, deadline_seconds: float) -> dict[str, Any]:
         """Starts one blocking generate call per engine; for measurements."""
-        shares = enumerate(self._shares(requests))
         return {
             self.name(engine): self.actors[engine].generate.remote(share, deadline_seconds)
-            for engine, share in shares
-            if share
+            for engine, share in self._shares(round).items()
         }
 
     def poll(self, timeout_seconds: float) -> list[Response]:
@@ -88,11 +84,9 @@ class RolloutGroup(ActorGroup):
         """Starts every engine's side of a hand-over."""
         return self.calls("call", "receive", session)
 
-    def _shares(self, requests: Sequence[Request]) -> list[list[Request]]:
-        shares: list[list[Request]] = [[] for _ in self.actors]
-        for request in requests:
-            shares[self._engine_of(request)].append(request)
-        return shares
-
-    def _engine_of(self, request: Request) -> int:
-        return int(request.request_id.split(".")[0]) % len(self.actors)
+    def _shares(self, round: Round) -> dict[int, Round]:
+        """By engine, where it has any."""
+        shares: dict[int, list[tuple[int, Any]]] = {}
+        for prompt in round.prompts:
+            shares.setdefault(prompt[0] % len(self.actors), []).append(prompt)
+        return {engine: Round(tuple(share), round.sampling) for engine, share in shares.items()}

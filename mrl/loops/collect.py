@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from mrl.errors import RewardError, RolloutError
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import Request, Response, sample_seed
+from mrl.rollout.request import Response, Round, Sampling, sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 
 Decode = Callable[[list[np.ndarray]], list[str]]
@@ -30,7 +30,7 @@ Decode = Callable[[list[np.ndarray]], list[str]]
 class Rollout(Protocol):
     """The engines' door as the loop needs it."""
 
-    def submit(self, requests: Sequence[Request]) -> None: ...
+    def submit(self, round: Round) -> None: ...
 
     def poll(self, timeout_seconds: float) -> list[Response]: ...
 
@@ -45,17 +45,6 @@ class Judges(Protocol):
     def flush_groups(self) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the samples of a round are drawn."""
-
-    num_samples: int
-    temperature: float
-    max_tokens: int
-    seed: int
-    greedy: bool = False
-
-
 class Collector:
     """Drives engines and judges for one round of prompts at a time."""
 
@@ -67,37 +56,38 @@ class Collector:
 
     def round(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """All prompts' groups with verdicts, in the prompts' order. Every sample is in its group, unjudged ones too."""
-        requests = {r.request_id: (p, i, r) for p in prompts for i, r in enumerate(requests_for(p, sampling))}
+        wanted = Round(tuple((p.index, p.tokens) for p in prompts), sampling)
         verdicts: dict[str, Verdict] = {}
         with self.clock.phase("generate"):
-            samples = self._generate(requests, verdicts)
+            samples = self._generate(wanted, {p.index: p for p in prompts}, verdicts)
         with self.clock.phase("judge"):
             self._await_verdicts(samples, verdicts)
-        judged = {k: dataclasses.replace(s, verdict=verdicts[s.sample_id]) for k, s in samples.items()}
-        return [
-            Group(p, tuple(judged[_request_id(p, i)] for i in range(sampling.num_samples))) for p in prompts
-        ]
+        judged = [dataclasses.replace(samples[k], verdict=verdicts[k]) for k in wanted.request_ids()]
+        size = sampling.num_samples
+        return [Group(p, tuple(judged[i * size : (i + 1) * size])) for i, p in enumerate(prompts)]
 
     def _generate(
-        self, requests: dict[str, tuple[Prompt, int, Request]], verdicts: dict[str, Verdict]
+        self, wanted: Round, prompts: Mapping[int, Prompt], verdicts: dict[str, Verdict]
     ) -> dict[str, Sample]:
-        self._rollout.submit([request for _, _, request in requests.values()])
+        """Samples by id, handed to the judges as they come; `prompts` by index."""
+        self._rollout.submit(wanted)
         samples: dict[str, Sample] = {}
         deadline = time.monotonic() + self._deadline_seconds
-        while len(samples) < len(requests):
+        while len(samples) < wanted.num_requests:
             responses = self._rollout.poll(timeout_seconds=1.0)
             texts = self._decode([r.tokens for r in responses])
             arrived = []
             for response, text in zip(responses, texts, strict=True):
-                prompt, index, _ = requests[response.request_id]
-                samples[response.request_id] = sample = _sample(prompt, index, response, text)
+                index, number = sample_of(response.request_id)
+                prompt = prompts[index]
+                samples[response.request_id] = sample = _sample(prompt, number, response, text)
                 arrived.append((sample, prompt))
             self._judges.submit_all(arrived)
             verdicts.update(self._judges.collect(0.0))
             if time.monotonic() > deadline:
-                missing = [k for k in requests if k not in samples]
+                missing = [k for k in wanted.request_ids() if k not in samples]
                 raise RolloutError(
-                    f"{len(missing)} of {len(requests)} responses (first: {missing[:3]}) were not finished within "
+                    f"{len(missing)} of {wanted.num_requests} responses (first: {missing[:3]}) were not finished within "
                     f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase generate"
                 )
         return samples
@@ -110,7 +100,7 @@ class Collector:
                 found = self._judges.collect(1.0)
             verdicts.update(found)
             if time.monotonic() > deadline:
-                missing = [s.sample_id for s in samples.values() if s.sample_id not in verdicts]
+                missing = [k for k in samples if k not in verdicts]
                 raise RewardError(
                     f"{len(missing)} of {len(samples)} verdicts (first: {missing[:3]}) were not there within "
                     f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase judge"
@@ -128,30 +118,6 @@ def is_judged(sample: Sample) -> bool:
     verdict = sample.verdict
     judged = verdict is not None and verdict.kind is not VerdictKind.UNJUDGED
     return judged and sample.status in (Status.FINISHED, Status.TRUNCATED) and len(sample.response_tokens) > 0
-
-
-def requests_for(prompt: Prompt, sampling: Sampling) -> list[Request]:
-    """What the engines are asked for one prompt's group."""
-    return [
-        Request(
-            request_id=_request_id(prompt, index),
-            prompt_tokens=prompt.tokens,
-            seed=sample_seed(sampling.seed, _seed_index(prompt), index),
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            greedy=sampling.greedy,
-        )
-        for index in range(sampling.num_samples)
-    ]
-
-
-def _request_id(prompt: Prompt, index: int) -> str:
-    return f"{prompt.index}.{index}"
-
-
-def _seed_index(prompt: Prompt) -> int:
-    """Validation prompts have negative indices; their seeds lie above those of any training prompt."""
-    return prompt.index if prompt.index >= 0 else (1 << 36) - prompt.index
 
 
 def _sample(prompt: Prompt, index: int, response: Response, text: str) -> Sample:

@@ -18,8 +18,9 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
 from mrl.loops import finite
-from mrl.loops.collect import Collector, Sampling, is_judged, trainable
+from mrl.loops.collect import Collector, is_judged, trainable
 from mrl.loops.group_json import from_json, to_json
+from mrl.rollout.request import Sampling
 from mrl.samples import Group, Status, VerdictKind
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.loops.collect import Collector, Sampling, is_judged
+from mrl.loops.collect import Collector, is_judged
+from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _LossyFile(io.FileIO):
-    def write(self, data: memoryview) -> int:  # type: ignore[override]
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

@@ -43,6 +43,63 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the responses of a round are drawn."""
+
+    num_samples: int
+    """Responses to each prompt."""
+    temperature: float
+    max_tokens: int
+    seed: int
+    """Of the run."""
+    greedy: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Round:
+    """Prompts with the same sampling; what travels to an engine, which makes the single requests of it."""
+
+    prompts: tuple[tuple[int, np.ndarray], ...]
+    """(index, tokens [T] int32) of each."""
+    sampling: Sampling
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.prompts) * self.sampling.num_samples
+
+    def requests(self) -> list[Request]:
+        """One for each response, each with a seed of its own."""
+        s = self.sampling
+        return [
+            Request(
+                request_id=request_id(index, number),
+                prompt_tokens=tokens,
+                seed=sample_seed(s.seed, _seed_index(index), number),
+                temperature=s.temperature,
+                max_tokens=s.max_tokens,
+                greedy=s.greedy,
+            )
+            for index, tokens in self.prompts
+            for number in range(s.num_samples)
+        ]
+
+    def request_ids(self) -> list[str]:
+        """In the order of `requests`."""
+        return [request_id(index, n) for index, _ in self.prompts for n in range(self.sampling.num_samples)]
+
+
+def request_id(prompt_index: int, sample_index: int) -> str:
+    """Unique in a run, like the sample it becomes."""
+    return f"{prompt_index}.{sample_index}"
+
+
+def sample_of(request_id: str) -> tuple[int, int]:
+    """(prompt index, sample index) of a request's id."""
+    prompt_index, sample_index = request_id.split(".")
+    return int(prompt_index), int(sample_index)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Response:
     """A finished request."""
 
@@ -93,6 +150,11 @@ class ResponseBatch:
                 self.request_ids, self.statuses, self.lengths.tolist(), ends, strict=True
             )
         ]
+
+
+def _seed_index(prompt_index: int) -> int:
+    """Validation prompts have negative indices; their seeds lie above those of any training prompt."""
+    return prompt_index if prompt_index >= 0 else (1 << 36) - prompt_index
 
 
 def sample_seed(run_seed: int, prompt_index: int, sample_index: int, attempt: int = 0) -> int:

@@ -13,7 +13,7 @@ from launch.assemble import hybrid_engine
 from launch.hybrid import Hybrid
 from mrl.config.root import Config
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import Request, Response, sample_seed
+from mrl.rollout.request import Response, Round, Sampling
 
 
 def tiny_config(model: Path, folder: Path, *words: str) -> Config:
@@ -63,14 +63,14 @@ def sampled(
     hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False, seconds: float = 60.0
 ) -> list[Response]:
     """One response to each prompt, in order."""
-    requests = [
-        Request(f"{i}.0", prompt, sample_seed(7, i, 0), max_tokens=6, greedy=greedy)
-        for i, prompt in enumerate(prompts)
-    ]
-    hybrid.rollout.submit(requests)
+    wanted = Round(
+        tuple(enumerate(prompts)),
+        Sampling(num_samples=1, temperature=1.0, max_tokens=6, seed=7, greedy=greedy),
+    )
+    hybrid.rollout.submit(wanted)
     found: dict[str, Response] = {}
     deadline = time.monotonic() + seconds
-    while len(found) < len(requests):
+    while len(found) < len(prompts):
         found |= {r.request_id: r for r in hybrid.rollout.poll(1.0)}
-        assert time.monotonic() < deadline, f"{len(found)} of {len(requests)} responses after {seconds} s"
-    return [found[r.request_id] for r in requests]
+        assert time.monotonic() < deadline, f"{len(found)} of {len(prompts)} responses after {seconds} s"
+    return [found[name] for name in wanted.request_ids()]
