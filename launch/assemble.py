@@ -109,7 +109,7 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         hybrid = Hybrid(
             config,
             TrainGroup(config, placement, clock, gpus=float(gpus), **options),
-            RolloutGroup(config, placement, clock, **options),
+            RolloutGroup(config, placement, clock, sleeps=config.rollout.sleep and gpus, **options),
             clock,
             offloads=config.training.offloads(gpus=gpus),
         )
@@ -126,12 +126,16 @@ def load_tokenizer(config: Config) -> Any:
 
 
 def decoder(tokenizer: Any) -> Callable[[list[np.ndarray]], list[str]]:
-    """Token arrays [T] to texts without special tokens, many at a time."""
+    """Token arrays [T] to texts without special tokens, many at a time; spaces stay as the policy wrote them."""
 
     def decode(tokens: list[np.ndarray]) -> list[str]:
-        return (
-            tokenizer.batch_decode([t.tolist() for t in tokens], skip_special_tokens=True) if tokens else []
-        )
+        rows = [t.tolist() for t in tokens]
+        if tokenizer.is_fast:
+            return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
+        return [
+            tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for row in rows
+        ]
 
     return decode
 

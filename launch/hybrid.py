@@ -66,7 +66,7 @@ class Hybrid:
         """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""
         session, start = Session.new(self.version, version, self._digest), time.monotonic()
         self._offload(keep_parameters=True)
-        self.rollout.broadcast("wake", ["weights"])
+        self.rollout.wake("weights")
         sends = self.train.send_calls(session)
         results = wait_all(
             {**sends, **self.rollout.receive_calls(session)},
@@ -75,13 +75,13 @@ class Hybrid:
             clock=self._clock,
         )
         self._offload(keep_parameters=False)
-        self.rollout.broadcast("wake", ["kv_cache"])
+        self.rollout.wake("kv_cache")
         self.version = version
         return {"reshard/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
 
     def rest(self) -> None:
         """Generation is over until the next hand-over: the engines give their memory to training, which comes back."""
-        self.rollout.broadcast("sleep")
+        self.rollout.sleep()
         if self._offloads:
             self.train.broadcast("reload")
 

@@ -22,12 +22,15 @@ class RolloutGroup(ActorGroup):
 
     kind = "engine"
 
-    def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
-        """`options`: environment and log folder of the actors."""
+    def __init__(
+        self, config: Config, placement: Placement, clock: PhaseClock, *, sleeps: bool, **options: Any
+    ) -> None:
+        """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
         slots = [engine * config.rollout.tp for engine in range(config.num_engines)]
         super().__init__(RolloutActor, config, placement, clock, slots=slots, gpus=0.0, **options)
         self._polls: dict[int, Any] = {}
         self._open = [0] * len(self.actors)
+        self._sleeps = sleeps
 
     def start_calls(self) -> dict[str, Any]:
         return self.calls("start")
@@ -71,6 +74,16 @@ class RolloutGroup(ActorGroup):
     def abort(self, request_ids: Sequence[str]) -> None:
         """Stops requests wherever they run; they come back from poll as aborted."""
         self.broadcast("abort", list(request_ids))
+
+    def sleep(self) -> None:
+        """Drops weights and KV cache on all engines that can."""
+        if self._sleeps:
+            self.broadcast("sleep")
+
+    def wake(self, tag: str) -> None:
+        """Takes the memory of one kind back: "weights" or "kv_cache"."""
+        if self._sleeps:
+            self.broadcast("wake", [tag])
 
     def addresses(self) -> list[str]:
         """Where each engine rank's sender connects, in slot order."""

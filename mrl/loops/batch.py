@@ -64,9 +64,11 @@ def minibatches(batch: TrainBatch, count: int) -> list[np.ndarray]:
 
 def _after_prompts(samples: Sequence[Sample], values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     """Responses' values with zeros for the prompts before them: [N]."""
-    blank = np.zeros(max((len(s.prompt_tokens) for s in samples), default=0), dtype)
-    pairs = zip(samples, values, strict=True)
-    return _join([part for s, own in pairs for part in (blank[: len(s.prompt_tokens)], own)], dtype)
+    lengths = [n for s, own in zip(samples, values, strict=True) for n in (len(s.prompt_tokens), len(own))]
+    behind = np.repeat(np.tile([False, True], len(samples)), lengths)
+    spread = np.zeros(len(behind), dtype)
+    spread[behind] = _join(values, dtype)
+    return spread
 
 
 def _join(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

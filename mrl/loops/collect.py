@@ -12,7 +12,6 @@ that the outcome does not depend on which response finishes first.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -62,7 +61,7 @@ class Collector:
             samples = self._generate(wanted, {p.index: p for p in prompts}, verdicts)
         with self.clock.phase("judge"):
             self._await_verdicts(samples, verdicts)
-        judged = [dataclasses.replace(samples[k], verdict=verdicts[k]) for k in wanted.request_ids()]
+        judged = [samples[k].with_verdict(verdicts[k]) for k in wanted.request_ids()]
         size = sampling.num_samples
         return [Group(p, tuple(judged[i * size : (i + 1) * size])) for i, p in enumerate(prompts)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +18,8 @@ class SamplesLog:
         self._path, self._limit = path, limit
 
     def write(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
-        chosen: list[dict[str, object]] = []
-        for group in groups:
-            ordered = sorted(group.samples, key=_value)
-            for sample in dict.fromkeys((ordered[-1].sample_index, ordered[0].sample_index)):
-                chosen.append(_row(step, kind, group, group.samples[_position(group, sample)]))
-        append_lines(self._path, [json.dumps(row) + "\n" for row in chosen[: self._limit]])
+        rows = (_row(step, kind, group, sample) for group in groups for sample in _extremes(group.samples))
+        append_lines(self._path, [json.dumps(row) + "\n" for row in itertools.islice(rows, self._limit)])
 
 
 def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[str], *, reason: str) -> None:
@@ -38,8 +35,10 @@ def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[
                     file.write(json.dumps(row) + "\n")
 
 
-def _position(group: Group, sample_index: int) -> int:
-    return next(i for i, s in enumerate(group.samples) if s.sample_index == sample_index)
+def _extremes(samples: Sequence[Sample]) -> list[Sample]:
+    """The best and the worst; one where the group has one."""
+    ordered = sorted(samples, key=_value)
+    return [ordered[-1], ordered[0]][: len(ordered)]
 
 
 def _value(sample: Sample) -> float:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.loops.batch import merge, minibatches, pack, policy_versions, split
-from mrl.samples import Group, Prompt, Sample, Status, TrainBatch
+from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
 
 
 def sample(prompt: int, index: int, num_prompt: int, num_response: int) -> Sample:
@@ -78,3 +78,12 @@ def test_minibatches_keep_groups_whole(lengths: list[tuple[int, int]], count: in
     assert all(len(p) for p in pieces)
     groups = [set(batch.group_ids[p].tolist()) for p in pieces]
     assert sum(len(g) for g in groups) == len(set().union(*groups))
+
+
+def test_a_verdict_changes_nothing_else_of_a_sample() -> None:
+    verdict = Verdict(VerdictKind.SCORED, 1.0)
+    before = dataclasses.replace(sample(3, 1, 2, 4), attempt=2, tag="t", response_text="x")
+    after = before.with_verdict(verdict)
+    names = [field.name for field in dataclasses.fields(Sample)]
+    assert names[-1] == "verdict" and after.verdict is verdict and before.verdict is None
+    assert all(getattr(after, name) is getattr(before, name) for name in names[:-1])

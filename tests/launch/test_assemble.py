@@ -1,0 +1,21 @@
+"""Pieces of a run that need no worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from launch.assemble import decoder
+
+
+def test_many_texts_at_once_are_those_of_one_by_one(task: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    end = tokenizer.eos_token_id
+    rows = [[*tokenizer.encode(text), end] for text in ("1 + 2 =", " 7 , 8 .", "")] + [[]]
+    expected = [
+        tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows
+    ]
+    assert decoder(tokenizer)([np.array(row, np.int32) for row in rows]) == expected
+    assert expected[0] != "" and expected[2] == "" and decoder(tokenizer)([]) == []
