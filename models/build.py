@@ -1,7 +1,7 @@
 """Hugging Face config -> this rank's Megatron model chunks.
 
-Owns the layer spec, the layout's part of megatron's config and the chunks. Does not load weights, wrap for data
-parallelism or own an optimizer (mrl/training).
+Owns the layout's part of megatron's config and the chunks; the layers' parts are in layer_specs.py. Does not load
+weights, wrap for data parallelism or own an optimizer (mrl/training).
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
-from models import qwen3_moe
+from models import deepseek_v3, mixtral, qwen3_moe
 from models.families import require_trainable
-from models.layer_modules import RecordingRouter, RMSNorm
 from models.layer_rows import HfConfig, field
+from models.layer_specs import block_spec
 from models.names import chunk_layers, padded_vocab
-from models.packed_attention import RotaryTable
-from models.te_attention import core_attention
+from models.rotary import RotaryTable
 from mrl.config.training import TrainingSection
 from mrl.errors import ConfigError
 from resharding.layout import Layout
 
-ENGINE_FAMILIES = {"qwen3": qwen3_moe, "qwen3_moe": qwen3_moe}
-"""What the families marked trainable in models/families.py differ by."""
+ENGINE_FAMILIES = {
+    "qwen3": qwen3_moe,
+    "qwen3_moe": qwen3_moe,
+    "mixtral": mixtral,
+    "deepseek_v3": deepseek_v3,
+}
+"""What the families of models/families.py differ by for the engine."""
 
 
 class PackedModel(GPTModel):
@@ -43,6 +44,14 @@ class PackedModel(GPTModel):
     def values(self, hidden: Tensor) -> Tensor:
         """[m] float32 values of hidden states [m, D], where a value head stands in the output layer's place."""
         return self.output_layer(hidden)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds, by name: the parameters and the routers' correction biases."""
+        return dict(self.named_parameters()) | self.correction_biases()
+
+    def correction_biases(self) -> dict[str, Tensor]:
+        """The buffers that sigmoid routers add to their scores before they choose, by name; float32, not trained."""
+        return {name: bias for name, bias in self.named_buffers() if name.endswith(".expert_bias")}
 
     def head_weight(self) -> Tensor:
         """[V / tp, D] rows of the output layer on this rank; the embedding where it is tied."""
@@ -101,7 +110,7 @@ def build_chunks(
     for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
         model = PackedModel(
             config,
-            _block_spec(config, layers, device),
+            block_spec(config, layers, device),
             vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
             max_sequence_length=max_length,
             pre_process=place_pp == 0 and chunk == 0,
@@ -116,8 +125,7 @@ def build_chunks(
         models.append(model.to(device))
     mark_expert_parameters(models)
     rotary = RotaryTable(
-        theta=family.rotary_theta(hf_config),
-        head_dim=field(config.__dict__, "kv_channels"),
+        family.rotary(hf_config),
         max_length=max_length,
         dtype=dtype,
         device=device,
@@ -145,33 +153,6 @@ def mark_expert_parameters(models: list[PackedModel]) -> None:
                 parameter.allreduce = False  # type: ignore[attr-defined]
 
 
-def _block_spec(config: TransformerConfig, layers: range, device: torch.device) -> Any:
-    norm: Any = RMSNorm
-    return TransformerBlockSubmodules(
-        [_layer_spec(config, layer, device) for layer in layers], layer_norm=norm
-    )
-
-
-def _layer_spec(config: TransformerConfig, layer: int, device: torch.device) -> ModuleSpec:
-    """Local spec of one (global) layer with our norm, attention and router."""
-    pattern = config.moe_layer_freq
-    is_moe = bool(config.num_moe_experts) and (not isinstance(pattern, list) or bool(pattern[layer]))
-    spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts if is_moe else None,
-        moe_grouped_gemm=False,
-        qk_layernorm=config.qk_layernorm,
-        normalization="RMSNorm",
-    )
-    parts: Any = spec.submodules
-    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-    attention = parts.self_attention.submodules
-    attention.q_layernorm = attention.k_layernorm = RMSNorm
-    attention.core_attention = core_attention(device)
-    if is_moe:
-        parts.mlp.submodules.router = RecordingRouter
-    return spec
-
-
 def _transformer_config(
     fields: dict[str, Any], hf: HfConfig, training: TrainingSection, layout: Layout, device: torch.device
 ) -> TransformerConfig:
@@ -185,7 +166,8 @@ def _transformer_config(
         fields = fields | _router_fields(training)
     if layout.pp > 1:
         fields = fields | _pipeline_fields(fields["num_layers"], layout)
-    return TransformerConfig(
+    kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
+    return kind(
         **fields,
         **_recompute_fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,

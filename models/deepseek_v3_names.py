@@ -1,6 +1,6 @@
 """Name table of DeepSeek-V3: latent attention, dense first layers, shared experts, correction bias. Pure.
 
-The checkpoint's multi-token-prediction layers (`num_nextn_predict_layers`) are neither trained nor served: not listed.
+The checkpoint's multi-token-prediction layers are neither trained nor served: not listed (untrained()).
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from models.names import Row, Spec, Split, whole
 def is_moe_layer(hf: HfConfig, layer: int) -> bool:
     """Whether a layer has experts (`first_k_dense_replace`, `moe_layer_freq`)."""
     return layer >= hf.get("first_k_dense_replace", 0) and layer % hf.get("moe_layer_freq", 1) == 0
+
+
+def untrained(hf: HfConfig) -> tuple[str, ...]:
+    """Prefixes of the multi-token-prediction layers (`num_nextn_predict_layers`), which follow the model's own."""
+    first = field(hf, "num_hidden_layers")
+    return tuple(f"model.layers.{first + n}." for n in range(hf.get("num_nextn_predict_layers") or 0))
 
 
 def layer(hf: HfConfig, number: int, spec: Spec, experts: range) -> list[Row]:

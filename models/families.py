@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from models import deepseek_v3_names, mixtral_names, qwen3_names
+from models import deepseek_v3_names, mixtral_names, qwen3_names, unsupported
 from models.layer_rows import HfConfig, field
 from models.manifest import CheckpointTensor, LocalTensor
 from models.names import LOCAL, Role, Row, Spec, chunk_layers, cut, divide, padded_vocab, whole
@@ -27,18 +27,20 @@ class Family:
     model_type: str
     layer: Callable[[HfConfig, int, Spec, range], list[Row]]
     """(config, global layer number, spec, global experts of the rank) -> rows named relative to the layer."""
+    unsupported: Callable[[HfConfig], list[str]]
+    """The keys of a config that training does not implement, as text; planning and names need no more than the table."""
     expert_keys: tuple[str, ...] = ()
     """Config keys that may hold the number of routed experts; empty for dense families."""
-    trainable: bool = False
-    """Whether models/build.py makes the trainer's model of it; planning and names need no more than the table."""
+    untrained: Callable[[HfConfig], tuple[str, ...]] = lambda hf: ()
+    """Prefixes of the checkpoint tensors that a folder may have and that are neither trained nor served."""
 
     def num_experts(self, hf_config: HfConfig) -> int:
         """Routed experts per MoE layer; 0 for dense families."""
         return field(hf_config, *self.expert_keys) if self.expert_keys else 0
 
-    def checkpoint_tensors(self, hf_config: HfConfig) -> list[CheckpointTensor]:
-        """Every tensor of the Hugging Face folder, in the config's dtype (correction biases in float32)."""
-        dtype = checkpoint_dtype(hf_config)
+    def checkpoint_tensors(self, hf_config: HfConfig, *, dtype: str | None = None) -> list[CheckpointTensor]:
+        """Every tensor of a Hugging Face folder of `dtype`, the config's when absent (correction biases in float32)."""
+        dtype = dtype or checkpoint_dtype(hf_config)
         rows = _ends(hf_config, Layout(), 1)
         experts = range(self.num_experts(hf_config))
         tensors: dict[str, CheckpointTensor] = {}
@@ -131,10 +133,16 @@ def checkpoint_dtype(hf_config: HfConfig) -> str:
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family("qwen3", qwen3_names.dense_layer, trainable=True),
-        Family("qwen3_moe", qwen3_names.moe_layer, ("num_experts", "num_local_experts"), trainable=True),
-        Family("mixtral", mixtral_names.layer, ("num_local_experts",)),
-        Family("deepseek_v3", deepseek_v3_names.layer, ("n_routed_experts", "num_local_experts")),
+        Family("qwen3", qwen3_names.dense_layer, unsupported.qwen3),
+        Family("qwen3_moe", qwen3_names.moe_layer, unsupported.qwen3, ("num_experts", "num_local_experts")),
+        Family("mixtral", mixtral_names.layer, unsupported.mixtral, ("num_local_experts",)),
+        Family(
+            "deepseek_v3",
+            deepseek_v3_names.layer,
+            unsupported.deepseek_v3,
+            ("n_routed_experts", "num_local_experts"),
+            deepseek_v3_names.untrained,
+        ),
     )
 }
 
@@ -148,10 +156,9 @@ def family_of(hf_config: HfConfig) -> Family:
 
 
 def require_trainable(hf_config: HfConfig) -> None:
-    """ConfigError for a family whose trainer is not built, or that is unknown."""
+    """ConfigError for an unknown family, or for a config that asks for what training does not implement."""
     family = family_of(hf_config)
-    if not family.trainable:
-        known = sorted(name for name, other in FAMILIES.items() if other.trainable)
+    if found := family.unsupported(hf_config):
         raise ConfigError(
-            f"model_type {family.model_type!r} cannot be trained yet, only planned (mrl plan); trainable are {known}"
+            f"config.json says {', '.join(found)}: training does not implement that for {family.model_type}"
         )

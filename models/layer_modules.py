@@ -32,16 +32,44 @@ class RMSNorm(torch.nn.Module):
 class RecordingRouter(TopKRouter):
     """Megatron's top-k router that can also record how close each decision was.
 
-    While `margins` is a list, each call appends [tokens] float32: the gap between the k-th and the (k+1)-th largest
-    logit. A gap near 0 means that rounding may choose another expert.
+    While `margins` is a list, each call appends [tokens] float32: the smallest gap of what the choice compares. A gap
+    near 0 means that rounding may choose another expert. Softmax routing compares logits (the scores are in the same
+    order); with sigmoid scores it is scores plus correction biases, first of groups (the sum of a group's two best),
+    where their number is limited, then of the experts in the chosen groups.
     """
 
     margins: list[Tensor] | None = None
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.margins is not None:
-            rows = logits.detach().view(-1, logits.shape[-1])
-            if self.topk < rows.shape[-1]:
-                top = rows.topk(self.topk + 1, dim=-1).values
-                self.margins.append((top[:, -2] - top[:, -1]).float())
+            self.margins.append(self._smallest_gap(logits.detach().view(-1, logits.shape[-1])))
         return super().routing(logits, padding_mask)
+
+    def _smallest_gap(self, logits: Tensor) -> Tensor:
+        """[tokens] of logits [tokens, experts]; infinite where there is nothing to choose."""
+        if self.score_function == "softmax":
+            return choice_gap(logits, self.topk)
+        scores = logits.float().sigmoid()
+        if self.expert_bias is not None:
+            scores = scores + self.expert_bias
+        groups, chosen = self.config.moe_router_num_groups, self.config.moe_router_group_topk
+        if groups is None or chosen is None:
+            return choice_gap(scores, self.topk)
+        by_group = scores.unflatten(-1, (groups, -1))
+        group_scores = by_group.topk(self.topk // chosen, dim=-1).values.sum(-1)
+        outside = torch.ones_like(group_scores, dtype=torch.bool)
+        outside.scatter_(1, group_scores.topk(chosen, dim=-1).indices, False)
+        inside = by_group.masked_fill(outside.unsqueeze(-1), float("-inf")).flatten(1)
+        return torch.minimum(choice_gap(group_scores, chosen), choice_gap(inside, self.topk))
+
+
+def choice_gap(scores: Tensor, count: int) -> Tensor:
+    """[rows] float32 gap between the count-th and the next largest of scores [rows, n]; infinite where count is n.
+
+    >>> choice_gap(torch.tensor([[4.0, 1.0, 2.5]]), 2)
+    tensor([1.5000])
+    """
+    if count >= scores.shape[-1]:
+        return scores.new_full(scores.shape[:1], float("inf"), dtype=torch.float32)
+    top = scores.topk(count + 1, dim=-1).values
+    return (top[:, -2] - top[:, -1]).float()

@@ -3,7 +3,8 @@
 Megatron's own unfused attention knows no packed sequences, and its unfused rotary embedding for them loops over
 segments in Python. Here both work on all segments at once: segments are padded into a few buckets of equal length,
 each bucket is one scaled-dot-product call (causal, so that padding at the end of a segment is never seen), and the
-positions are a gathered table. Does not build batches (mrl/training/packing.py).
+positions are a gathered table. Does not build batches (mrl/training/packing.py). Latent attention turns its queries and
+keys itself (latent_attention.py) and uses the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 import torch.nn.functional as functional
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
+
+from models.rotary import RotaryTable, rotate
 
 
 @dataclasses.dataclass
@@ -34,22 +37,6 @@ class PackedSegments(PackedSeqParams):
     cos: Any = None
     """[N, 1, D / 2] in the compute dtype."""
     sin: Any = None
-
-
-class RotaryTable:
-    """Cosines and sines of all positions (RoFormer, arXiv 2104.09864), in float32 as `transformers` computes them."""
-
-    def __init__(
-        self, *, theta: float, head_dim: int, max_length: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-        angles = torch.arange(max_length).float()[:, None] * inverse[None, :]
-        self.cos = angles.cos().to(device, dtype)
-        self.sin = angles.sin().to(device, dtype)
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] positions -> cos, sin [N, 1, D / 2]."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def bucket_length(length: np.ndarray) -> np.ndarray:
@@ -140,18 +127,16 @@ class _Scatter(torch.autograd.Function):
         return padded, None
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [N, H, D] by cos, sin [N, 1, D / 2], halves rotated (not interleaved)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
 class PackedAttention(torch.nn.Module):
-    """Core attention for Megatron's SelfAttention: rotary embedding, then causal attention inside each segment."""
+    """Core attention for Megatron's self attention: rotary embedding, then causal attention inside each segment.
+
+    Latent attention's queries and keys arrive turned, and its values have a width of their own.
+    """
 
     def __init__(self, config: Any, *, softmax_scale: float | None = None, **kwargs: Any) -> None:
         super().__init__()
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
+        self.rotates = not config.multi_latent_attention
 
     def forward(
         self,
@@ -163,11 +148,11 @@ class PackedAttention(torch.nn.Module):
         packed_seq_params: PackedSegments,
         **kwargs: Any,
     ) -> Tensor:
-        """query [N, H, D], key and value [N, G, D] -> [N, H x D]."""
+        """query [N, H, D], key [N, G, D], value [N, G, V] -> [N, H x V]."""
         packed = packed_seq_params
-        heads, width = query.shape[1:]
-        query = rotate(query, packed.cos, packed.sin)
-        key = rotate(key, packed.cos, packed.sin)
+        heads, width = query.shape[1], value.shape[2]
+        if self.rotates:
+            query, key = (rotate(x, packed.cos, packed.sin) for x in (query, key))
         parts = [_Gather.apply(x, packed.slot_tokens, packed.token_slots) for x in (query, key, value)]
         sizes = [rows * length for rows, length in packed.shapes]
         outputs = []

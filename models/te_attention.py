@@ -14,19 +14,22 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from models.packed_attention import PackedAttention, PackedSegments, rotate
+from models.packed_attention import PackedAttention, PackedSegments
+from models.rotary import rotate
 
 _SHARED = [part.name for part in dataclasses.fields(PackedSeqParams)]
 
 
 class FusedPackedAttention(torch.nn.Module):
-    """Core attention for Megatron's SelfAttention: rotary embedding, then Transformer Engine's THD kernels."""
+    """Core attention for Megatron's self attention: rotary embedding (latent attention has done it), then Transformer
+    Engine's THD kernels, which take values of another width."""
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
         super().__init__()
         self.core = TEDotProductAttention(config, **kwargs)
+        self.rotates = not config.multi_latent_attention
 
     def forward(
         self,
@@ -38,9 +41,10 @@ class FusedPackedAttention(torch.nn.Module):
         packed_seq_params: PackedSegments,
         **kwargs: Any,
     ) -> Tensor:
-        """query [N, H, D], key and value [N, G, D] -> [N, H x D]."""
+        """query [N, H, D], key [N, G, D], value [N, G, V] -> [N, H x V]."""
         packed = packed_seq_params
-        query, key = (rotate(x, packed.cos, packed.sin) for x in (query, key))
+        if self.rotates:
+            query, key = (rotate(x, packed.cos, packed.sin) for x in (query, key))
         segments = PackedSeqParams(**{name: getattr(packed, name) for name in _SHARED})
         return self.core(query, key, value, attention_mask, packed_seq_params=segments, **kwargs)
 

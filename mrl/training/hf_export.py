@@ -37,14 +37,22 @@ class Part:
     rank: int
     sources: tuple[tuple[int, str, Piece], ...]
     """(model chunk, parameter name, piece)."""
+    dtype: torch.dtype
 
 
-def gather_plan(family: Family, hf_config: Mapping[str, Any], layout: Layout) -> dict[str, list[Part]]:
-    """Checkpoint tensor -> the parts that cover it exactly once, by rank. The same on every rank."""
+def gather_plan(
+    family: Family, hf_config: Mapping[str, Any], layout: Layout, *, dtype: str
+) -> dict[str, list[Part]]:
+    """Checkpoint tensor -> the parts that cover it exactly once, by rank. The same on every rank.
+
+    `dtype` is the parameters'.
+    """
     holders: dict[str, dict[tuple[Any, Any], tuple[int, int, str, Piece]]] = defaultdict(dict)
+    kinds: dict[str, torch.dtype] = {}
     for place in layout.places():
-        for local in family.local_tensors(hf_config, layout, place):
+        for local in family.local_tensors(hf_config, layout, place, dtype=dtype):
             for piece in local.pieces:
+                kinds[piece.tensor] = getattr(torch, local.dtype)
                 key = (piece.start, piece.shape)
                 holders[piece.tensor].setdefault(key, (place.rank, local.chunk, local.name, piece))
     plan = {}
@@ -52,7 +60,7 @@ def gather_plan(family: Family, hf_config: Mapping[str, Any], layout: Layout) ->
         by_rank: dict[int, list[tuple[int, str, Piece]]] = defaultdict(list)
         for rank, chunk, local_name, piece in pieces.values():
             by_rank[rank].append((chunk, local_name, piece))
-        plan[name] = [Part(rank, tuple(by_rank[rank])) for rank in sorted(by_rank)]
+        plan[name] = [Part(rank, tuple(by_rank[rank]), kinds[name]) for rank in sorted(by_rank)]
     return plan
 
 
@@ -66,14 +74,12 @@ def stream_full_tensors(
 ) -> Iterator[tuple[CheckpointTensor, Tensor | None]]:
     """Every checkpoint tensor in order: the full tensor on rank 0, None elsewhere. All ranks iterate together."""
     ours = {(local.chunk, local.name): parameter for local, parameter in parameters}
-    kinds = {tensor.dtype for _, tensor in parameters}
-    dtype = kinds.pop()
-    assert not kinds, f"parameters of several types: {kinds | {dtype}}"
     for tensor in tensors:
-        full = torch.empty(tensor.shape, dtype=dtype, device=device) if rank == 0 else None
+        parts = plan[tensor.name]
+        full = torch.empty(tensor.shape, dtype=parts[0].dtype, device=device) if rank == 0 else None
         covered = 0
-        for part in plan[tensor.name]:
-            covered += _move(part, ours, full, rank=rank, dtype=dtype, device=device)
+        for part in parts:
+            covered += _move(part, ours, full, rank=rank, device=device)
         assert rank != 0 or full is None or covered == full.numel(), (
             f"{tensor.name}: {covered} elements of {full.numel()}"
         )
@@ -86,7 +92,6 @@ def _move(
     full: Tensor | None,
     *,
     rank: int,
-    dtype: torch.dtype,
     device: torch.device,
 ) -> int:
     size = sum(int(torch.Size(piece.shape).numel()) for _, _, piece in part.sources)
@@ -99,7 +104,7 @@ def _move(
         if rank != 0:
             dist.send(flat, 0)
     elif rank == 0:
-        flat = torch.empty(size, dtype=dtype, device=device)
+        flat = torch.empty(size, dtype=part.dtype, device=device)
         dist.recv(flat, part.rank)
     if full is not None and flat is not None:
         shapes = [torch.Size(piece.shape) for _, _, piece in part.sources]
@@ -110,25 +115,24 @@ def _move(
 
 
 class FolderWriter:
-    """Writes tensors, in a known order, as safetensors files of at most `file_bytes`."""
+    """Writes tensors, in a known order and each in its own type, as safetensors files of at most `file_bytes`."""
 
     def __init__(
-        self, folder: Path, tensors: Sequence[CheckpointTensor], *, dtype: str, file_bytes: int = FILE_BYTES
+        self, folder: Path, tensors: Sequence[CheckpointTensor], *, file_bytes: int = FILE_BYTES
     ) -> None:
         self._folder = folder
-        self._dtype = dtype
-        self._files = _assign_files(tensors, dtype=dtype, file_bytes=file_bytes)
+        self._files = _assign_files(tensors, file_bytes=file_bytes)
         self._stream: BinaryIO | None = None
         self._open: str | None = None
         self.total_bytes = 0
 
     def write(self, tensor: CheckpointTensor, value: Tensor) -> None:
-        """The next tensor; it is converted to the folder's type."""
+        """The next tensor; it is converted to the type it has in the folder."""
         name = next(file for file, members in self._files.items() if tensor in members)
         if name != self._open:
             self._start(name)
         assert self._stream is not None
-        data = value.to("cpu", getattr(torch, self._kind(tensor))).contiguous().view(-1).view(torch.uint8)
+        data = value.to("cpu", getattr(torch, tensor.dtype)).contiguous().view(-1).view(torch.uint8)
         self._stream.write(data.numpy().tobytes())
         self.total_bytes += data.numel()
 
@@ -141,18 +145,14 @@ class FolderWriter:
         index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
         write_durably(self._folder / "model.safetensors.index.json", json.dumps(index, indent=2).encode())
 
-    def _kind(self, tensor: CheckpointTensor) -> str:
-        return _stored_dtype(tensor, self._dtype)
-
     def _start(self, name: str) -> None:
         self._finish_file()
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         at = 0
         for tensor in self._files[name]:
-            size = _bytes(tensor, self._dtype)
-            kind = SAFETENSORS_TYPES[self._kind(tensor)]
+            size = _bytes(tensor)
             header[tensor.name] = {
-                "dtype": kind,
+                "dtype": SAFETENSORS_TYPES[tensor.dtype],
                 "shape": list(tensor.shape),
                 "data_offsets": [at, at + size],
             }
@@ -171,22 +171,17 @@ class FolderWriter:
             self._stream = None
 
 
-def _stored_dtype(tensor: CheckpointTensor, dtype: str) -> str:
-    """Tensors that the table keeps in float32 (correction biases) stay so."""
-    return "float32" if tensor.dtype == "float32" else dtype
-
-
-def _bytes(tensor: CheckpointTensor, dtype: str) -> int:
-    return int(torch.Size(tensor.shape).numel()) * getattr(torch, _stored_dtype(tensor, dtype)).itemsize
+def _bytes(tensor: CheckpointTensor) -> int:
+    return int(torch.Size(tensor.shape).numel()) * getattr(torch, tensor.dtype).itemsize
 
 
 def _assign_files(
-    tensors: Sequence[CheckpointTensor], *, dtype: str, file_bytes: int
+    tensors: Sequence[CheckpointTensor], *, file_bytes: int
 ) -> dict[str, list[CheckpointTensor]]:
     groups: list[list[CheckpointTensor]] = [[]]
     room = file_bytes
     for tensor in tensors:
-        size = _bytes(tensor, dtype)
+        size = _bytes(tensor)
         if groups[-1] and size > room:
             groups.append([])
             room = file_bytes

@@ -47,15 +47,25 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
 
 
 def check_names(
-    files: Mapping[str, Path], expected: Iterable[CheckpointTensor], *, folder: str | Path, tied: bool
-) -> None:
-    """Every expected tensor is there and nothing else; a stored copy of a tied output layer is allowed."""
+    files: Mapping[str, Path],
+    expected: Iterable[CheckpointTensor],
+    *,
+    folder: str | Path,
+    tied: bool,
+    untrained: tuple[str, ...] = (),
+) -> set[str]:
+    """Every expected tensor is there and nothing else; a stored copy of a tied output layer is allowed.
+
+    Returns the names that are left out because they begin with one of `untrained`.
+    """
     wanted = {tensor.name for tensor in expected}
-    present = set(files) - ({"lm_head.weight"} if tied else set())
+    left_out = {name for name in files if name.startswith(untrained)}
+    present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
     if missing := sorted(wanted - present):
         raise ConfigError(f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[:3]}")
     if unknown := sorted(present - wanted):
         raise ConfigError(f"{folder} has {len(unknown)} tensors the model does not know, first {unknown[:3]}")
+    return left_out
 
 
 def load_pieces(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -22,12 +23,43 @@ _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (linux/falloc.h)."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CorrectionBuffer:
+    """The routers' correction biases of all chunks in one piece, shaped as Megatron's parameter buffers are.
+
+    They have no gradient and no optimizer, but engines need them, and the reference its own.
+    """
+
+    param_data: Tensor
+    """[all biases] float32, each starting on a multiple of 64."""
+    grad_data: Tensor
+    """Empty."""
+    param_index_map: dict[Tensor, tuple[int, int, int]]
+    """Bias -> (first element, end, 0)."""
+
+    @classmethod
+    def of(cls, biases: list[Tensor], *, device: torch.device) -> CorrectionBuffer:
+        """Moves the biases into memory of its own; they become views of it."""
+        places, end = {}, 0
+        for bias in biases:
+            places[bias] = (end, end + bias.numel(), 0)
+            end += -(-bias.numel() // 64) * 64
+        data = torch.zeros(end, dtype=torch.float32, device=device)
+        for bias, (first, last, _) in places.items():
+            data[first:last].copy_(bias)
+            bias.data = data[first:last]
+        return cls(data, torch.empty(0, dtype=torch.float32, device=device), places)
+
+
 class ParameterMemory:
-    """All parameter buffers of one rank, in a fixed order: per chunk, dense buffers first, then expert buffers."""
+    """All parameter buffers of one rank, in a fixed order: per chunk, dense buffers first, then expert buffers; at the
+    end the correction biases, where routers have them."""
 
     def __init__(self, models: list[Any], *, device: torch.device) -> None:
         """Call between wrapping the models for data parallelism and making the optimizer, which keeps views."""
         self.buffers: list[Any] = [b for m in models for b in (*m.buffers, *m.expert_parallel_buffers)]
+        if biases := [bias for model in models for bias in model.module.correction_biases().values()]:
+            self.buffers.append(CorrectionBuffer.of(biases, device=device))
         self._device = device
         self._fds: list[int] = []
         self._parked: list[Tensor] | None = None

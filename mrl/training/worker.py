@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,8 @@ from mrl.training.parallel import run_on_rank_zero, start_process_groups, stop_p
 from mrl.training.parameter_memory import ParameterMemory, exportable_allocations
 from mrl.training.passes import Objective, Passes
 from resharding.layout import Layout
+
+log = logging.getLogger(__name__)
 
 Role = Literal["policy", "reference", "critic"]
 HEAD = "output_layer.weight"
@@ -102,7 +105,7 @@ class MegatronWorker:
         self._chunks.config.finalize_model_grads_func = _sum_gradients
         with exportable_allocations(self.device):
             self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self._chunks.models)]
-        self.memory = ParameterMemory(self._models, device=self.device)
+            self.memory = ParameterMemory(self._models, device=self.device)
         self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=self.device)
         self._passes = Passes(
             self._chunks,
@@ -129,7 +132,7 @@ class MegatronWorker:
         real = {
             (chunk, name): parameter
             for chunk, model in enumerate(self._chunks.models)
-            for name, parameter in model.named_parameters()
+            for name, parameter in model.weights().items()
             if not (self._is_critic and name == HEAD)
         }
         table = self.family.local_tensors(self.hf_config, self.layout, self.place, dtype=self.training.dtype)
@@ -159,7 +162,10 @@ class MegatronWorker:
         files = hf_folder.tensor_files(path)
         expected = self.family.checkpoint_tensors(self.hf_config)
         tied = bool(self.hf_config.get("tie_word_embeddings", False))
-        hf_folder.check_names(files, expected, folder=path, tied=tied)
+        untrained = self.family.untrained(self.hf_config)
+        left_out = hf_folder.check_names(files, expected, folder=path, tied=tied, untrained=untrained)
+        if left_out and self.place.rank == 0 and not self._is_critic:
+            log.warning("%s: %d tensors under %s are not trained", path, len(left_out), ", ".join(untrained))
         shapes = {tensor.name: tuple(tensor.shape) for tensor in expected}
         hf_folder.load_pieces([(local, p.data) for local, p in self._locals], files, shapes)
 
@@ -280,12 +286,16 @@ class MegatronWorker:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    def stream_full_tensors(self) -> Iterator[tuple[CheckpointTensor, Tensor | None]]:
+    def _stream_full_tensors(
+        self, tensors: list[CheckpointTensor]
+    ) -> Iterator[tuple[CheckpointTensor, Tensor | None]]:
         """Every full checkpoint tensor, one at a time, on rank 0 (None elsewhere); all ranks iterate together."""
         if self._gather_plan is None:
-            self._gather_plan = hf_export.gather_plan(self.family, self.hf_config, self.layout)
+            self._gather_plan = hf_export.gather_plan(
+                self.family, self.hf_config, self.layout, dtype=self.training.dtype
+            )
         return hf_export.stream_full_tensors(
-            self.family.checkpoint_tensors(self.hf_config),
+            tensors,
             self._gather_plan,
             [(local, parameter.data) for local, parameter in self._locals],
             rank=self.place.rank,
@@ -303,9 +313,9 @@ class MegatronWorker:
         path = Path(path)
         run_on_rank_zero(lambda: hf_export.prepare_folder(path))
         partial = path.with_name(path.name + ".partial")
-        tensors = self.family.checkpoint_tensors(self.hf_config)
-        writer = hf_export.FolderWriter(partial, tensors, dtype=kind) if self.place.rank == 0 else None
-        for tensor, value in self.stream_full_tensors():
+        tensors = self.family.checkpoint_tensors(self.hf_config, dtype=kind)
+        writer = hf_export.FolderWriter(partial, tensors) if self.place.rank == 0 else None
+        for tensor, value in self._stream_full_tensors(tensors):
             if writer is not None and value is not None:
                 writer.write(tensor, value)
         run_on_rank_zero(

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.packed_attention import PackedAttention, RotaryTable, bucket_length, pack_segments, plan_buckets
+from models.packed_attention import PackedAttention, bucket_length, pack_segments, plan_buckets
+from models.rope import Rope
+from models.rotary import RotaryTable
 
-CONFIG = types.SimpleNamespace(kv_channels=8)
+CONFIG = types.SimpleNamespace(kv_channels=8, multi_latent_attention=False)
 
 
 def by_segment(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
@@ -44,9 +46,7 @@ def test_values_and_gradients(lengths: list[int]) -> None:
     torch.manual_seed(0)
     q = torch.randn(total, 4, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(total, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    rotary = RotaryTable(
-        theta=10000.0, head_dim=8, max_length=64, dtype=torch.float64, device=torch.device("cpu")
-    )
+    rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=torch.device("cpu"))
     packed = pack_segments(sizes, rotary=rotary, device=torch.device("cpu"))
     found = PackedAttention(CONFIG)(q, k, v, None, packed_seq_params=packed)
     expected = by_segment(q, k, v, sizes)
@@ -59,9 +59,7 @@ def test_values_and_gradients(lengths: list[int]) -> None:
 
 
 def test_segments_do_not_see_each_other() -> None:
-    rotary = RotaryTable(
-        theta=10000.0, head_dim=8, max_length=64, dtype=torch.float32, device=torch.device("cpu")
-    )
+    rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float32, device=torch.device("cpu"))
     packed = pack_segments(np.array([7, 9]), rotary=rotary, device=torch.device("cpu"))
     q, k, v = torch.randn(16, 4, 8), torch.randn(16, 2, 8), torch.randn(16, 2, 8)
     first = PackedAttention(CONFIG)(q, k, v, None, packed_seq_params=packed)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from models.packed_attention import PackedAttention, PackedSegments, RotaryTable, pack_segments
+from models.packed_attention import PackedAttention, PackedSegments, pack_segments
+from models.rope import Rope
+from models.rotary import RotaryTable
 from models.te_attention import FusedPackedAttention, core_attention
 
 
@@ -31,7 +33,7 @@ def test_the_fused_attention_agrees_with_our_own() -> None:
     config = TransformerConfig(
         num_layers=1, hidden_size=512, num_attention_heads=8, num_query_groups=2, kv_channels=64, bf16=True
     )
-    rotary = RotaryTable(theta=1e4, head_dim=64, max_length=512, dtype=torch.bfloat16, device=device)
+    rotary = RotaryTable(Rope(1e4, 64), max_length=512, dtype=torch.bfloat16, device=device)
     packed = pack_segments(np.array([300, 17, 130, 1]), rotary=rotary, device=device)
     query, key, value = (
         torch.randn(448, heads, 64, device=device, dtype=torch.bfloat16, generator=rng) for heads in (8, 2, 2)

@@ -52,8 +52,8 @@ def test_pieces_of_all_ranks_make_the_folder_again(layout: Layout, folder: Path,
     family = family_of(config)
     loaded = load_all(folder, layout)
     tensors = family.checkpoint_tensors(config)
-    writer = hf_export.FolderWriter(tmp_path, tensors, dtype="bfloat16", file_bytes=100_000)
-    plan = hf_export.gather_plan(family, config, layout)
+    writer = hf_export.FolderWriter(tmp_path, tensors, file_bytes=100_000)
+    plan = hf_export.gather_plan(family, config, layout, dtype="bfloat16")
     for tensor in tensors:
         full = torch.full(tensor.shape, float("nan"), dtype=torch.bfloat16)
         for part in plan[tensor.name]:

@@ -1,0 +1,71 @@
+"""What a config.json says about the rotary embedding (arXiv 2104.09864), YaRN included (arXiv 2309.00071). Pure.
+
+The angles themselves are computed in rotary.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from models.layer_rows import HfConfig, field
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Yarn:
+    """Frequencies below `low` stay, those from `high` on are divided by `factor`, those between are blended."""
+
+    factor: float
+    low: int
+    high: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rope:
+    """One rotary embedding over `width` dimensions of a head."""
+
+    theta: float
+    width: int
+    yarn: Yarn | None = None
+    scale: float = 1.0
+    """Multiplies cosines and sines."""
+
+
+def parameters(hf: HfConfig) -> Mapping[str, Any]:
+    """The rotary settings: transformers 5 keeps them in `rope_parameters`, 4 in `rope_scaling`."""
+    return hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+
+
+def kind(hf: HfConfig) -> str:
+    """ "default", "yarn", or another name of transformers' table."""
+    settings = parameters(hf)
+    return settings.get("rope_type", settings.get("type", "default"))
+
+
+def rope(hf: HfConfig, *, width: int) -> Rope:
+    """The embedding of kind "default" or "yarn", as transformers reads it."""
+    settings = parameters(hf)
+    theta = float(settings.get("rope_theta") or field(hf, "rope_theta"))
+    if kind(hf) == "default":
+        return Rope(theta, width)
+    factor = float(field(settings, "factor"))
+    length = settings.get("original_max_position_embeddings") or field(hf, "max_position_embeddings")
+    fast, slow = settings.get("beta_fast") or 32, settings.get("beta_slow") or 1
+    low, high = (
+        width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow)
+    )
+    yarn = Yarn(factor, low=max(math.floor(low), 0), high=min(math.ceil(high), width - 1))
+    over, under = settings.get("mscale"), settings.get("mscale_all_dim")
+    scale = mscale(factor, over) / mscale(factor, under) if over and under else mscale(factor)
+    return Rope(theta, width, yarn, scale)
+
+
+def mscale(factor: float, weight: float = 1.0) -> float:
+    """YaRN's temperature for contexts `factor` times longer.
+
+    >>> mscale(1.0), round(mscale(40.0), 4)
+    (1.0, 1.3689)
+    """
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
