@@ -7,7 +7,8 @@ in one file per family.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from models import deepseek_v3_names, mixtral_names, qwen3_names, unsupported
 from models.layer_rows import HfConfig, field
@@ -33,6 +34,8 @@ class Family:
     """Config keys that may hold the number of routed experts; empty for dense families."""
     untrained: Callable[[HfConfig], tuple[str, ...]] = lambda hf: ()
     """Prefixes of the checkpoint tensors that a folder may have and that are neither trained nor served."""
+    exported: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Keys that config.json of an exported folder has other values of, because of what is not trained."""
 
     def num_experts(self, hf_config: HfConfig) -> int:
         """Routed experts per MoE layer; 0 for dense families."""
@@ -142,6 +145,7 @@ FAMILIES = {
             unsupported.deepseek_v3,
             ("n_routed_experts", "num_local_experts"),
             deepseek_v3_names.untrained,
+            {"num_nextn_predict_layers": 0},
         ),
     )
 }

@@ -33,6 +33,36 @@ EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
     "mlp_only_layers": [],
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 512,  # with the rotary part 576: the one width that vLLM's latent attention on CPU knows
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,  # as transformers calls it
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+        "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
+    },
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {}),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "deepseek_v3": ("DeepseekV3", LATENT),
+}
+"""Model type -> the prefix of transformers' classes, and the fields that its config adds to COMMON."""
 
 
 def write_model(
@@ -48,17 +78,18 @@ def write_model(
 
     torch.manual_seed(seed)
     fields = {"num_hidden_layers": 4, "tie_word_embeddings": False, "initializer_range": 0.1} | COMMON
-    if model_type == "qwen3_moe":
-        config: Any = transformers.Qwen3MoeConfig(**(fields | EXPERTS | changes))
-        model: Any = transformers.Qwen3MoeForCausalLM(config)
-    else:
-        config = transformers.Qwen3Config(**(fields | changes))
-        model = transformers.Qwen3ForCausalLM(config)
+    prefix, own = FAMILIES[model_type]
+    config = getattr(transformers, f"{prefix}Config")(**(fields | own | changes))
+    model: Any = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    model.to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    model.to(dtype).save_pretrained(folder)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # float32 in folders of any type
+                buffer.data = 0.1 * torch.randn(buffer.shape)
+    model.save_pretrained(folder)
     return folder
 
 

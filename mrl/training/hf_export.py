@@ -202,8 +202,8 @@ def prepare_folder(path: Path) -> Path:
     return partial
 
 
-def copy_side_files(source: Path, folder: Path, *, dtype: str) -> None:
-    """config.json (with the weights' type) and everything else of the source that is not a weight."""
+def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[str, Any]) -> None:
+    """config.json (with the weights' type and the changes of keys it has) and all else of the source that is no weight."""
     for file in sorted(source.iterdir()):
         is_weight = file.suffix in {".safetensors", ".bin", ".pt", ".pth"} or file.name.endswith(
             ".index.json"
@@ -213,16 +213,25 @@ def copy_side_files(source: Path, folder: Path, *, dtype: str) -> None:
     text = (source / "config.json").read_text()
     config = json.loads(text)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    if config.get(key) != dtype:
-        text = json.dumps(config | {key: dtype}, indent=2) + "\n"
+    exported = config | {name: value for name, value in changes.items() if name in config} | {key: dtype}
+    if exported != config:
+        text = json.dumps(exported, indent=2) + "\n"
     write_durably(folder / "config.json", text.encode())
 
 
-def finish(writer: FolderWriter | None, partial: Path, path: Path, *, source: Path, dtype: str) -> None:
+def finish(
+    writer: FolderWriter | None,
+    partial: Path,
+    path: Path,
+    *,
+    source: Path,
+    dtype: str,
+    changes: Mapping[str, Any],
+) -> None:
     """Complete the temporary folder and commit it."""
     assert writer is not None
     writer.close()
-    copy_side_files(source, partial, dtype=dtype)
+    copy_side_files(source, partial, dtype=dtype, changes=changes)
     commit_folder(partial, path)
 
 

@@ -318,8 +318,9 @@ class MegatronWorker:
         for tensor, value in self._stream_full_tensors(tensors):
             if writer is not None and value is not None:
                 writer.write(tensor, value)
+        source, changes = Path(self.model.path), self.family.exported
         run_on_rank_zero(
-            lambda: hf_export.finish(writer, partial, path, source=Path(self.model.path), dtype=kind)
+            lambda: hf_export.finish(writer, partial, path, source=source, dtype=kind, changes=changes)
         )
 
     def save_checkpoint(self, path: str | Path, extra: dict[str, Any]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
+import logging.handlers
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,17 @@ def forward_update_export(
         "memory": [size for _, size in at.parameter_memory()],
         "spans": [(i, o, t.numel() * t.element_size()) for _, t, i, o in at.local_tensors()],
     }
+
+
+def load_and_export(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
+) -> list[str]:
+    """Export as loaded; returns the warnings of loading."""
+    said = queue.SimpleQueue[logging.LogRecord]()
+    logging.getLogger("mrl").addHandler(logging.handlers.QueueHandler(said))
+    at = worker(rank, world, port, folder, layout)
+    at.export_hf(out)
+    return [said.get().getMessage() for _ in range(said.qsize())]
 
 
 def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from mrl.config.training import LayoutSection
 from tests.mrl.training import scenarios
+from tests.mrl.training.layouts import check_forward, check_layout, name_of
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
@@ -36,10 +37,6 @@ LONG_LAYOUTS = [
 ]
 
 
-def name_of(layout: dict[str, int]) -> str:
-    return "-".join(f"{axis}{size}" for axis, size in layout.items()) or "one"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "moe")
@@ -51,40 +48,6 @@ def one_rank(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     out = tmp_path_factory.mktemp("one")
     result = run_ranks(scenarios.forward_update_export, 1, str(folder), {}, str(out), {})[0]
     return result | {"trained": load_file(out / "trained" / "model.safetensors")}
-
-
-def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) -> None:
-    """Every sample's log-probs and entropies are those of transformers, and come from exactly one rank."""
-    batch = random_batch(10, seed=1)
-    logprobs, entropy = reference_logprobs(folder, batch, temperature=scenarios.TEMPERATURE)
-    found = [result for result in results if result["arrays"] is not None]
-    assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
-    for result in found:
-        spans = [np.arange(batch.cu_seqlens[i], batch.cu_seqlens[i + 1]) for i in result["samples"]]
-        index = np.concatenate(spans)
-        np.testing.assert_allclose(result["arrays"]["logprobs"], logprobs[index], atol=bound)
-        np.testing.assert_allclose(result["arrays"]["entropy"], entropy[index], atol=bound)
-
-
-def check_layout(
-    layout: dict[str, int], folder: Path, one_rank: dict[str, Any], out: Path, **changes: Any
-) -> None:
-    world = LayoutSection(**layout).world_size
-    results = run_ranks(scenarios.forward_update_export, world, str(folder), layout, str(out), changes)
-    check_forward(results, folder, bound=1e-5)
-    for result in results:
-        for ours, theirs in zip(result["metrics"], one_rank["metrics"], strict=True):
-            assert ours == pytest.approx(theirs, abs=2e-5)
-        for index, offset, size in result["spans"]:
-            assert offset >= 0 and offset + size <= result["memory"][index]
-    original, loaded = (load_file(f / "model.safetensors") for f in (folder, out / "loaded"))
-    assert original.keys() == loaded.keys()
-    assert all(torch.equal(original[name], loaded[name]) for name in original)
-    trained = load_file(out / "trained" / "model.safetensors")
-    for name, theirs in one_rank["trained"].items():
-        # Adam's first steps are near lr x sign(gradient): where a gradient is nearly 0 its sign is rounding.
-        close = (trained[name] - theirs).abs() < 1e-5
-        assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"
 
 
 def test_one_rank_agrees_with_transformers(folder: Path, one_rank: dict[str, Any]) -> None:
