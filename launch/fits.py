@@ -18,7 +18,7 @@ from resharding.layout import Layout
 
 
 def check_model(config: Config, tokenizer: Any) -> None:
-    """ConfigError where the family cannot be trained, the layout does not divide the model, an engine is larger than a node, or
+    """ConfigError where training does not implement the model, the layout does not divide the model, an engine is larger than a node, or
     the tokenizer has ids the model lacks."""
     path = Path(config.model.path) / "config.json"
     hf_config = json.loads(path.read_text(encoding="utf-8"))

@@ -13,8 +13,9 @@ from launch.plan.hardware import CONFIGS
 from models.families import Family, family_of
 from models.layer_rows import field, head_dim
 from models.names import TRANSFORMER_ENGINE, Row
-from mrl.config.model import ModelSection, NewModelSection
+from mrl.config.model import ModelSection
 from mrl.errors import ConfigError
+from mrl.prepare.new_model import hf_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,8 @@ def find_facts(model: ModelSection) -> Facts:
     if own.is_file():
         return _read(own)
     if model.new is not None:
-        return Facts(_new_config(model.new), "model.new (vocabulary at its largest)")
+        made = hf_config(model.new, vocab_size=model.new.vocab_size, max_length=model.max_length)
+        return Facts(made, "model.new (vocabulary at its largest)")
     if published.is_file():
         return _read(published)
     known = sorted(path.parent.name for path in (CONFIGS / "models").glob("*/config.json"))
@@ -146,24 +148,3 @@ def _read(path: Path) -> Facts:
         return Facts(json.loads(path.read_text(encoding="utf-8")), str(path))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not readable JSON: {error}") from error
-
-
-def _new_config(new: NewModelSection) -> dict[str, Any]:
-    shape: dict[str, Any] = {
-        "model_type": new.family,
-        "vocab_size": -(-new.vocab_size // 16) * 16,
-        "hidden_size": new.hidden_size,
-        "intermediate_size": new.expert_size * new.num_experts_per_token,
-        "num_hidden_layers": new.num_layers,
-        "num_attention_heads": new.num_heads,
-        "num_key_value_heads": new.num_kv_heads,
-        "head_dim": new.head_dim,
-        "tie_word_embeddings": False,
-    }
-    if new.family == "qwen3_moe":
-        shape |= {
-            "num_experts": new.num_experts,
-            "num_experts_per_tok": new.num_experts_per_token,
-            "moe_intermediate_size": new.expert_size,
-        }
-    return shape

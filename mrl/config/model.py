@@ -10,7 +10,7 @@ from mrl.config.section import Section
 class NewModelSection(Section):
     """A small random model and its tokenizer, made on the spot when the model's folder does not exist."""
 
-    family: Literal["qwen3_moe", "qwen3"] = "qwen3_moe"
+    family: Literal["qwen3_moe", "qwen3", "mixtral", "deepseek_v3"] = "qwen3_moe"
     """Model type."""
     tokenizer: Literal["characters", "bpe"] = "characters"
     """characters: one token per character of the files; bpe: byte-level pairs trained on them."""
@@ -25,9 +25,9 @@ class NewModelSection(Section):
     num_heads: int = Field(default=4, ge=1)
     """Query heads."""
     num_kv_heads: int = Field(default=2, ge=1)
-    """Key and value heads."""
+    """Key and value heads (deepseek_v3: as many as query heads)."""
     head_dim: int = Field(default=32, ge=2)
-    """Width of one head."""
+    """Width of one head (deepseek_v3: of its values and of the part of its keys that is not rotated)."""
     num_experts: int = Field(default=8, ge=2)
     """Experts of each layer."""
     num_experts_per_token: int = Field(default=2, ge=1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mrl.config.model import ModelSection, NewModelSection
 from mrl.errors import ConfigError
 from mrl.prepare import tokenizer
+from mrl.prepare.new_model import hf_config
 
 
 def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> None:
@@ -43,33 +45,11 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
     import torch
     import transformers
 
-    shape = {
-        "vocab_size": -(-vocab_size // 16) * 16,  # divides by any small tensor-parallel size
-        "hidden_size": new.hidden_size,
-        "intermediate_size": new.expert_size * new.num_experts_per_token,
-        "num_hidden_layers": new.num_layers,
-        "num_attention_heads": new.num_heads,
-        "num_key_value_heads": new.num_kv_heads,
-        "head_dim": new.head_dim,
-        "max_position_embeddings": max_length,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-    }
+    fields = hf_config(new, vocab_size=vocab_size, max_length=max_length)
+    config = transformers.AutoConfig.for_model(**fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if new.family == "qwen3":
-            model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
-        else:
-            experts = {
-                "num_experts": new.num_experts,
-                "num_experts_per_tok": new.num_experts_per_token,
-                "moe_intermediate_size": new.expert_size,
-                "decoder_sparse_step": 1,
-                "norm_topk_prob": True,
-                "mlp_only_layers": [],
-            }
-            model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
+        model: Any = transformers.AutoModelForCausalLM.from_config(config)
     # Told after the weights are drawn: a padding row of zeros would be blown up by the first norm (its gradient is
     # 1 / sqrt(eps) times larger) whenever the model says the padding token, and gradient clipping would waste that step.
     model.config.pad_token_id = model.generation_config.pad_token_id = 0

@@ -10,6 +10,8 @@ from mrl.errors import ConfigError
 
 _CPU_MULTIPLE = 32
 """vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
+_CPU_LATENT = 576
+"""vLLM 0.32: width of latent attention's cache on CPU, compressed part and rotary part together."""
 
 
 def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
@@ -23,14 +25,18 @@ def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> Non
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
     head_dim = config.get("head_dim") or hidden // heads
     problems = []
-    if not config.get("kv_lora_rank") and head_dim % _CPU_MULTIPLE:
+    if latent := config.get("kv_lora_rank"):
+        if latent + config["qk_rope_head_dim"] != _CPU_LATENT:
+            problems.append(
+                f"kv_lora_rank + qk_rope_head_dim = {latent} + {config['qk_rope_head_dim']} (only {_CPU_LATENT})"
+            )
+    elif head_dim % _CPU_MULTIPLE:
         problems.append(f"head_dim = {head_dim}")
-    if expert_size := config.get("moe_intermediate_size"):
+    size_key = "intermediate_size" if config.get("model_type") == "mixtral" else "moe_intermediate_size"
+    if expert_size := config.get(size_key):
         if expert_size % (_CPU_MULTIPLE * tp):
             # vLLM pads narrower experts at the first load, and a reload no longer fits the padded kernel weights.
-            problems.append(
-                f"moe_intermediate_size = {expert_size} at rollout.tp = {tp} ({expert_size / tp:g} a rank)"
-            )
+            problems.append(f"{size_key} = {expert_size} at rollout.tp = {tp} ({expert_size / tp:g} a rank)")
         if hidden % _CPU_MULTIPLE:
             problems.append(f"hidden_size = {hidden}")
     if heads % tp:
