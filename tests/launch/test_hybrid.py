@@ -1,5 +1,6 @@
 """The hybrid engine over several layouts: engines, trainer and an export agree after real updates and reshards."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,14 @@ import pytest
 from launch.cluster import cluster
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.loop import LaunchSection
+from mrl.config.root import Config
 from mrl.errors import MrlError
 from mrl.loops.batch import pack, policy_versions
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import denominators
 from mrl.samples import Group, Prompt, Sample, Verdict, VerdictKind
 from tests.launch.hybrid_runs import running, sampled, tiny_config
-from tests.tiny_models import reference_logprobs
+from tests.tiny_models import reference_logprobs, write_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -39,6 +41,13 @@ LAYOUTS = {
         "training.offload=always",
     ),
 }
+FAMILIES = {
+    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
+}
+SLOW_FAMILIES = {
+    "mixtral": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=2"),
+}
+"""Model type -> the words of its configuration; the folder's correction biases are not zero."""
 SLOW_LAYOUTS = {
     "dp2-to-1": ("training.layout={tp: 1, pp: 1, ep: 1, dp: 2}", "rollout.tp=1"),
     "pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", "rollout.tp=1"),
@@ -84,7 +93,23 @@ def groups_of(prompts: list[np.ndarray], responses: list, version: int) -> list[
 def test_engines_trainer_and_export_agree_after_updates(
     layout: str, task: Path, ray_cluster: None, tmp_path: Path
 ) -> None:
-    config = tiny_config(task / "model", task, *(LAYOUTS | SLOW_LAYOUTS)[layout])
+    check_agreement(tiny_config(task / "model", task, *(LAYOUTS | SLOW_LAYOUTS)[layout]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES)]
+)
+def test_other_families_agree_after_updates(
+    family: str, task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / family, family, hidden_size=64, head_dim=64, moe_intermediate_size=64)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy2(task / "model" / name, folder / name)
+    check_agreement(tiny_config(folder, task, *(FAMILIES | SLOW_FAMILIES)[family]), tmp_path)
+
+
+def check_agreement(config: Config, tmp_path: Path) -> None:
+    """Two updates, each handed over; then engines, trainer and an export say the same of new responses."""
     rng = np.random.default_rng(0)
     prompts = [
         p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2
@@ -106,7 +131,7 @@ def test_engines_trainer_and_export_agree_after_updates(
             metrics = hybrid.train.update(batch, denominators(batch))
             assert metrics["optim/grad_norm"] > 0
             hybrid.sync(version + 1)
-        if "offloaded" in layout:
+        if config.training.offload == "always":
             with pytest.raises(MrlError, match="parameters are off-loaded"):
                 hybrid.train.broadcast("parameter_memory")
         responses = sampled(hybrid, prompts)
@@ -122,6 +147,6 @@ def test_engines_trainer_and_export_agree_after_updates(
     sampler = batch.arrays["sampler_logprobs"]
     assert np.abs(sampler - forward["logprobs"])[clear].max() < 1e-4
     assert np.abs(reference - forward["logprobs"])[clear].max() < 1e-4
-    assert np.abs(reference_logprobs(task / "model", batch)[0] - reference)[clear].max() > 1e-3, (
+    assert np.abs(reference_logprobs(Path(config.model.path), batch)[0] - reference)[clear].max() > 1e-3, (
         "the updates changed nothing"
     )
