@@ -183,7 +183,7 @@ class MegatronWorker:
 
         The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a segment's first token.
         Returned by the ranks with tp 0 on the last pipeline stage, None elsewhere. Entropies are in nats. The router
-        margin of a token is the smallest gap between the k-th and the next router logit over all layers and its prefix.
+        margin of a token is the smallest gap in a router's choice (RecordingRouter) over all layers and its prefix.
         """
         if role == "critic":
             return self._with_critic().forward(batch)

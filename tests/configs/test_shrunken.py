@@ -19,10 +19,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(ord(solution_str[:1] or "0") % 2)
 '''
 RECIPES = {
-    "qwen3_30b_a3b": "{tp: 2, ep: 2}",
-    "qwen3_235b_a22b": "{tp: 2, pp: 2, ep: 2}",
+    "qwen3_30b_a3b": ("qwen3_moe", "{tp: 2, ep: 2}"),
+    "deepseek_v3": ("deepseek_v3", "{tp: 2, pp: 2, ep: 2}"),
 }
-"""Recipe -> its layout with every axis above one at two (dp at what the two cores carry)."""
+SLOW_RECIPES = {
+    "qwen3_235b_a22b": ("qwen3_moe", "{tp: 2, pp: 2, ep: 2}"),
+}
+"""Recipe -> its family, its layout with every axis above one at two (dp at what the two cores carry)."""
 
 
 def shrunken(recipe: str, folder: Path) -> list[str]:
@@ -30,7 +33,11 @@ def shrunken(recipe: str, folder: Path) -> list[str]:
     leaves its memory while engines serve, as it does on GPUs."""
     arithmetic.write(folder / "data", largest=9, num_validation=8, num_warm_start=8)
     (folder / "judge.py").write_text(JUDGE)
-    new = "{num_layers: 4, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4, expert_size: 64}"
+    family, layout = (RECIPES | SLOW_RECIPES)[recipe]
+    new = (
+        f"{{family: {family}, num_layers: 4, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, "
+        "num_experts: 4, expert_size: 64}"
+    )
     overlay = folder / "small.yaml"
     overlay.write_text(
         f"""
@@ -69,12 +76,14 @@ loop:
     )
     # A layout is replaced as a whole: axes that the small one leaves out are one.
     axes = dict.fromkeys(("tp", "pp", "ep", "dp", "cp"), "1")
-    axes |= dict(pair.split(": ") for pair in RECIPES[recipe].strip("{}").split(", "))
+    axes |= dict(pair.split(": ") for pair in layout.strip("{}").split(", "))
     words = [f"training.layout.{axis}={size}" for axis, size in axes.items()]
     return [str(CONFIGS / f"{recipe}.yaml"), str(overlay), *words]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_RECIPES)]
+)
 def test_a_shrunken_recipe_trains_one_step(recipe: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mrl.cli", "train", *shrunken(recipe, tmp_path)],

@@ -130,7 +130,10 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
             batch, _ = shape_and_estimate(config.algorithm, batch.with_arrays(old_logprobs=before), groups)
             metrics = hybrid.train.update(batch, denominators(batch))
             assert metrics["optim/grad_norm"] > 0
-            hybrid.sync(version + 1)
+            moved = hybrid.sync(version + 1)
+            assert not moved.get("reshard/fallback_bytes"), (
+                moved
+            )  # the gathering mode has no plan to fall back from
         if config.training.offload == "always":
             with pytest.raises(MrlError, match="parameters are off-loaded"):
                 hybrid.train.broadcast("parameter_memory")

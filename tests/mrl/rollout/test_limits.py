@@ -11,7 +11,7 @@ from mrl.rollout.limits import check_cpu
 GOOD = {"num_attention_heads": 4, "hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
 
 
-def folder(path: Path, **changes: int) -> str:
+def folder(path: Path, **changes: int | str) -> str:
     (path / "config.json").write_text(json.dumps(GOOD | changes))
     return str(path)
 
@@ -19,7 +19,7 @@ def folder(path: Path, **changes: int) -> str:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
     check_cpu(folder(tmp_path), tp=tp)
-    check_cpu(folder(tmp_path, head_dim=16, kv_lora_rank=512), tp=tp)
+    check_cpu(folder(tmp_path, head_dim=16, kv_lora_rank=512, qk_rope_head_dim=64), tp=tp)
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,19 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
         ({"moe_intermediate_size": 96}, 2, r"moe_intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
         ({"hidden_size": 72}, 1, "hidden_size = 72"),
         ({"num_attention_heads": 3}, 2, "num_attention_heads = 3"),
+        (
+            {"kv_lora_rank": 256, "qk_rope_head_dim": 64},
+            1,
+            r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)",
+        ),
+        (
+            {"model_type": "mixtral", "intermediate_size": 96},
+            2,
+            r"intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)",
+        ),
     ],
 )
-def test_others_are_named(tmp_path: Path, changes: dict[str, int], tp: int, what: str) -> None:
+def test_others_are_named(tmp_path: Path, changes: dict[str, int | str], tp: int, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check_cpu(folder(tmp_path, **changes), tp=tp)
 

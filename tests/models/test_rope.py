@@ -1,0 +1,62 @@
+"""Rotary embeddings as transformers computes them: frequencies, scales, and the two ways of turning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
+
+from models import rope
+from models.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
+
+PUBLISHED = json.loads(
+    (Path(__file__).parents[2] / "configs/models/DeepSeek-V3/config.json").read_text(encoding="utf-8")
+)
+SMALL = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32,
+    "beta_fast": 8, "beta_slow": 2,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "published": PUBLISHED,
+    "plain": PUBLISHED | {"rope_scaling": None},
+    "weights": {"rope_parameters": SMALL | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    "no-weights": {"rope_parameters": SMALL},
+    "length-of-the-model": {
+        "rope_parameters": {k: v for k, v in SMALL.items() if not k.startswith("original")},
+        "max_position_embeddings": 64,
+    },
+    "one-dimension-of-ramp": {"rope_parameters": SMALL | {"beta_fast": 2, "beta_slow": 2}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tables_are_those_of_transformers(name: str) -> None:
+    hf = {"qk_rope_head_dim": 64} | CASES[name]
+    module = reference.DeepseekV3RotaryEmbedding(DeepseekV3Config(**hf))
+    found = rope.rope(hf, width=64)
+    torch.testing.assert_close(inverse_frequencies(found), module.inv_freq, rtol=0, atol=0)
+    cos, sin = module(torch.zeros(1), torch.arange(300)[None])
+    table = RotaryTable(found, max_length=300, dtype=torch.float32, device=torch.device("cpu"))
+    torch.testing.assert_close(table.cos, cos[0, :, :32], rtol=0, atol=0)
+    torch.testing.assert_close(table.sin, sin[0, :, :32], rtol=0, atol=0)
+
+
+def test_turned_pairs_have_the_products_of_transformers() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(5, 3, 8, dtype=torch.float64), torch.randn(5, 1, 8, dtype=torch.float64)
+    angles = torch.randn(5, 1, 4, dtype=torch.float64)
+    ours = [rotate_pairs(x, angles.cos(), angles.sin()) for x in (q, k)]
+    doubled = [torch.cat((x, x), -1)[:, 0][None] for x in (angles.cos(), angles.sin())]
+    theirs = reference.apply_rotary_pos_emb_interleave(
+        q.transpose(0, 1)[None], k.transpose(0, 1)[None], *doubled
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b[0].transpose(0, 1))
+    # The halves of a head in which even dimensions come first are its pairs.
+    evens_first = torch.cat((q[..., 0::2], q[..., 1::2]), -1)
+    torch.testing.assert_close(rotate(evens_first, angles.cos(), angles.sin()), ours[0])

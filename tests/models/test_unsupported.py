@@ -1,0 +1,51 @@
+"""What config.json may ask for in vain is an error with the key's name; the published models ask for nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.families import require_trainable
+from mrl.errors import ConfigError
+
+PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
+QWEN3 = {"model_type": "qwen3", "rope_theta": 1e6}
+MIXTRAL = {"model_type": "mixtral", "rope_theta": 1e6, "num_experts_per_tok": 2, "sliding_window": None}
+DEEPSEEK = json.loads((PUBLISHED / "DeepSeek-V3" / "config.json").read_text(encoding="utf-8"))
+YARN = DEEPSEEK["rope_scaling"]
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in PUBLISHED.iterdir() if path.is_dir()))
+def test_published_models_are_implemented(folder: str) -> None:
+    require_trainable(json.loads((PUBLISHED / folder / "config.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("hf", "changes", "named"),
+    [
+        (QWEN3, {"use_sliding_window": True}, "use_sliding_window = True"),
+        (QWEN3, {"attention_bias": True}, "attention_bias = True"),
+        (QWEN3, {"rope_scaling": YARN}, "rope_type = 'yarn' (only 'default')"),
+        (MIXTRAL, {"sliding_window": 4096}, "sliding_window = 4096 (only None)"),
+        (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
+        (MIXTRAL, {"hidden_act": "gelu"}, "hidden_act = 'gelu' (only None or 'silu')"),
+        (MIXTRAL, {"num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
+        (DEEPSEEK, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config = "),
+        (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (only 'sigmoid')"),
+        (DEEPSEEK, {"topk_method": None}, "topk_method = None (only 'noaux_tc')"),
+        (DEEPSEEK, {"norm_topk_prob": False}, "norm_topk_prob = False"),
+        (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
+        (DEEPSEEK, {"topk_group": 2}, "num_experts_per_tok = 8 with topk_group = 2"),
+        (DEEPSEEK, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
+        (DEEPSEEK, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (only 'default' or 'yarn')"),
+    ],
+)  # fmt: skip
+def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: str) -> None:
+    require_trainable(hf)
+    with pytest.raises(ConfigError) as error:
+        require_trainable(hf | changes)
+    assert named in str(error.value)
+    assert f"training does not implement that for {hf['model_type']}" in str(error.value)
