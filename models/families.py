@@ -13,7 +13,7 @@ from typing import Any
 from models import deepseek_v3_names, mixtral_names, qwen3_names, unsupported
 from models.layer_rows import HfConfig, field
 from models.manifest import CheckpointTensor, LocalTensor
-from models.names import LOCAL, Role, Row, Spec, chunk_layers, cut, divide, padded_vocab, whole
+from models.names import TRAINER, Role, Row, Spec, chunk_layers, cut, divide, padded_vocab, whole
 from mrl.errors import ConfigError
 from resharding.layout import Layout, Place
 
@@ -48,7 +48,7 @@ class Family:
         experts = range(self.num_experts(hf_config))
         tensors: dict[str, CheckpointTensor] = {}
         for number in range(field(hf_config, "num_hidden_layers")):
-            rows.extend(self.layer(hf_config, number, LOCAL, experts))
+            rows.extend(self.layer(hf_config, number, TRAINER, experts))
         for row in rows:
             kind = "float32" if row.role == "correction" else dtype
             for segment in (s for block in row.blocks for s in block):
@@ -67,7 +67,7 @@ class Family:
         *,
         dtype: str = "bfloat16",
         router_dtype: str | None = None,
-        spec: Spec = LOCAL,
+        spec: Spec = TRAINER,
         pad_vocab_to: int = 1,
     ) -> list[LocalTensor]:
         """Every parameter (and the router's correction buffer) of one rank, over all its model chunks.

@@ -100,12 +100,18 @@ def expert_mlps(
     experts: Iterable[int], name_of: Callable[[int, str], str], *, hidden: int, inner: int, spec: Spec
 ) -> list[Row]:
     """The experts one rank holds, numbered from 0 locally; name_of(expert, "gate" | "up" | "down") is the checkpoint name."""
+    own = [{part: name_of(expert, part) for part in ("gate", "up", "down")} for expert in experts]
+    if spec.experts == "stacked":
+        first = [(Segment(names[part], 0, inner),) for names in own for part in ("gate", "up")]
+        second = [(Segment(names["down"], 0, hidden),) for names in own]
+        return [
+            Row("mlp.experts.weight1", tuple(first), hidden, "etp"),
+            Row("mlp.experts.weight2", tuple(second), inner, "etp", dim=1),
+        ]
     rows: list[Row] = []
-    for local, expert in enumerate(experts):
-        names = {part: name_of(expert, part) for part in ("gate", "up", "down")}
-        if spec.grouped_experts:
-            name, suffix = "mlp.experts", f".weight{local}"
-        else:
-            name, suffix = f"mlp.experts.local_experts.{local}", ".weight"
+    for local, names in enumerate(own):
+        grouped = spec.experts == "grouped"
+        name = "mlp.experts" if grouped else f"mlp.experts.local_experts.{local}"
+        suffix = f".weight{local}" if grouped else ".weight"
         rows.extend(gated_mlp(name, hidden=hidden, inner=inner, split="etp", suffix=suffix, **names))
     return rows

@@ -1,4 +1,4 @@
-"""Megatron's layer specs with our norm, attention and router in them. Knows no family: megatron's config says it all."""
+"""Megatron's layer specs with our norm, attention, router and experts in them. Knows no family: megatron's config says it all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from models.experts import GroupedExperts
 from models.latent_attention import PackedLatentAttention
 from models.layer_modules import RecordingRouter, RMSNorm
 from models.te_attention import core_attention
@@ -44,4 +45,5 @@ def _layer_spec(config: TransformerConfig, layer: int, device: torch.device) -> 
         attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
     if is_moe:
         parts.mlp.submodules.router = RecordingRouter
+        parts.mlp.submodules.experts = ModuleSpec(GroupedExperts)
     return spec

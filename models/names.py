@@ -17,6 +17,9 @@ from resharding.layout import Layout
 
 Split = Literal["none", "tp", "etp"]
 Role = Literal["weight", "router", "correction"]
+Experts = Literal["stacked", "sequential", "grouped"]
+"""All in `experts.weight1` and `weight2` (models/experts.py), `experts.local_experts.{n}.linear_fc1.weight` (Megatron's local
+spec), or `experts.linear_fc1.weight{n}` (Transformer Engine)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,15 +28,17 @@ class Spec:
 
     fold_norms: bool = False
     """A norm followed by a column-parallel linear is that linear's `layer_norm_weight`."""
-    grouped_experts: bool = False
-    """`experts.linear_fc1.weight{n}` instead of `experts.local_experts.{n}.linear_fc1.weight`."""
+    experts: Experts = "stacked"
+    """How a rank's experts are named."""
     whole_down_projections: bool = False
     """MLA's down-projections are duplicated over tp (Transformer Engine) instead of split by rows."""
 
 
-LOCAL = Spec()
+TRAINER = Spec()
+"""The trainer's own layers (models/layer_specs.py)."""
+LOCAL = Spec(experts="sequential")
 """`get_gpt_layer_local_spec`: no Transformer Engine."""
-TRANSFORMER_ENGINE = Spec(fold_norms=True, grouped_experts=True, whole_down_projections=True)
+TRANSFORMER_ENGINE = Spec(fold_norms=True, experts="grouped", whole_down_projections=True)
 """`get_gpt_layer_with_transformer_engine_spec` with moe_grouped_gemm."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from models.families import family_of
 from models.manifest import LocalTensor, Piece
-from models.names import LOCAL, Spec
+from models.names import TRAINER, Spec
 from mrl.errors import ReshardError
 from resharding.layout import Layout, Place
 from resharding.manifest import RankManifest
@@ -41,7 +41,7 @@ def from_layout(
     *,
     dtype: str = "bfloat16",
     router_dtype: str | None = None,
-    spec: Spec = LOCAL,
+    spec: Spec = TRAINER,
     pad_vocab_to: int = 1,
 ) -> list[RankManifest]:
     """The manifest of every rank of a layout, in rank order, without a model. Replicas share one tuple of tensors."""
@@ -71,7 +71,7 @@ def from_model(
     layout: Layout,
     place: Place,
     *,
-    spec: Spec = LOCAL,
+    spec: Spec = TRAINER,
     pad_vocab_to: int = 1,
 ) -> RankManifest:
     """The manifest of a live rank: the table's boxes with the model's own dtypes.

@@ -7,8 +7,11 @@ model's construction moves no data between ranks.
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.moe.experts import SequentialMLP
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from models import layer_specs
 from models.build import PackedModel, build_chunks
 from models.names import LOCAL
 from mrl.config.training import TrainingSection
@@ -103,7 +106,26 @@ def test_names_shapes_and_coordinates_equal_megatrons(hf, layout):
     tables = sources.from_layout(hf, layout, dtype="float32")
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(hf, layout, place)]
-        assert sources.from_model(chunks, hf, layout, place, spec=LOCAL) == tables[place.rank]
+        assert sources.from_model(chunks, hf, layout, place) == tables[place.rank]
+
+
+class LocalSpecExperts(SequentialMLP):
+    """As Megatron's local spec makes them."""
+
+    def __init__(self, num_local_experts, config, *, pg_collection):
+        spec = get_gpt_layer_local_spec(num_experts=8, normalization="RMSNorm")
+        parts = spec.submodules.mlp.submodules.experts.submodules
+        super().__init__(num_local_experts, config, parts, pg_collection)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, ep=2), Layout(tp=4, ep=2, etp=2, dp=2)])
+def test_sequential_experts_have_megatrons_names_too(layout, monkeypatch):
+    """Of models that somebody else built with Megatron's local spec."""
+    monkeypatch.setattr(layer_specs, "GroupedExperts", LocalSpecExperts)
+    tables = sources.from_layout(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
+    for place in layout.places():
+        chunks = [model.weights() for model in build_rank(QWEN3_MOE, layout, place)]
+        assert sources.from_model(chunks, QWEN3_MOE, layout, place, spec=LOCAL) == tables[place.rank]
 
 
 def test_a_model_that_differs_is_refused_by_parameter_name():

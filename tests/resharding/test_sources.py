@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models.families import family_of
-from models.names import TRANSFORMER_ENGINE, chunk_layers
+from models.names import LOCAL, TRANSFORMER_ENGINE, chunk_layers
 from mrl.errors import ConfigError, ReshardError
 from resharding import sources
 from resharding.layout import Layout
@@ -47,7 +47,7 @@ def test_tp_above_the_groups_cuts_through_a_group():
 
 
 def test_a_rank_holds_its_gate_rows_then_its_up_rows():
-    manifest = sources.from_layout(QWEN3_MOE, Layout(tp=2, ep=1, etp=2))[1]
+    manifest = sources.from_layout(QWEN3_MOE, Layout(tp=2, ep=1, etp=2), spec=LOCAL)[1]
     found = pieces(manifest, "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight")
     names = [p.tensor.removeprefix("model.layers.0.mlp.experts.3.") for p in found]
     assert names == ["gate_proj.weight", "up_proj.weight"]
@@ -55,6 +55,19 @@ def test_a_rank_holds_its_gate_rows_then_its_up_rows():
         ((4, 0), (4, 16), (0, 0)),
         ((4, 0), (4, 16), (4, 0)),
     ]
+
+
+def test_stacked_experts_follow_one_another():
+    """The trainer's form: of each expert the rank's gate rows, then its up rows; of the down projections its columns."""
+    manifest = sources.from_layout(QWEN3_MOE, Layout(tp=2, ep=1, etp=2))[1]
+    expert, rows = "model.layers.0.mlp.experts.", pieces(manifest, "decoder.layers.0.mlp.experts.weight1")
+    at_3 = [(p.tensor, p.start, p.shape, p.local_start) for p in rows[6:8]]
+    assert at_3 == [
+        (f"{expert}3.gate_proj.weight", (4, 0), (4, 16), (24, 0)),
+        (f"{expert}3.up_proj.weight", (4, 0), (4, 16), (28, 0)),
+    ]
+    down = pieces(manifest, "decoder.layers.0.mlp.experts.weight2")[3]
+    assert (down.tensor, down.start, down.local_start) == (f"{expert}3.down_proj.weight", (0, 4), (48, 0))
 
 
 def test_padded_vocabulary_is_covered_up_to_its_size():

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from models.families import family_of
-from models.names import LOCAL, TRANSFORMER_ENGINE
+from models.names import LOCAL, TRAINER, TRANSFORMER_ENGINE
 from mrl.errors import ConfigError
 from resharding import destinations, sources
 from resharding.copies import assign, numpy_dtype
@@ -83,7 +83,7 @@ def _world(rng: random.Random, hf: dict) -> World:
         train,
         dtype=dtype,
         router_dtype=rng.choice([None, "float32"]),
-        spec=rng.choice([LOCAL, TRANSFORMER_ENGINE]),
+        spec=rng.choice([TRAINER, LOCAL, TRANSFORMER_ENGINE]),
         pad_vocab_to=rng.choice([1, 8, 32]),
     )
     needed = destinations.from_layout(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
