@@ -59,10 +59,22 @@ def shard_of(batch: TrainBatch, at: MegatronWorker) -> tuple[np.ndarray, TrainBa
 
 
 def digest_parameters(at: MegatronWorker) -> str:
-    """SHA-256 over this rank's parameters."""
+    """SHA-256 over this rank's share of the checkpoint tensors, by their names; of what is in no checkpoint, by its own."""
+    found = []
+    for local, tensor, _, _ in at.local_tensors():
+        boxes = [
+            (
+                p.tensor,
+                p.start,
+                tensor[tuple(slice(s, s + n) for s, n in zip(p.local_start, p.shape, strict=True))],
+            )
+            for p in local.pieces
+        ]
+        found += boxes or [(local.name, (), tensor)]
     total = hashlib.sha256()
-    for _, tensor, _, _ in at.local_tensors():
-        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for name, start, values in sorted(found, key=lambda box: box[:2]):
+        total.update(f"{name} {start}".encode())
+        total.update(values.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
