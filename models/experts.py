@@ -71,16 +71,13 @@ class GroupedExperts(MegatronModule):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
         """The keys, global shapes [..., experts, rows, columns] and offsets of Megatron's sequential experts."""
-        return {
-            f"{prefix}weight{number}": ShardedTensorFactory(
-                f"{prefix}experts.linear_fc{number}.weight",
-                weight,
-                functools.partial(self._shards, offsets=sharded_offsets, halves=halves),
-                functools.partial(_merged, shape=tuple(weight.shape)),
-                (0, 0, self.dp_group.rank()),
-            )
-            for number, weight, halves in ((1, self.weight1, 2), (2, self.weight2, 0))
-        }
+        found = {}
+        for number, weight, halves in ((1, self.weight1, 2), (2, self.weight2, 0)):
+            build: Any = functools.partial(self._shards, offsets=sharded_offsets, halves=halves)
+            merge: Any = functools.partial(_merged, shape=tuple(weight.shape))
+            key, replica = f"{prefix}experts.linear_fc{number}.weight", (0, 0, self.dp_group.rank())
+            found[f"{prefix}weight{number}"] = ShardedTensorFactory(key, weight, build, merge, replica)
+        return found
 
     @torch.no_grad()
     def _shards(
@@ -113,7 +110,7 @@ class GroupedExperts(MegatronModule):
         ]
 
 
-def _merged(pieces: list[Tensor], *, shape: tuple[int, int]) -> Tensor:
+def _merged(pieces: list[Tensor], *, shape: tuple[int, ...]) -> Tensor:
     return torch.cat(pieces, dim=1).reshape(shape)
 
 

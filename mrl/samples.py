@@ -106,7 +106,7 @@ class Sample:
 
     def with_verdict(self, verdict: Verdict) -> Sample:
         """The judged sample; in half the time of dataclasses.replace, because a step does it for every sample."""
-        return Sample(*_all_but_verdict(self), verdict)
+        return Sample(*_all_but_verdict(self), verdict)  # type: ignore[call-arg]
 
 
 _all_but_verdict = operator.attrgetter(*(f.name for f in dataclasses.fields(Sample) if f.name != "verdict"))
