@@ -130,7 +130,8 @@ class _Scatter(torch.autograd.Function):
 class PackedAttention(torch.nn.Module):
     """Core attention for Megatron's self attention: rotary embedding, then causal attention inside each segment.
 
-    Latent attention's queries and keys arrive turned, and its values have a width of their own.
+    Latent attention's queries and keys arrive turned, and its values are narrower. They are padded to the keys' width,
+    because torch's fused kernels want one width; the other ones hold all pairs of positions at once.
     """
 
     def __init__(self, config: Any, *, softmax_scale: float | None = None, **kwargs: Any) -> None:
@@ -151,6 +152,7 @@ class PackedAttention(torch.nn.Module):
         """query [N, H, D], key [N, G, D], value [N, G, V] -> [N, H x V]."""
         packed = packed_seq_params
         heads, width = query.shape[1], value.shape[2]
+        padding = max(0, query.shape[2] - width)
         if self.rotates:
             query, key = (rotate(x, packed.cos, packed.sin) for x in (query, key))
         parts = [_Gather.apply(x, packed.slot_tokens, packed.token_slots) for x in (query, key, value)]
@@ -158,9 +160,10 @@ class PackedAttention(torch.nn.Module):
         outputs = []
         for shape, q, k, v in zip(packed.shapes, *(part.split(sizes) for part in parts), strict=True):
             q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v))
+            v = functional.pad(v, (0, padding)) if padding else v
             out = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
             )
-            outputs.append(out.transpose(1, 2).reshape(-1, heads * width))
+            outputs.append(out[..., :width].transpose(1, 2).reshape(-1, heads * width))
         slots = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return _Scatter.apply(slots, packed.token_slots)

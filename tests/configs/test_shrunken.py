@@ -1,4 +1,4 @@
-"""Each recipe whose family is built, with the same kinds of parallelism at tiny sizes, trains one real step on CPU."""
+"""Each recipe, with the same kinds of parallelism at tiny sizes, trains one real step on CPU."""
 
 import os
 import subprocess
@@ -70,6 +70,7 @@ loop:
   steps: 1
   prompts_per_step: 2
   samples_per_prompt: 4
+  max_sampler_mismatch: 1.0e-4
   validation: {{before_training: false, after_training: false, every_steps: 0}}
   checkpoint: {{every_steps: 0, at_end: false}}
 """
@@ -101,3 +102,4 @@ def test_a_shrunken_recipe_trains_one_step(recipe: str, tmp_path: Path) -> None:
     assert len(rows) == 1
     assert rows[0]["rollout/groups"] >= 1
     assert rows[0]["optim/grad_norm"] > 0, rows[0]
+    assert rows[0]["reshard/fallback_bytes"] == 0

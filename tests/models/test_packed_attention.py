@@ -58,6 +58,30 @@ def test_values_and_gradients(lengths: list[int]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("width", [5, 12])
+def test_turned_queries_and_values_of_another_width(width: int) -> None:
+    """As latent attention hands them over, against each segment alone."""
+    config = types.SimpleNamespace(multi_latent_attention=True)
+    lengths, cpu = np.array([7, 1, 30]), torch.device("cpu")
+    rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=cpu)
+    packed = pack_segments(lengths, rotary=rotary, device=cpu)
+    q, k = (torch.randn(38, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    v = torch.randn(38, 4, width, dtype=torch.float64, requires_grad=True)
+    found = PackedAttention(config, softmax_scale=0.3)(q, k, v, None, packed_seq_params=packed)
+    outputs = []
+    for rows in torch.arange(38).split(lengths.tolist()):
+        scores = 0.3 * torch.einsum("ihd,jhd->hij", q[rows], k[rows])
+        scores = scores.masked_fill(torch.ones(len(rows), len(rows)).triu(1).bool(), float("-inf"))
+        outputs.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[rows]).flatten(1))
+    expected = torch.cat(outputs)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(expected)
+    ours = torch.autograd.grad((found * weight).sum(), (q, k, v))
+    theirs = torch.autograd.grad((expected * weight).sum(), (q, k, v))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_segments_do_not_see_each_other() -> None:
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float32, device=torch.device("cpu"))
     packed = pack_segments(np.array([7, 9]), rotary=rotary, device=torch.device("cpu"))

@@ -24,25 +24,35 @@ def test_segments_carry_all_that_megatron_hands_to_the_fused_kernels() -> None:
 
 
 @pytest.mark.gpu
-def test_the_fused_attention_agrees_with_our_own() -> None:
+@pytest.mark.parametrize("latent", [False, True])
+def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
     from megatron.core.transformer.enums import AttnMaskType
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     device, rng = torch.device("cuda"), torch.Generator("cuda").manual_seed(0)
     assert core_attention(device) is FusedPackedAttention, "Transformer Engine is not installed"
-    config = TransformerConfig(
-        num_layers=1, hidden_size=512, num_attention_heads=8, num_query_groups=2, kv_channels=64, bf16=True
+    heads, width = 8, 64
+    groups, value_width = (heads, 48) if latent else (2, width)
+    config = (MLATransformerConfig if latent else TransformerConfig)(
+        num_layers=1,
+        hidden_size=512,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=64,
+        bf16=True,
     )
-    rotary = RotaryTable(Rope(1e4, 64), max_length=512, dtype=torch.bfloat16, device=device)
+    rotary = RotaryTable(Rope(1e4, width), max_length=512, dtype=torch.bfloat16, device=device)
     packed = pack_segments(np.array([300, 17, 130, 1]), rotary=rotary, device=device)
     query, key, value = (
-        torch.randn(448, heads, 64, device=device, dtype=torch.bfloat16, generator=rng) for heads in (8, 2, 2)
+        torch.randn(448, count, size, device=device, dtype=torch.bfloat16, generator=rng)
+        for count, size in ((heads, width), (groups, width), (groups, value_width))
     )
+    widths = {"softmax_scale": 0.1, "k_channels": width, "v_channels": value_width} if latent else {}
     fused = FusedPackedAttention(
-        config, layer_number=1, attn_mask_type=AttnMaskType.causal, attention_type="self"
+        config, layer_number=1, attn_mask_type=AttnMaskType.causal, attention_type="self", **widths
     )
     options = {"attn_mask_type": AttnMaskType.causal, "packed_seq_params": packed}
     found = fused(query, key, value, None, **options)
     torch.testing.assert_close(
-        found, PackedAttention(config)(query, key, value, None, **options), rtol=2e-2, atol=2e-2
+        found, PackedAttention(config, **widths)(query, key, value, None, **options), rtol=2e-2, atol=2e-2
     )

@@ -141,6 +141,14 @@ def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[s
     return {"before": before, "reference": reference, "policy": policy, "same": same, "errors": errors}
 
 
+def reference_of(rank: int, world: int, port: int, folder: str, layout: dict[str, int], path: str) -> Any:
+    """What the reference of another folder says, and then the policy."""
+    at = worker(rank, world, port, folder, layout)
+    at.snapshot_reference(path)
+    batch = random_batch(10, seed=1)
+    return {"reference": at.forward(batch, role="reference"), "policy": at.forward(batch)}
+
+
 def offload_and_reload(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], dtype: str
 ) -> dict[str, Any]:
