@@ -52,8 +52,8 @@ class _OneEngine:
     def __init__(self, engine) -> None:
         self._engine = engine
 
-    def submit(self, round: Round) -> None:
-        self._engine.submit(round.requests())
+    def submit(self, wanted: Round) -> None:
+        self._engine.submit(wanted.requests())
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         return self._engine.poll(timeout_seconds)

@@ -46,8 +46,8 @@ class RolloutActor:
 
         leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
-    def submit(self, round: Round) -> None:
-        self._engine.submit(round.requests())
+    def submit(self, wanted: Round) -> None:
+        self._engine.submit(wanted.requests())
 
     def poll(self, seconds: float) -> ResponseBatch:
         """What finishes while the engine is stepped for so long, or until nothing is left."""
@@ -59,10 +59,10 @@ class RolloutActor:
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self._engine, method)(*arguments, **options)
 
-    def generate(self, round: Round, deadline_seconds: float) -> ResponseBatch:
+    def generate(self, wanted: Round, deadline_seconds: float) -> ResponseBatch:
         """All responses of a round in one call."""
         deadline = time.monotonic() + deadline_seconds
-        return ResponseBatch.of(self._engine.generate(round.requests(), deadline=deadline))
+        return ResponseBatch.of(self._engine.generate(wanted.requests(), deadline=deadline))
 
     def prepare_sync(self) -> list[str]:
         """The addresses of this engine's ranks, as the configured transport needs them."""

@@ -35,18 +35,18 @@ class RolloutGroup(ActorGroup):
     def start_calls(self) -> dict[str, Any]:
         return self.calls("start")
 
-    def submit(self, round: Round) -> None:
+    def submit(self, wanted: Round) -> None:
         """Hands each engine its prompts; returns when all engines have them."""
-        shares = self._shares(round)
+        shares = self._shares(wanted)
         for engine, share in shares.items():
             self._open[engine] += share.num_requests
         self.wait({self.name(e): self.actors[e].submit.remote(share) for e, share in shares.items()})
 
-    def generate_calls(self, round: Round, deadline_seconds: float) -> dict[str, Any]:
+    def generate_calls(self, wanted: Round, deadline_seconds: float) -> dict[str, Any]:
         """Starts one blocking generate call per engine; for measurements."""
         return {
             self.name(engine): self.actors[engine].generate.remote(share, deadline_seconds)
-            for engine, share in self._shares(round).items()
+            for engine, share in self._shares(wanted).items()
         }
 
     def poll(self, timeout_seconds: float) -> list[Response]:
@@ -97,9 +97,9 @@ class RolloutGroup(ActorGroup):
         """Starts every engine's side of a hand-over."""
         return self.calls("call", "receive", session)
 
-    def _shares(self, round: Round) -> dict[int, Round]:
+    def _shares(self, wanted: Round) -> dict[int, Round]:
         """By engine, where it has any."""
         shares: dict[int, list[tuple[int, Any]]] = {}
-        for prompt in round.prompts:
+        for prompt in wanted.prompts:
             shares.setdefault(prompt[0] % len(self.actors), []).append(prompt)
-        return {engine: Round(tuple(share), round.sampling) for engine, share in shares.items()}
+        return {engine: Round(tuple(share), wanted.sampling) for engine, share in shares.items()}

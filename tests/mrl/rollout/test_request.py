@@ -1,12 +1,13 @@
-"""Seeds: no two samples of a run share one."""
+"""Requests of a round and their seeds: no two samples of a run share one."""
 
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from mrl.errors import ConfigError
-from mrl.rollout.request import _permute_32, sample_seed
+from mrl.rollout.request import Round, Sampling, _permute_32, sample_of, sample_seed
 
 
 def test_no_two_samples_share_a_seed_even_in_the_low_half() -> None:
@@ -42,3 +43,21 @@ def test_the_low_half_is_a_permutation() -> None:
 def test_an_index_without_a_seed_is_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         sample_seed(0, **({"prompt_index": 0, "sample_index": 0} | bad))
+
+
+def test_a_round_is_one_request_for_each_response() -> None:
+    sampling = Sampling(num_samples=3, temperature=0.7, max_tokens=5, seed=11)
+    tokens = [np.array([1, 2], np.int32), np.array([3], np.int32)]
+    wanted = Round(((4, tokens[0]), (-1, tokens[1])), sampling)
+    requests = wanted.requests()
+    assert wanted.num_requests == len(requests) == 6
+    assert (
+        [r.request_id for r in requests]
+        == wanted.request_ids()
+        == [f"{p}.{n}" for p in (4, -1) for n in range(3)]
+    )
+    assert [sample_of(r.request_id) for r in requests] == [(p, n) for p in (4, -1) for n in range(3)]
+    assert all(r.prompt_tokens is tokens[i // 3] for i, r in enumerate(requests))
+    assert {(r.temperature, r.max_tokens, r.greedy) for r in requests} == {(0.7, 5, False)}
+    assert len({r.seed for r in requests}) == 6
+    assert requests[1].seed == sample_seed(11, 4, 1)
