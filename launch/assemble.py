@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.supply import GroupSupply
 from mrl.observe.phases import PhaseClock
 from mrl.prepare import tiny_model
+
+log = logging.getLogger(__name__)
 
 WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What workers inherit of the driver's environment; nothing else."""
@@ -82,6 +85,8 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         tiny_model.ensure(config.model, training_files, seed=config.run.seed)
         tokenizer = load_tokenizer(config)
         check_model(config, tokenizer)
+        for doubt in config.doubts:
+            log.warning(doubt)
         dataset = load_data(config.data, config.judge, tokenizer)
         print("data: " + ", ".join(dataset.report.lines()), flush=True)
         check_judging(config, dataset.stream(config.run.seed).take(64))

@@ -12,7 +12,7 @@ from models.families import family_of, require_trainable
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError
 from mrl.judges.pool import check_judges
-from mrl.rollout import limits
+from mrl.rollout import limits, quantised
 from mrl.samples import Prompt
 from resharding.layout import Layout
 
@@ -23,6 +23,7 @@ def check_model(config: Config, tokenizer: Any) -> None:
     path = Path(config.model.path) / "config.json"
     hf_config = json.loads(path.read_text(encoding="utf-8"))
     require_trainable(hf_config)
+    quantised.require_whole_blocks(hf_config, config.rollout)
     if (slots := config.launch.slots_per_node) and config.rollout.tp > slots:
         raise ConfigError(_larger_than_a_node(config, f"a node has launch.slots_per_node = {slots}"))
     layout = Layout(**config.training.layout.model_dump())
@@ -56,6 +57,7 @@ def check_engines(config: Config, placement: Placement, *, gpus: bool) -> None:
             raise ConfigError(_larger_than_a_node(config, f"engine {engine} would lie on nodes {nodes}"))
     if not gpus:
         limits.check_cpu(config.model.path, tp=size, expert_parallel=config.rollout.expert_parallel)
+        quantised.require_cpu(config.rollout)
 
 
 def _larger_than_a_node(config: Config, found: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 BUCKET = -1
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int64", "int32", "uint8")
+FLOAT32 = WIRE_DTYPES.index("float32")
 COPY = np.dtype(
     [
         ("source", "i4"),
@@ -25,10 +26,13 @@ COPY = np.dtype(
         ("cols", "i8"),
         ("wire", "i1"),
         ("module", "i4"),
+        ("block", "i4"),
     ]
 )
 """`source_stride`, `target_stride`: elements between two runs. `wire`: index into WIRE_DTYPES. `module`: index into the
-part's modules (-1 where the target is the bucket)."""
+part's modules (-1 where the target is the bucket). `block`: 0, or the source is quantised by square blocks of this edge, of
+which it has whole ones: into values (wire float8_e4m3fn) or scales (wire float32; the target then has an element for each
+block, `rows` and `cols` count the source's)."""
 
 CopyTable = np.ndarray
 """A numpy array of dtype COPY."""
@@ -38,7 +42,7 @@ Box = tuple[int, int, int]
 
 
 class CopyList:
-    """Collects copies and joins a new one to the last where both sides continue it."""
+    """Collects copies and joins a new one to the last where both sides continue it; what is quantised stays a box."""
 
     def __init__(self) -> None:
         self._rows: list[list[int]] = []
@@ -46,11 +50,16 @@ class CopyList:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, source: Box, target: Box, *, rows: int, cols: int, wire: int, module: int) -> None:
+    def add(
+        self, source: Box, target: Box, *, rows: int, cols: int, wire: int, module: int, block: int = 0
+    ) -> None:
+        if block:
+            self._rows.append([*source, *target, rows, cols, wire, module, block])
+            return
         if rows == 1 or (source[2] == cols and target[2] == cols):
             rows, cols = 1, rows * cols
             source, target = (source[0], source[1], cols), (target[0], target[1], cols)
-        new = [*source, *target, rows, cols, wire, module]
+        new = [*source, *target, rows, cols, wire, module, 0]
         if not (self._rows and _joined(self._rows[-1], new)):
             self._rows.append(new)
 
@@ -60,8 +69,8 @@ class CopyList:
 
 def _joined(last: list[int], new: list[int]) -> bool:
     """Extend `last` by `new` in place where that is one copy; says whether it was."""
-    source, at, step, target, to, stride, rows, cols, wire, module = last
-    same = (source, target, wire, module) == (new[0], new[3], new[8], new[9])
+    source, at, step, target, to, stride, rows, cols, wire, module, block = last
+    same = (source, target, wire, module, block) == (new[0], new[3], new[8], new[9], new[10])
     if not same:
         return False
     if rows == 1 and new[6] == 1 and new[1] == at + cols and new[4] == to + cols:
@@ -74,17 +83,27 @@ def _joined(last: list[int], new: list[int]) -> bool:
     return False
 
 
+def target_sizes(table: CopyTable) -> tuple[np.ndarray, np.ndarray]:
+    """(runs, elements of each) that every copy writes."""
+    edge = np.where(table["wire"] == FLOAT32, np.maximum(table["block"], 1), 1)
+    return -(-table["rows"] // edge), -(-table["cols"] // edge)
+
+
 def num_elements(table: CopyTable) -> int:
     """Elements the table writes."""
-    return int((table["rows"] * table["cols"]).sum())
+    rows, cols = target_sizes(table)
+    return int((rows * cols).sum())
 
 
 def run(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] | Any) -> None:
     """Execute a table over flat 1-D arrays. The side that is the bucket is one flat uint8 array; the other a sequence
     indexed by tensor. Casting follows the target's dtype, through the wire dtype where a bucket is involved."""
     for row in table.tolist():
-        source, at, step, target, to, stride, rows, cols, wire, _ = row
+        source, at, step, target, to, stride, rows, cols, wire, _, block = row
         taken = _view(sources, source, at, step, rows, cols, wire)
+        if block:
+            taken = _quantised(taken.reshape(rows, cols), WIRE_DTYPES[wire], block)
+            rows, cols = taken.shape
         given = _view(targets, target, to, stride, rows, cols, wire)
         assign(given, taken)
 
@@ -98,6 +117,12 @@ def _view(arrays: Any, index: int, offset: int, stride: int, rows: int, cols: in
         window = flat[offset : offset + (rows - 1) * stride + cols]
         return np.lib.stride_tricks.as_strided(window, (rows, cols), (stride * size, size))
     return flat.as_strided((rows, cols), (stride, 1), flat.storage_offset() + offset)
+
+
+def _quantised(weight: Any, wire: str, block: int) -> Any:
+    from resharding.fp8 import quantised  # torch: planning goes without
+
+    return quantised(weight, wire, block)
 
 
 def bucket_view(bucket: Any, wire: str) -> Any:

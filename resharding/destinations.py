@@ -14,7 +14,7 @@ from models import vllm_names
 from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import ConfigError, ReshardError
 from resharding.layout import Layout
-from resharding.manifest import RankManifest
+from resharding.manifest import RankManifest, whole_modules
 
 
 def from_layout(
@@ -97,10 +97,7 @@ def from_trace(
         pieces[name] = [Piece(tensor, zero, shape, zero)]
         feeds.setdefault(_module(name), set()).add(tensor)
     odd |= {_module(name) for name, found in pieces.items() if not found}
-    while more := {
-        m for m, fed in feeds.items() if m not in odd and any(fed & feeds.get(o, set()) for o in odd)
-    }:
-        odd |= more  # a tensor that comes whole is loaded into every module it feeds
+    odd = whole_modules(feeds, odd)
     if unknown := sorted(odd - feeds.keys()):
         raise ReshardError(f"rollout rank {rank}: no checkpoint tensor is seen to fill {unknown[:20]}")
     tensors = [

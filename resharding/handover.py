@@ -26,6 +26,7 @@ from resharding.node_lane import Neighbours, NodeLane, Offer
 from resharding.part import SlotPart
 from resharding.plan import PlanOptions, build_plan
 from resharding.planned import Lane, Led, Load, MeshLane, PeerLane, parcels_of
+from resharding.quantised import unquantised
 from resharding.ranks import Ranks
 from resharding.sending import SendStats
 from resharding.session import Session
@@ -137,8 +138,9 @@ class PlannedHandOver:
         )
         self._part = self.plan.part(self.plan.topology.source_slots[self._rank])
         self._fallback = self._whole_tensors(sources)
-        self._led = self._leads(leased_tensors(located), destinations)
+        self._led = self._leads(leased_tensors(located))
         self._near: Neighbours | None = None
+        self._lane: Lane | None = None
 
     def _topology(self, num_receivers: int, slots_per_node: int) -> Topology:
         """One slot for a trainer and its generation rank, or each on its own where they share no memory."""
@@ -153,7 +155,7 @@ class PlannedHandOver:
         """How what no plan can place is gathered; None where the plan has everything."""
         if not self.plan.fallback:
             return None
-        trainer, names = self._trainer, set(self.plan.fallback)
+        trainer, names = self._trainer, set(unquantised(self.plan.fallback))
         wanted = [t for t in trainer.family.checkpoint_tensors(trainer.hf_config) if t.name in names]
         if unknown := names - {t.name for t in wanted}:
             raise ReshardError(
@@ -161,17 +163,17 @@ class PlannedHandOver:
             )
         return gather_plan.build(wanted, [m.tensors for m in sources], self._sync.bucket_bytes)
 
-    def _leads(self, leased: Sequence[LeasedTensor], destinations: Sequence[RankManifest]) -> list[Led]:
+    def _leads(self, leased: Sequence[LeasedTensor]) -> list[Led]:
         fallback = () if self._fallback is None else self._fallback.tensors
         if self._ends.mesh is None:
-            whole = destinations[self._rank].unplanned
+            whole = unquantised(self.plan.whole[self._rank])
             return [Led(self._ends.senders[0], of_part(self._part, leased, fallback, whole))]
         topology = self.plan.topology
         rank_of_slot = {slot: rank for rank, slot in enumerate(topology.source_slots)}
         led = []
         for receiver, sender in zip(self._ends.receivers, self._ends.senders, strict=True):
             part = self.plan.part(topology.destination_slots[receiver])
-            tables = of_part(part, [], fallback, destinations[receiver].unplanned)
+            tables = of_part(part, [], fallback, unquantised(self.plan.whole[receiver]))
             led.append(Led(sender, tables, parcels_of(part, rank_of_slot)))
         return led
 
@@ -201,12 +203,15 @@ class PlannedHandOver:
             own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
             flat, near = [tensor.reshape(-1) for tensor in own], self._neighbours(ranks)
             load = Load(self._part if near is None else near.rest, flat, self._fallback, own)
-            lane = self._lane(ranks, load.part)
+            lane = self._far(ranks, load.part)
             if near is not None:
                 lane = NodeLane(near, lane, ranks, flat)
             stats = planned.send(
                 self._led, session, load, lane, ranks, lease=self._describe(), mesh=self._ends.mesh
             )
+        except BaseException:
+            self._lane = None  # messages of the failed session may still be under way in its buckets
+            raise
         finally:
             trainer.memory.release()
         whole = 0 if self._fallback is None else self._fallback.num_bytes * len(self._led)
@@ -237,11 +242,15 @@ class PlannedHandOver:
             self._part, {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
         )
 
-    def _lane(self, ranks: Ranks, part: SlotPart) -> Lane:
-        topology, mesh = self.plan.topology, self._ends.mesh
-        if mesh is None:
-            return PeerLane(ranks, part, {s: r for r, s in enumerate(topology.source_slots)})
-        return MeshLane(mesh, part, {s: r for r, s in enumerate(topology.destination_slots)})
+    def _far(self, ranks: Ranks, part: SlotPart) -> Lane:
+        """The lane beyond this machine's memory, with its buckets, made in the first session."""
+        if self._lane is None:
+            topology, mesh = self.plan.topology, self._ends.mesh
+            if mesh is None:
+                self._lane = PeerLane(ranks, part, {s: r for r, s in enumerate(topology.source_slots)})
+            else:
+                self._lane = MeshLane(mesh, part, {s: r for r, s in enumerate(topology.destination_slots)})
+        return self._lane
 
     def _describe(self) -> list[dict[str, Any]]:
         if self._ends.mesh is not None:

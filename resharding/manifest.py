@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from models.manifest import LocalTensor, Piece
@@ -73,6 +73,19 @@ class RankManifest:
     def num_bytes(self) -> int:
         """Bytes of all tensors, padding included."""
         return sum(tensor_bytes(tensor) for tensor in self.tensors)
+
+
+def whole_modules(feeds: Mapping[str, Set[str]], odd: Set[str]) -> set[str]:
+    """`odd` modules and all that share a tensor with one of them: what comes whole is loaded into every module it feeds.
+
+    `feeds`: module -> checkpoint tensors that fill it.
+    """
+    found = set(odd)
+    while more := {
+        m for m, fed in feeds.items() if m not in found and any(fed & feeds.get(o, set()) for o in found)
+    }:
+        found |= more
+    return found
 
 
 def tensor_bytes(tensor: LocalTensor) -> int:

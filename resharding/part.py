@@ -152,29 +152,38 @@ class PartBuilder:
         chosen = transfer.chosen(item.ordinal)
         source = transfer.candidates[chosen]
         sending, receiving = source == self._source, transfer.destination == self._destination
-        cut = slice_of(transfer.shape, step.part, step.parts)
+        cut = slice_of(transfer.shape, step.part, step.parts, transfer.unit)
         if not (sending or receiving) or cut is None:
             return
         start, shape = cut
-        rows, cols = shape if len(shape) == 2 else (1, shape[0] if shape else 1)
+        size, read = _matrix(shape), _matrix(shape)
         taken, given, module = None, None, -1
         if sending:
-            origin = tuple(a + b for a, b in zip(transfer.origins[chosen], start, strict=True))
+            from_start, from_shape = transfer.source_box(start, shape)
+            origin = tuple(a + b for a, b in zip(transfer.origins[chosen], from_start, strict=True))
             taken = _side(item.holds[transfer.holds[chosen]], self._source_tensors, origin)
+            read = _matrix(from_shape)
         if receiving:
             target = tuple(a + b for a, b in zip(transfer.target, start, strict=True))
             place = item.needs[transfer.need]
             given = _side(place, self._destination_tensors, target)
             module = self._module_of[place.index]
             draft.touched.add(module)
+        wire, block = transfer.wire, transfer.block
         if taken and given:
-            draft.local.add(taken, given, rows=rows, cols=cols, wire=transfer.wire, module=module)
+            draft.local.add(taken, given, rows=read[0], cols=read[1], wire=wire, module=module, block=block)
         elif taken:
             peer = self._topology.destination_slots[transfer.destination]
-            draft.stream(draft.sends, peer).pack(taken, rows, cols, transfer.wire)
+            draft.stream(draft.sends, peer).pack(taken, read, size, wire, block)
         elif given:
             peer = self._topology.source_slots[source]
-            draft.stream(draft.receives, peer).unpack(given, rows, cols, transfer.wire, module)
+            draft.stream(draft.receives, peer).unpack(given, size, wire, module)
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, columns) of a scalar, a vector or a matrix."""
+    rows, cols = shape if len(shape) == 2 else (1, shape[0] if shape else 1)
+    return rows, cols
 
 
 def _index(slots: Sequence[int], slot: int) -> int | None:
@@ -212,13 +221,13 @@ class _Stream:
     def num_bytes(self) -> int:
         return -(-self._cursor // ALIGN) * ALIGN
 
-    def pack(self, taken: Box, rows: int, cols: int, wire: int) -> None:
-        self.copies.add(taken, self._reserve(rows, cols, wire), rows=rows, cols=cols, wire=wire, module=-1)
+    def pack(self, taken: Box, read: tuple[int, int], size: tuple[int, int], wire: int, block: int) -> None:
+        given = self._reserve(*size, wire)
+        self.copies.add(taken, given, rows=read[0], cols=read[1], wire=wire, module=-1, block=block)
 
-    def unpack(self, given: Box, rows: int, cols: int, wire: int, module: int) -> None:
-        self.copies.add(
-            self._reserve(rows, cols, wire), given, rows=rows, cols=cols, wire=wire, module=module
-        )
+    def unpack(self, given: Box, size: tuple[int, int], wire: int, module: int) -> None:
+        taken = self._reserve(*size, wire)
+        self.copies.add(taken, given, rows=size[0], cols=size[1], wire=wire, module=module)
 
     def _reserve(self, rows: int, cols: int, wire: int) -> Box:
         size = int(WIRE_BYTES[wire])

@@ -16,6 +16,7 @@ from mrl.errors import ReshardError
 from resharding.boxes import Box, cells, contains, intersection, overlap, volume
 from resharding.copies import WIRE_DTYPES
 from resharding.manifest import DTYPE_BYTES, RankManifest
+from resharding.quantised import SCALES, VALUES, Blocks
 from resharding.topology import Topology
 
 
@@ -40,8 +41,9 @@ class Place:
 class Transfer:
     """One cell of one need of one destination rank; `candidates` are the nearest source ranks that hold all of it.
 
-    `origin` and `target` are the cell's coordinates relative to the holding box and to the needed box; `holds` gives the
-    index of each candidate's box among the tensor's holdings.
+    `origins` and `target` are the cell's coordinates relative to the holding box and to the needed box; `holds` gives the
+    index of each candidate's box among the tensor's holdings. `block`: the edge of the blocks that the holder quantises, 0
+    where it only casts. A cell of scales counts blocks, its origins and `extent` count the holder's elements.
     """
 
     destination: int
@@ -54,6 +56,20 @@ class Transfer:
     turn: int
     distance: int
     wire: int
+    block: int = 0
+    extent: tuple[int, ...] = ()
+    """The cell's shape in the holder's elements."""
+
+    @property
+    def unit(self) -> int:
+        """The cell is cut at multiples of this."""
+        return self.block if self.block and self.extent == self.shape else 1
+
+    def source_box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+        """Where the holder has a part of the cell: relative to the origin, in the holder's elements."""
+        if not self.block or self.extent == self.shape:
+            return start, shape
+        return Blocks(self.extent, self.block).elements(start, shape)
 
     def chosen(self, ordinal: int) -> int:
         """Index of the holder for the tensor with this ordinal in its class: turns go round the candidates."""
@@ -106,17 +122,26 @@ def places(groups: Sequence[Replicas]) -> dict[str, list[Place]]:
     return found
 
 
-def items(sources: Sequence[Replicas], destinations: Sequence[Replicas], topology: Topology) -> list[Item]:
-    """An item per needed checkpoint tensor, in order of first need. ReshardError lists boxes no source holds."""
+def items(
+    sources: Sequence[Replicas], destinations: Sequence[Replicas], topology: Topology, *, block: int
+) -> list[Item]:
+    """An item per needed checkpoint tensor, in order of first need. ReshardError lists boxes no source holds.
+
+    `block`: edge of the blocks of tensors that are needed quantised and held wider.
+    """
     held, needed = places(sources), places(destinations)
     patterns: dict[tuple, tuple[Pattern, list[int]]] = {}
     result, missing = [], []
     for tensor, needs in needed.items():
-        holds = held.get(tensor, [])
-        key = (_key(holds, sources), _key(needs, destinations))
+        scales = tensor.endswith(SCALES) and tensor not in held
+        holds = held.get(tensor.removesuffix(SCALES) if scales else tensor, [])
+        key = (scales, _key(holds, sources), _key(needs, destinations))
         if key not in patterns:
             try:
-                patterns[key] = (_pattern(tensor, holds, needs, sources, destinations, topology), [0])
+                pattern = _pattern(
+                    tensor, holds, needs, sources, destinations, topology, block, scales=scales
+                )
+                patterns[key] = (pattern, [0])
             except ReshardError as error:
                 missing.append(str(error))
                 continue
@@ -144,8 +169,14 @@ def _pattern(
     sources: Sequence[Replicas],
     destinations: Sequence[Replicas],
     topology: Topology,
+    block: int,
+    *,
+    scales: bool,
 ) -> Pattern:
-    choices = _Choices(tensor, holds, sources, topology)
+    narrow = VALUES in {destinations[p.group].tensors[p.index].dtype for p in needs}
+    wider = any(sources[p.group].tensors[p.index].dtype != VALUES for p in holds)
+    form = _Plain(holds) if not (wider and (narrow or scales)) else _Quantised(holds, block, scales=scales)
+    choices = _Choices(tensor, holds, sources, topology, form)
     transfers: list[Transfer] = []
     missing = 0
     for destination, need, place in _needs_by_rank(needs, destinations):
@@ -165,15 +196,72 @@ def _needs_by_rank(
     yield from sorted(listed, key=lambda entry: entry[:2])
 
 
+class _Plain:
+    """A tensor that is needed as it is held, or cast."""
+
+    block = 0
+
+    def __init__(self, holds: Sequence[Place]) -> None:
+        self.boxes: list[Box] = [(place.piece.start, place.piece.shape) for place in holds]
+        """What each holding can give, in the units of the need."""
+
+    def check(self, tensor: str, box: Box) -> None:
+        """ReshardError for a need that cannot be met in this form."""
+
+    def extent(self, cell: Box) -> tuple[int, ...]:
+        """A cell's shape in the holders' elements."""
+        return cell[1]
+
+    def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
+        """Where a cell begins in a holding, in its elements."""
+        return _relative(cell[0], self.boxes[hold][0])
+
+    def wire(self, source: str, destination: str, *, local: bool) -> int:
+        """Local copies are counted in the destination's dtype; others travel in the narrower of the two."""
+        if local or DTYPE_BYTES[destination] <= DTYPE_BYTES[source]:
+            return WIRE_DTYPES.index(destination)
+        return WIRE_DTYPES.index(source)
+
+
+class _Quantised(_Plain):
+    """The values (in elements) or the scales (in blocks) of a tensor that its holders quantise, whole blocks only."""
+
+    def __init__(self, holds: Sequence[Place], block: int, *, scales: bool) -> None:
+        super().__init__(holds)
+        self.block, self._scales, self._held = block, scales, self.boxes
+        self._blocks = Blocks.of(self._held, block)
+        inside = [self._blocks.inside(*box) for box in self._held]
+        self.boxes = inside if scales else [self._blocks.elements(*box) for box in inside]
+
+    def check(self, tensor: str, box: Box) -> None:
+        if not self._scales and self._blocks.elements(*self._blocks.inside(*box)) != box:
+            raise ReshardError(f"{tensor}: the box {box} cuts a block of {self.block} x {self.block}")
+
+    def extent(self, cell: Box) -> tuple[int, ...]:
+        return self._blocks.elements(*cell)[1] if self._scales else cell[1]
+
+    def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
+        start = self._blocks.elements(*cell)[0] if self._scales else cell[0]
+        return _relative(start, self._held[hold][0])
+
+    def wire(self, source: str, destination: str, *, local: bool) -> int:
+        return WIRE_DTYPES.index(destination)
+
+
 class _Choices:
     """Chooses holders for the cells of one class."""
 
     def __init__(
-        self, tensor: str, holds: Sequence[Place], sources: Sequence[Replicas], topology: Topology
+        self,
+        tensor: str,
+        holds: Sequence[Place],
+        sources: Sequence[Replicas],
+        topology: Topology,
+        form: _Plain,
     ) -> None:
         self._tensor = tensor
         self._topology = topology
-        self._boxes: list[Box] = [(place.piece.start, place.piece.shape) for place in holds]
+        self._form, self._boxes = form, form.boxes
         self._dtypes = [sources[place.group].tensors[place.index].dtype for place in holds]
         self._ranks = [(rank, i) for i, place in enumerate(holds) for rank in sources[place.group].ranks]
         self._turns: dict[tuple[int, ...], int] = {}
@@ -182,6 +270,7 @@ class _Choices:
 
     def transfers(self, destination: int, need: int, place: Place, dtype: str) -> Iterator[Transfer]:
         box = (place.piece.start, place.piece.shape)
+        self._form.check(self._tensor, box)
         if box not in self._grid:
             self._grid[box] = list(cells(box, {b for b in self._boxes if intersection(b, box)}))
         slot = self._topology.destination_slots[destination]
@@ -198,10 +287,12 @@ class _Choices:
                 target=_relative(cell[0], box[0]),
                 candidates=ranks,
                 holds=holds,
-                origins=tuple(_relative(cell[0], self._boxes[hold][0]) for hold in holds),
+                origins=tuple(self._form.origin(cell, hold) for hold in holds),
                 turn=turn,
                 distance=distance,
-                wire=_wire(self._dtypes[holds[0]], dtype, local=distance == 0),
+                wire=self._form.wire(self._dtypes[holds[0]], dtype, local=distance == 0),
+                block=self._form.block,
+                extent=self._form.extent(cell),
             )
 
     def _nearest(self, cell: Box, slot: int) -> tuple[int, list[tuple[int, int]]]:
@@ -226,16 +317,9 @@ class _Choices:
         covered = sum(volume(shape) for _, shape in common)
         if overlap(common):
             covered = sum(volume(c[1]) for c in cells(box, common) if any(contains(b, c) for b in common))
-        wire = WIRE_DTYPES[_wire(self._dtypes[0], dtype, local=False)] if self._dtypes else dtype
+        wire = WIRE_DTYPES[self._form.wire(self._dtypes[0], dtype, local=False)] if self._dtypes else dtype
         return (volume(box[1]) - covered) * DTYPE_BYTES[wire]
 
 
 def _relative(start: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(a - b for a, b in zip(start, base, strict=True))
-
-
-def _wire(source: str, destination: str, *, local: bool) -> int:
-    """Local copies are counted in the destination's dtype; others travel in the narrower of the two."""
-    if local or DTYPE_BYTES[destination] <= DTYPE_BYTES[source]:
-        return WIRE_DTYPES.index(destination)
-    return WIRE_DTYPES.index(source)

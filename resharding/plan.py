@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, ReshardError
+from resharding.alignment import leave_whole
 from resharding.boxes import overlap
 from resharding.copies import WIRE_DTYPES
 from resharding.manifest import DTYPE_BYTES, RankManifest, elements
 from resharding.part import PartBuilder, SlotPart
 from resharding.patterns import Item, Replicas, items, replicas
+from resharding.quantised import BLOCK
 from resharding.topology import Topology
 from resharding.windows import Traffic, Window, cut_counts, ordered, windows
 
-PLANNER_VERSION = 1
+PLANNER_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class PlanOptions:
     interleave_stages: bool = True
     """Mix modules of all pipeline stages in a window: every sender is busy at once, but as many engine modules are open
     at once as there are stages. Without, one module is open at a time (save at window edges)."""
+
+    quantise_block: int = BLOCK
+    """Edge of the blocks of what engines need quantised; the engine's manifests say what that is."""
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 1:
@@ -58,6 +63,8 @@ class Plan:
     fallback: tuple[str, ...] = ()
     """Checkpoint tensors that some destination cannot take box by box: they go whole to every destination, by the gather
     path, after the last window."""
+    whole: tuple[tuple[str, ...], ...] = ()
+    """By destination rank, those of them that it takes so."""
     _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def part(self, slot: int) -> SlotPart:
@@ -139,11 +146,12 @@ def build_plan(
     """
     _check_ranks("source", sources, topology.source_slots)
     _check_ranks("destination", destinations, topology.destination_slots)
+    destinations = leave_whole(sources, destinations, options.quantise_block)
     held, needed = replicas(sources), replicas(destinations)
     for group in needed:
         check_written_once(group)
     fallback = tuple(sorted({name for manifest in destinations for name in manifest.unplanned}))
-    listed = items(held, needed, topology)
+    listed = items(held, needed, topology, block=options.quantise_block)
     traffic = Traffic(topology)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
     order = ordered(listed, parts, held, needed, interleave_stages=options.interleave_stages)
@@ -156,6 +164,7 @@ def build_plan(
         items=tuple(listed),
         windows=tuple(windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
         fallback=fallback,
+        whole=tuple(manifest.unplanned for manifest in destinations),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.manifest import LocalTensor
 from mrl.errors import ReshardError
-from resharding.copies import numpy_dtype, run
+from resharding.copies import numpy_dtype, run, target_sizes
 from resharding.manifest import elements
 from resharding.part import SlotPart, WindowPart
 from resharding.patterns import Replicas
@@ -68,9 +68,9 @@ def write_counts(plan: Plan) -> list[dict[str, np.ndarray]]:
         counts = [np.zeros(elements(t.shape), dtype=np.uint16) for t in part.destination_tensors]
         for window in part.windows:
             for table in (window.local, window.unpack):
-                for row in table:
-                    at = row["target_offset"] + np.arange(row["rows"])[:, None] * row["target_stride"]
-                    np.add.at(counts[row["target"]], at + np.arange(row["cols"])[None], 1)
+                for row, rows, cols in zip(table, *target_sizes(table), strict=True):
+                    at = row["target_offset"] + np.arange(rows)[:, None] * row["target_stride"]
+                    np.add.at(counts[row["target"]], at + np.arange(cols)[None], 1)
         counted[rank] = {
             t.name: c.reshape(t.shape) for t, c in zip(part.destination_tensors, counts, strict=True)
         }

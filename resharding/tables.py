@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from models.manifest import LocalTensor
 from mrl.errors import ReshardError
-from resharding.copies import BUCKET, COPY, WIRE_DTYPES, CopyTable
+from resharding.copies import BUCKET, COPY, WIRE_DTYPES, CopyTable, target_sizes
 from resharding.manifest import DTYPE_BYTES, elements
 from resharding.part import SlotPart
 from resharding.session import WireTensor
@@ -72,14 +73,14 @@ class Tables:
         """Bytes written into the engine, in its dtypes."""
         sizes = np.array([DTYPE_BYTES[t.dtype] for t in self.targets], np.int64)
         tables = [table for w in self.windows for table in (w.local, w.unpack)]
-        return sum(int((t["rows"] * t["cols"] * sizes[t["target"]]).sum()) for t in tables if len(t))
+        return sum(int((math.prod(target_sizes(t)) * sizes[t["target"]]).sum()) for t in tables if len(t))
 
     def written(self) -> list[int]:
         """Elements the tables write into each target."""
         counts = np.zeros(len(self.targets), np.int64)
         for window in self.windows:
             for table in (window.local, window.unpack):
-                np.add.at(counts, table["target"], table["rows"] * table["cols"])
+                np.add.at(counts, table["target"], math.prod(target_sizes(table)))
         return counts.tolist()
 
     def encode(self) -> dict[str, Any]:
@@ -196,13 +197,15 @@ def _inside(
     )
     known = sides & (table["target"] >= 0) & (table["target"] < len(rooms))
     known &= (table["wire"] >= 0) & (table["wire"] < len(room)) & (table["rows"] >= 1) & (table["cols"] >= 1)
+    known &= (table["block"] >= 0) & ((table["block"] == 0) | (not from_bucket))
     if known.all():
         span = (table["rows"] - 1) * table["source_stride"] + table["cols"]
         end = table["source_offset"] + span
         limit = room[table["wire"]] if from_bucket else lengths[table["source"]]
         known &= (table["source_offset"] >= 0) & (table["source_stride"] >= table["cols"]) & (end <= limit)
-        end = table["target_offset"] + (table["rows"] - 1) * table["target_stride"] + table["cols"]
-        known &= (table["target_offset"] >= 0) & (table["target_stride"] >= table["cols"])
+        rows, cols = target_sizes(table)
+        end = table["target_offset"] + (rows - 1) * table["target_stride"] + cols
+        known &= (table["target_offset"] >= 0) & (table["target_stride"] >= cols)
         known &= end <= rooms[table["target"]]
     if not known.all():
         raise ReshardError(f"window {window}: copy {table[np.argmin(known)]} leaves its memory")

@@ -40,9 +40,11 @@ class Step:
 Window = tuple[Step, ...]
 
 
-def slice_of(shape: tuple[int, ...], part: int, parts: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def slice_of(
+    shape: tuple[int, ...], part: int, parts: int, unit: int = 1
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Part `part` of a cell as (start relative to the cell, shape): by rows, or by columns where there are too few rows.
-    A cell too small for either goes whole with part 0; None where a part is empty.
+    A cell too small for either goes whole with part 0; None where a part is empty. Cuts are at multiples of `unit`.
 
     >>> slice_of((4, 8), 1, 2)
     ((2, 0), (2, 8))
@@ -50,10 +52,11 @@ def slice_of(shape: tuple[int, ...], part: int, parts: int) -> tuple[tuple[int, 
     start = (0,) * len(shape)
     if parts == 1:
         return start, shape
-    dim = next((d for d in (0, len(shape) - 1) if shape and shape[d] >= parts), None)
+    units = [-(-size // unit) for size in shape]
+    dim = next((d for d in (0, len(shape) - 1) if shape and units[d] >= parts), None)
     if dim is None:
         return (start, shape) if part == 0 else None
-    low, high = part * shape[dim] // parts, (part + 1) * shape[dim] // parts
+    low, high = (min(p * units[dim] // parts * unit, shape[dim]) for p in (part, part + 1))
     return (
         tuple(low if d == dim else 0 for d in range(len(shape))),
         tuple(high - low if d == dim else size for d, size in enumerate(shape)),
@@ -77,7 +80,7 @@ class Traffic:
     def _count(self, pattern: Pattern, ordinal: int, part: int, parts: int) -> np.ndarray:
         counts = np.zeros((2, self._topology.num_slots), dtype=np.int64)
         for transfer in pattern.transfers:
-            cut = slice_of(transfer.shape, part, parts)
+            cut = slice_of(transfer.shape, part, parts, transfer.unit)
             if transfer.distance == 0 or cut is None:
                 continue
             size = int(np.prod(cut[1])) * DTYPE_BYTES[WIRE_DTYPES[transfer.wire]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from launch.plan import advice
+from launch.plan import advice, quantisation
 from launch.plan.activations import Activations, activations, head_bytes
 from launch.plan.facts import Facts, find_facts
 from launch.plan.handover import Moment, SlotMemory, moments
@@ -77,6 +77,7 @@ def plan_report(config: Config, hardware: Hardware) -> Report:
     facts = find_facts(config.model)
     subject = Subject(config, hardware, facts, layout_of(config.training), work_of(config, hardware))
     errors = advice.layout_errors(facts, subject.layout, config.rollout)
+    errors = errors or quantisation.errors(facts, config.rollout)
     head = _head(subject)
     if errors:
         return Report(head | {"fits": False, "errors": errors, "warnings": [], "suggestions": []})
@@ -195,6 +196,7 @@ def _advice(
         )
     warnings = advice.layout_warnings(facts, layout, config.training, config.rollout, hardware)
     warnings += advice.traffic_warnings(moved) + advice.memory_warnings(all_moments, hardware)
+    warnings += quantisation.warnings(config, facts, layout)
     samples = -(-subject.work.samples // config.num_engines)
     warnings += advice.cache_warnings(made.concurrent, samples, config.rollout)
     suggestions: list[str] = []
@@ -219,6 +221,7 @@ def _head(subject: Subject) -> dict:
         "engines": config.num_engines,
         "rollout_tp": config.rollout.tp,
         "expert_parallel": config.rollout.expert_parallel,
+        "quantization": config.rollout.quantization,
     }
 
 

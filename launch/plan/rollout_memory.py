@@ -9,7 +9,8 @@ from launch.plan.hardware import Hardware
 from launch.plan.training_memory import ELEMENT_BYTES
 from models.vllm_names import Shard, local_tensors
 from mrl.config.rollout import RolloutSection
-from resharding.manifest import tensor_bytes
+from resharding import quantised
+from resharding.manifest import RankManifest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ def engine_memory(facts: Facts, rollout: RolloutSection) -> EngineMemory:
     """Of rank 0, which holds at least as much as any other."""
     element, tp = ELEMENT_BYTES[rollout.dtype], rollout.tp
     shard = Shard(tp, 0, ep=tp if rollout.expert_parallel else 1)
-    tensors = local_tensors(facts.hf, shard, dtype=rollout.dtype)
+    manifest = RankManifest.of(0, local_tensors(facts.hf, shard, dtype=rollout.dtype))
+    if rollout.quantization != "none":
+        manifest = quantised.manifest(manifest)
     derived = 0
     if facts.latent_attention:
         ups = [
@@ -35,7 +38,7 @@ def engine_memory(facts: Facts, rollout: RolloutSection) -> EngineMemory:
         ]
         derived = sum(map(row_elements, ups)) // tp * element
     return EngineMemory(
-        weights=sum(map(tensor_bytes, tensors)),
+        weights=manifest.num_bytes,
         derived=derived,
         kv_bytes_per_token=_kv_bytes(facts, rollout),
     )

@@ -12,12 +12,13 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from launch.plan.facts import Facts, row_elements
+from launch.plan.facts import Facts
 from launch.plan.hardware import Hardware
+from launch.plan.quantisation import row_bytes
 from launch.plan.training_memory import ELEMENT_BYTES
 from models.names import Row, chunk_layers
 from mrl.config.rollout import RolloutSection
-from resharding import destinations, sources
+from resharding import destinations, quantised, sources
 from resharding.layout import Layout
 from resharding.plan import Plan, build_plan
 from resharding.topology import Topology
@@ -106,8 +107,7 @@ def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_n
         name: [0] * world for name in ("need", "local", "node_in", "network_in", "node_out", "network_out")
     }
     off_rail = 0
-    element = ELEMENT_BYTES[rollout.dtype]
-    stages = [_stage_bytes(facts, layout, stage, element) for stage in range(layout.pp)]
+    stages = [_stage_bytes(facts, rollout, layout, stage) for stage in range(layout.pp)]
     demands = [list(_demands(facts, rollout, layout, stages, index)) for index in range(rollout.tp)]
     for slot in range(world):
         for demand in demands[slot % rollout.tp]:
@@ -131,9 +131,12 @@ def planned_traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gp
         ep=rollout.tp if rollout.expert_parallel else 1,
         dp=layout.world_size // rollout.tp,
     )
+    needed = destinations.from_layout(facts.hf, engine, dtype=rollout.dtype)
+    if rollout.quantization != "none":
+        needed = [quantised.manifest(manifest) for manifest in needed]
     plan = build_plan(
         sources.from_layout(facts.hf, layout, dtype=rollout.dtype),
-        destinations.from_layout(facts.hf, engine, dtype=rollout.dtype),
+        needed,
         Topology.shared(layout.world_size, slots_per_node=gpus_per_node),
     )
     local, node_in, network_in, node_out, network_out, _ = (list(map(int, row)) for row in plan.traffic)
@@ -199,16 +202,17 @@ def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int
     return total * max(0, high - low) // (parts * others)
 
 
-def _stage_bytes(facts: Facts, layout: Layout, stage: int, element: int) -> dict[str, int]:
+def _stage_bytes(facts: Facts, rollout: RolloutSection, layout: Layout, stage: int) -> dict[str, int]:
     """Bytes of a stage by how both sides split them.
 
     all: replicated on both; gathered: split here, whole in the engine; split: over tp on both; keys: by key and value
     head in the engine; experts: routed experts.
     """
     sizes: dict[str, int] = {"all": 0, "gathered": 0, "split": 0, "keys": 0, "experts": 0}
+    element = ELEMENT_BYTES[rollout.dtype]
     chunks = chunk_layers(facts.num_layers, layout, stage)
     for row in (row for chunk in chunks for n in chunk for row in facts.layers[n]):
-        _add_row(sizes, row, facts, element)
+        _add_row(sizes, row, facts, row_bytes(row, 4 if row.role == "correction" else element, rollout))
     table = facts.vocab * facts.hidden * element
     if stage == 0:
         sizes["split"] += table
@@ -218,8 +222,7 @@ def _stage_bytes(facts: Facts, layout: Layout, stage: int, element: int) -> dict
     return sizes
 
 
-def _add_row(sizes: dict[str, int], row: Row, facts: Facts, element: int) -> None:
-    size = row_elements(row) * (4 if row.role == "correction" else element)
+def _add_row(sizes: dict[str, int], row: Row, facts: Facts, size: int) -> None:
     if ".experts." in row.name:
         sizes["experts"] += size
     elif row.name.endswith("_down_proj.weight"):

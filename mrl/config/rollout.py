@@ -1,8 +1,8 @@
 """How responses are generated."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mrl.config.section import Section
 
@@ -20,6 +20,8 @@ class RolloutSection(Section):
     """Longest response."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and compute type of the engine."""
+    quantization: Literal["none", "fp8_block"] = "none"
+    """Form of the engine's linear weights: fp8_block quantises them at every hand-over to float8 with a scale for each 128 x 128 block (DeepSeek-V3's form), half the bytes of bfloat16."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Requests an engine runs at one time."""
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)
@@ -36,3 +38,12 @@ class RolloutSection(Section):
     """Release the engine's memory while training runs, where the platform can (CUDA)."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end a response; the tokenizer's end-of-text always does."""
+
+    @model_validator(mode="after")
+    def _quantised_engines_compute_in_bfloat16(self) -> Self:
+        if self.quantization != "none" and self.dtype != "bfloat16":
+            raise ValueError(
+                f"rollout.quantization = {self.quantization} needs rollout.dtype = bfloat16 (got {self.dtype}): "
+                "vLLM's float8 kernels have no other activations"
+            )
+        return self

@@ -79,6 +79,24 @@ class Config(Section):
         return self
 
     @property
+    def doubts(self) -> list[str]:
+        """What works and is probably not meant; told at a run's start and in its plan."""
+        if self.rollout.quantization == "none":
+            return []
+        told, found = f"rollout.quantization = {self.rollout.quantization}", []
+        if self.algorithm.correction.kind == "off" and self.algorithm.old_logprobs != "sampler":
+            found.append(
+                f"{told} with algorithm.correction.kind = off: the sampler's probabilities differ from the trainer's by more "
+                "than rounding, and nothing weighs its tokens; truncated is the usual correction"
+            )
+        if self.loop.max_sampler_mismatch is not None:
+            found.append(
+                f"{told} with loop.max_sampler_mismatch = {self.loop.max_sampler_mismatch:g}: quantised weights alone make "
+                "differences of tenths and more; measure some steps without a limit first"
+            )
+        return found
+
+    @property
     def num_engines(self) -> int:
         """Rollout engines; engine e's rank i shares slot e * tp + i with the trainer rank of that number."""
         return self.training.layout.world_size // self.rollout.tp

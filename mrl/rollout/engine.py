@@ -19,7 +19,7 @@ from models.manifest import CheckpointTensor
 from mrl.config.rollout import RolloutSection
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
-from mrl.rollout import environment, leftovers, limits
+from mrl.rollout import environment, leftovers, limits, quantised
 from mrl.rollout.request import Request, Response
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
@@ -89,6 +89,7 @@ class RolloutEngine:
 
         import resharding.vllm.plugin as plugin
 
+        quantise = quantised.overrides(self._rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
         platform: dict[str, Any] = (
             {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes}
             if on_cpu
@@ -115,6 +116,7 @@ class RolloutEngine:
             seed=seed % (1 << 31),
             worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",
             weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
+            hf_overrides=quantise,
             **platform,
         )
         return LLMEngine.from_engine_args(arguments)

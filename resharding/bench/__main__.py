@@ -18,18 +18,20 @@ import torch
 import torch.distributed as dist
 
 from mrl.errors import ConfigError
-from resharding import destinations, sources
+from resharding import destinations, quantised, sources
 from resharding.bench import models
+from resharding.bench.engine_slots import EngineKind
 from resharding.bench.measure import measure
 from resharding.bench.report import show
 from resharding.bench.world import Rank, barrier
 from resharding.layout import Layout
-from resharding.manifest import elements
+from resharding.manifest import RankManifest, elements
 
 RECEIVERS = {
     "storage": "one process a slot, storages of the engine's loader layout (no engine: nothing is processed)",
     "vllm": "real vLLM engines, their own loaders and processing",
 }
+FORMS = ("none", "fp8_block")
 _GIB = 1 << 30
 _PROCESS_BYTES = 300 << 20
 """Of an idle process that imported torch."""
@@ -45,9 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     if world > 1:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=options.deadline))
     bucket_bytes = int(options.bucket_mib * (1 << 20))
-    require_memory(options, hf, train, rollout, bucket_bytes)
-    engines = options.receivers == "vllm"
-    bench = Rank(hf, train, rollout, rank, engines=engines, deadline_seconds=options.deadline)
+    manifests = engine_manifests(options, hf, rollout)
+    require_memory(options, hf, train, manifests, bucket_bytes)
+    engine = EngineKind(rollout.tp, options.quantize) if options.receivers == "vllm" else None
+    bench = Rank(hf, train, manifests, rank, engine=engine, deadline_seconds=options.deadline)
     report: dict[str, Any] = {
         "command": " ".join(sys.argv if argv is None else argv),
         "model": options.model,
@@ -56,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         "weights_bytes": sum(2 * elements(t.shape) for t in bench.trainer.checkpoint),
         "train": str(train),
         "rollout": str(rollout),
+        "quantize": options.quantize,
         "slots": world,
         "receivers": RECEIVERS[options.receivers],
         "bucket_bytes": bucket_bytes,
@@ -92,6 +96,9 @@ def arguments() -> argparse.ArgumentParser:
         "--train", default="1,1,1", help="tp,pp,ep of the trainer; data parallel fills the world"
     )
     parser.add_argument("--rollout", type=int, default=1, help="tp of an engine; engines fill the world")
+    parser.add_argument(
+        "--quantize", choices=FORMS, default="none", help="form of the engines' linear weights"
+    )
     parser.add_argument("--mode", choices=("planned", "gather", "both"), default="both")
     parser.add_argument("--receivers", choices=RECEIVERS, default="storage", help="what takes the weights in")
     parser.add_argument("--json", help="file for all figures")
@@ -125,13 +132,23 @@ def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
     )
 
 
+def engine_manifests(options: argparse.Namespace, hf: dict[str, Any], rollout: Layout) -> list[RankManifest]:
+    """Of every generation rank, without an engine."""
+    wide = destinations.from_layout(hf, rollout)
+    return wide if options.quantize == "none" else [quantised.manifest(m) for m in wide]
+
+
 def require_memory(
-    options: argparse.Namespace, hf: dict[str, Any], train: Layout, rollout: Layout, bucket_bytes: int
+    options: argparse.Namespace,
+    hf: dict[str, Any],
+    train: Layout,
+    manifests: list[RankManifest],
+    bucket_bytes: int,
 ) -> None:
     """ConfigError before anything large is made: per slot, both sides' weights (engines: and the plain copy's), the
     buckets of one mode, and the processes."""
     engines = options.receivers == "vllm"
-    rollout_bytes = max(m.num_bytes for m in destinations.from_layout(hf, rollout)) * (2 if engines else 1)
+    rollout_bytes = max(m.num_bytes for m in manifests) * (2 if engines else 1)
     train_bytes = max(m.num_bytes for m in sources.from_layout(hf, train))
     processes = (4 if engines else 2) * _PROCESS_BYTES
     slots = int(os.environ.get("LOCAL_WORLD_SIZE", 1))

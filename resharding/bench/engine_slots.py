@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,17 +22,31 @@ from resharding.session import Session
 _LENGTH = 64
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineKind:
+    """What every engine is started as."""
+
+    tp: int
+    quantization: Literal["none", "fp8_block"] = "none"
+
+
 class EngineSlots:
-    """An engine of `tp` workers with dummy weights; same calls as `StorageSlot`, answers by worker."""
+    """An engine of `kind.tp` workers with dummy weights; same calls as `StorageSlot`, answers by worker."""
 
     def __init__(
-        self, hf_config: dict[str, Any], tp: int, engine_index: int, deadline_seconds: float
+        self, hf_config: dict[str, Any], kind: EngineKind, engine_index: int, deadline_seconds: float
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         Path(self._folder.name, "config.json").write_text(json.dumps(hf_config))
         self._vocab = hf_config["vocab_size"]
         self._engine = RolloutEngine(
-            RolloutSection(tp=tp, compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=8),
+            RolloutSection(
+                tp=kind.tp,
+                quantization=kind.quantization,
+                compiled=False,
+                kv_cache_bytes=64 << 20,
+                max_num_seqs=8,
+            ),
             self._folder.name,
             max_length=_LENGTH,
             seed=1,

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from models.manifest import CheckpointTensor, LocalTensor
+from models.manifest import CheckpointTensor, LocalTensor, Piece
 from resharding.assembly import DTYPES
+from resharding.fp8 import quantised
 from resharding.manifest import DTYPE_BYTES, elements
+from resharding.quantised import BLOCK, SCALES, VALUES, Blocks
 
 _PERIOD = 1_000_003
 """Units of two bytes after which the bytes repeat; a prime, so that no row width divides it."""
@@ -64,7 +66,17 @@ class MadeUp:
             view = whole[piece.local_start[:extra]]
             for dim, (at, size) in enumerate(zip(piece.local_start[extra:], piece.shape, strict=True)):
                 view = view.narrow(dim, at, size)
-            yield view, self.box(piece.tensor, piece.start, piece.shape, local.dtype)
+            yield view, self._wanted(piece, local.dtype)
+
+    def _wanted(self, piece: Piece, dtype: str) -> torch.Tensor:
+        """What a piece should hold; quantised from bfloat16 where its parameter is."""
+        if dtype == VALUES:
+            return quantised(self.box(piece.tensor, piece.start, piece.shape, "bfloat16"), VALUES, BLOCK)
+        base = piece.tensor.removesuffix(SCALES)
+        if base == piece.tensor:
+            return self.box(base, piece.start, piece.shape, dtype)
+        start, shape = Blocks(self._shapes[base], BLOCK).elements(piece.start, piece.shape)
+        return quantised(self.box(base, start, shape, "bfloat16"), "float32", BLOCK)
 
     def _run(self, start: int, count: int) -> np.ndarray:
         """[count] units from any start of the endless repetition."""

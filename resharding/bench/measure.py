@@ -104,6 +104,7 @@ def lanes(hand_over: HandOver, rank: int) -> dict[str, float]:
         "received_from_other_slots": crossing,
         "lower_bound": bound,
         "ratio_to_lower_bound": crossing / bound if bound else 1.0,
+        "fallback": summary["fallback_bytes"],
         "windows": summary["windows"],
         "message_bytes": sum(gathered(hand_over.received_bytes)),
     }

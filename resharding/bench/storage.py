@@ -14,7 +14,9 @@ from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
 from resharding.bench.made_up import MadeUp
 from resharding.copies import run
+from resharding.fp8 import whole_tensors
 from resharding.manifest import RankManifest, tensor_bytes
+from resharding.quantised import BLOCK, VALUES
 from resharding.session import WireTensor
 from resharding.tables import Tables
 
@@ -26,6 +28,7 @@ class Storage:
 
     def __init__(self, manifest: RankManifest, device: torch.device) -> None:
         self.manifest, self.device = manifest, device
+        self._block = BLOCK if any(t.dtype == VALUES for t in manifest.tensors) else 0
         self.flat = {
             t.name: torch.empty(tensor_bytes(t), dtype=torch.uint8, device=device).view(DTYPES[t.dtype])
             for t in manifest.tensors
@@ -51,7 +54,11 @@ class Storage:
         return next((difference for difference in found if difference), None)
 
     def load(self, name: str, full: torch.Tensor) -> None:
-        """Copies this rank's boxes out of a whole checkpoint tensor, as an engine's loaders do."""
+        """Copies this rank's boxes out of a whole checkpoint tensor, as an engine's loaders do; quantised where they are."""
+        for part, tensor in whole_tensors([(name, full)], self._block):
+            self._load(part, tensor)
+
+    def _load(self, name: str, full: torch.Tensor) -> None:
         for parameter, piece in self._pieces.get(name, []):
             extra = self._shaped[parameter].ndim - len(piece.shape)
             target, source = self._shaped[parameter][piece.local_start[:extra]], full

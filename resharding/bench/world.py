@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import destinations
 from resharding.bench.child import Child
-from resharding.bench.engine_slots import EngineSlots
+from resharding.bench.engine_slots import EngineKind, EngineSlots
 from resharding.bench.peak_memory import PeakMemory
 from resharding.bench.slots import StorageSlot
 from resharding.bench.trainer import BenchTrainer
 from resharding.handover import GatherHandOver, PlannedHandOver
 from resharding.layout import Layout
+from resharding.manifest import RankManifest
 from resharding.session import Session
 
 HandOver = GatherHandOver | PlannedHandOver
@@ -36,38 +36,39 @@ class Rank:
         self,
         hf: dict[str, Any],
         train: Layout,
-        rollout: Layout,
+        manifests: list[RankManifest],
         rank: int,
         *,
-        engines: bool,
+        engine: EngineKind | None,
         deadline_seconds: float,
     ) -> None:
-        """`engines`: generation ranks are real vLLM workers, else storages in their layout."""
+        """`manifests`: of every generation rank. `engine`: they are real vLLM workers, else storages in their layout."""
         self.rank = rank
         self.trainer = BenchTrainer(hf, train, rank, device=CPU)
         self.trainer.fill(0)
-        self.manifests = destinations.from_layout(hf, rollout)
-        self._deadline, self._engines = deadline_seconds, engines
-        self.right = "same log-probs after every mode" if engines else "every byte as expected"
+        self.manifests = manifests
+        self._deadline, self._engine = deadline_seconds, engine
+        self.right = "same log-probs after every mode" if engine else "every byte as expected"
         """What `difference` proves where it finds none."""
-        self._slots_per_child = rollout.tp if engines else 1
+        self._slots_per_child = engine.tp if engine else 1
         self._copier = Child(
             StorageSlot, self.manifests[rank], deadline_seconds, CPU, seconds=2 * deadline_seconds
         )
         self._slot = self._copier
-        if engines:
-            self._slot = self._engine(hf, rollout.tp)
+        if engine:
+            self._slot = self._engine_of_slot(hf, engine)
             own = gathered(self._ask("manifests", self.trainer.checkpoint))
             self.manifests = [dataclasses.replace(m, rank=r) for r, m in enumerate(own)]
         self._addresses = gathered(self._ask("addresses"))
         self._sessions = itertools.count()
         self._answers: dict[int, Any] = {}
 
-    def _engine(self, hf: dict[str, Any], tp: int) -> Child | None:
+    def _engine_of_slot(self, hf: dict[str, Any], kind: EngineKind) -> Child | None:
         """The engine of `tp` slots lives with the first of them."""
-        if self.rank % tp:
+        if self.rank % kind.tp:
             return None
-        return Child(EngineSlots, hf, tp, self.rank // tp, self._deadline, seconds=2 * self._deadline)
+        index = self.rank // kind.tp
+        return Child(EngineSlots, hf, kind, index, self._deadline, seconds=2 * self._deadline)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """What this slot's generation rank answers."""
@@ -125,10 +126,10 @@ class Rank:
         """Fills the trainer with other bytes, hands over, compares. Storages, poisoned before, byte by byte; engines by
         the log-probs they answer with, equal to the last bit between all modes."""
         self.trainer.fill(version)
-        if not self._engines:
+        if not self._engine:
             self._ask("poison")
         self.run(hand_over)
-        if not self._engines:
+        if not self._engine:
             return self._ask("differences", self.trainer.checkpoint, version)
         answers = self._ask("answers")
         known = self._answers.setdefault(version, answers)

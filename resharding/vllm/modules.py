@@ -21,8 +21,10 @@ from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
 from mrl.errors import ReshardError
 from resharding.copies import CopyTable, run
+from resharding.fp8 import whole_tensors
 from resharding.session import WireTensor
 from resharding.tables import Tables
+from resharding.vllm.trace import quantised_block, without_source
 
 _PROCESS = "process_weights_after_loading"
 _POISON = 0xFF
@@ -57,11 +59,12 @@ class _Processing:
         return timed
 
 
-class TensorLoader:
-    """Feeds complete checkpoint tensors to vLLM's own loaders (`receiver.TensorConsumer`)."""
+class _Loading:
+    """What both ways have in common: a layerwise reload, checked and finished or put back."""
 
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
+        self._block = quantised_block(model_config)
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
         self._processing = _Processing()
@@ -70,14 +73,10 @@ class TensorLoader:
     def processing_seconds(self) -> float:
         return self._processing.seconds
 
-    def start(self, tensors: Sequence[WireTensor]) -> None:
-        initialize_layerwise_reload(self._model)
-        self._processing.start(self._model)
-        self._expected = {name for name, _ in self._model.named_parameters()}
-
     def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Complete tensors, through vLLM's own loaders; quantised first where this engine's weights are."""
         # The reload keeps references until a module is complete: these tensors are the receiver's own copies.
-        self._loaded |= self._model.load_weights(tensors) or set()
+        self._loaded |= self._model.load_weights(whole_tensors(tensors, self._block)) or set()
 
     def finish(self) -> None:
         self._processing.stop()
@@ -88,33 +87,39 @@ class TensorLoader:
         self._processing.stop()
         put_back(self._model)
 
+    def _begin(self) -> dict[str, Any]:
+        """The model's parameters in loader layout."""
+        initialize_layerwise_reload(self._model)
+        self._processing.start(self._model)
+        parameters = dict(self._model.named_parameters())
+        self._expected = {name for name in parameters if not without_source(name)}
+        return parameters
 
-class PlanLoader:
+
+class TensorLoader(_Loading):
+    """Feeds complete checkpoint tensors to vLLM's own loaders (`receiver.TensorConsumer`)."""
+
+    def start(self, tensors: Sequence[WireTensor]) -> None:
+        self._begin()
+
+
+class PlanLoader(_Loading):
     """Runs a slot's tables into the modules' parameters (`receiver.PlanConsumer`)."""
 
     def __init__(self, model: Any, model_config: Any) -> None:
-        self._model, self._model_config = model, model_config
+        super().__init__(model, model_config)
         self._tables = Tables((), (), (), ())
         self._flat: list[torch.Tensor | None] = []
         self._open: set[int] = set()
         self._closed: set[int] = set()
         self._written: list[int] = []
-        self._expected: set[str] = set()
-        self._loaded: set[str] = set()
-        self._processing = _Processing()
-
-    @property
-    def processing_seconds(self) -> float:
-        return self._processing.seconds
 
     def start(self, tables: Tables) -> None:
         """ReshardError when the tables are not for this model's loader layout."""
-        initialize_layerwise_reload(self._model)
-        self._processing.start(self._model)
+        parameters = self._begin()
         self._tables = tables
         self._flat = [None] * len(tables.targets)
         self._written = tables.written()
-        parameters = dict(self._model.named_parameters())
         wrong = []
         for target in tables.targets:
             found = parameters.get(target.name)
@@ -124,7 +129,7 @@ class PlanLoader:
             ):
                 have = "absent" if found is None else f"{tuple(found.shape)} {found.dtype}"
                 wrong.append(f"{target.name}: planned {target.shape} {target.dtype}, here {have}")
-        self._expected, self._loaded = set(parameters), {t.name for t in tables.targets}
+        self._loaded = {t.name for t in tables.targets}
         missing = self._expected - self._loaded - _tied(self._expected, self._model_config)
         if wrong or (missing and not tables.whole):
             raise ReshardError(
@@ -148,22 +153,19 @@ class PlanLoader:
                 self._close_module(module)
 
     def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """What no plan can place goes through vLLM's own loaders; what only other ranks take so is not loaded again."""
-        self._loaded |= self._model.load_weights([t for t in tensors if t[0] in self._tables.whole]) or set()
+        """What no plan can place; what only other ranks take so is not loaded again."""
+        super().load([t for t in tensors if t[0] in self._tables.whole])
 
     def finish(self) -> None:
         if self._open or len(self._closed) != len(self._tables.modules):
             raise ReshardError(
                 f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
             )
-        self._processing.stop()
-        _require_complete(self._model, self._model_config, self._expected, self._loaded)
-        _finalize(self._model, self._model_config)
+        super().finish()
 
     def abort(self) -> None:
-        self._processing.stop()
         self._flat = []
-        put_back(self._model)
+        super().abort()
 
     def _open_module(self, number: int) -> None:
         name = self._tables.modules[number]

@@ -1,6 +1,6 @@
 """vLLM's side of a hand-over: a weight-transfer engine registered by name, and the worker calls that drive it.
 
-vLLM is not patched: `worker_extension_cls` makes every worker import this file. The receive loop runs inside vLLM's own
+`worker_extension_cls` makes every worker import this file; vLLM is not patched, save two answers about CPUs (`cpu_fp8`). The receive loop runs inside vLLM's own
 `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
 """
 
@@ -26,8 +26,9 @@ from models.manifest import CheckpointTensor
 from mrl.errors import ReshardError
 from resharding.receiver import Receiver
 from resharding.session import Session
+from resharding.vllm.cpu_fp8 import allow_without_amx
 from resharding.vllm.modules import PlanLoader, TensorLoader
-from resharding.vllm.trace import manifest
+from resharding.vllm.trace import manifest, quantised_block
 
 BACKEND = "mrl"
 """The name in vLLM's WeightTransferConfig."""
@@ -117,7 +118,9 @@ class WorkerExtension:
         """{manifest}: where this worker's own loaders put every checkpoint tensor."""
         try:
             tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]
-            return {"manifest": manifest(self.weight_transfer_engine.model, tensors, rank=self.rank)}
+            engine = self.weight_transfer_engine
+            block = quantised_block(engine.model_config)
+            return {"manifest": manifest(engine.model, tensors, rank=self.rank, block=block)}
         except Exception:
             return {"error": traceback.format_exc()}
 
@@ -144,6 +147,7 @@ def _die_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+allow_without_amx()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SlotEngine)
 

@@ -14,11 +14,33 @@ from typing import Any
 
 from models.manifest import CheckpointTensor
 from mrl.errors import ReshardError
+from resharding import quantised
 from resharding.destinations import TraceRecord, from_trace
 from resharding.manifest import RankManifest
 
 KEPT_OFF_META = ("e_score_correction_bias",)
 """Suffixes of parameters that vLLM keeps live while reloading; each equals the checkpoint tensor of its own name."""
+
+_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "prob_scale")
+
+
+def without_source(parameter: str) -> bool:
+    """Scales of the KV cache, which vLLM makes in every model with quantised weights and sets itself where no checkpoint
+    has them."""
+    return parameter.rpartition(".")[2] in _CACHE_SCALES
+
+
+def quantised_block(model_config: Any) -> int:
+    """Edge of the blocks by which the engine's weights are quantised; 0 where they are not. ReshardError for other forms."""
+    settings = getattr(model_config.hf_config, "quantization_config", None)
+    if not settings:
+        return 0
+    rows, cols = settings.get("weight_block_size") or (0, 0)
+    if settings.get("quant_method") != "fp8" or rows != cols or not rows:
+        raise ReshardError(
+            f"hand-overs quantise to float8 by square blocks only, the engine wants {settings}"
+        )
+    return rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +49,7 @@ class Trace:
 
     records: tuple[TraceRecord, ...]
     parameters: dict[str, tuple[tuple[int, ...], str]]
-    """Loader-layout shape and dtype of every parameter, in the model's order."""
+    """Loader-layout shape and dtype of every parameter that has a source, in the model's order."""
     aliases: tuple[str, ...]
     """Parameters that share another one's storage."""
     strangers: tuple[str, ...]
@@ -53,23 +75,43 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
         with torch.no_grad(), recorder:
             model.load_weights(fed)
         shapes = {
-            name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in parameters.items()
+            name: (tuple(p.shape), str(p.dtype).removeprefix("torch."))
+            for name, p in parameters.items()
+            if not without_source(name)
         }
     return Trace(tuple(recorder.records), shapes, aliases, tuple(recorder.strangers))
 
 
-def manifest(model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int) -> RankManifest:
-    """The destination manifest of one live worker. ReshardError names what a plan cannot express."""
+def manifest(
+    model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int, block: int = 0
+) -> RankManifest:
+    """The destination manifest of one live worker. ReshardError names what a plan cannot express.
+
+    `block`: of an engine with quantised weights, which takes values and scales for a tensor of the trainer.
+    """
+    checkpoint = quantised.checkpoint(checkpoint, block)
     trace = trace_loaders(model, checkpoint)
     if trace.strangers:
         raise ReshardError(
             f"rollout rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.strangers[:8]}"
         )
+    _require_agreed_forms(trace, checkpoint)
     known = {tensor.name for tensor in checkpoint}
     whole = {name: name for name in trace.parameters if name.endswith(KEPT_OFF_META) and name in known}
     return from_trace(
         trace.records, trace.parameters, checkpoint, rank=rank, loaded_whole=whole, aliases=trace.aliases
     )
+
+
+def _require_agreed_forms(trace: Trace, checkpoint: Sequence[CheckpointTensor]) -> None:
+    """ReshardError where the engine keeps wide what would come quantised, or the other way round: its loaders would cast."""
+    narrow = {tensor.name for tensor in checkpoint if tensor.dtype == quantised.VALUES}
+    if wrong := {
+        f"{r.tensor} -> {r.parameter} ({trace.parameters[r.parameter][1]})"
+        for r in trace.records
+        if (r.tensor in narrow) != (trace.parameters[r.parameter][1] == quantised.VALUES)
+    }:
+        raise ReshardError(f"the engine quantises other tensors than hand-overs do: {sorted(wrong)[:8]}")
 
 
 class ManifestExtension:
@@ -81,7 +123,8 @@ class ManifestExtension:
     def destination_manifest(self, checkpoint: Sequence[tuple[str, Sequence[int], str]]) -> dict[str, Any]:
         """RankManifest.plain(): the engine's calls carry no classes."""
         tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]
-        return manifest(self.model_runner.model, tensors, rank=self.rank).plain()
+        block = quantised_block(self.model_runner.model_config)
+        return manifest(self.model_runner.model, tensors, rank=self.rank, block=block).plain()
 
 
 def _aliases(model: Any) -> tuple[str, ...]:

@@ -199,6 +199,21 @@ def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_boun
     assert "planned moves" in done.stdout and "plain copy" in done.stdout
 
 
+@pytest.mark.engine
+def test_both_modes_leave_the_same_quantised_bytes(tmp_path: Path) -> None:
+    """One layer of eight experts at their real widths; each slot has half of the experts and lacks the others."""
+    words = ("--model", "qwen3-30b-a3b", "--scale", "0.02", "--rollout", "1", "--quantize", "fp8_block")
+    words += ("--bucket-mib", "4", "--repeats", "1", "--json", str(tmp_path / "out.json"))
+    done = torchrun(["-m", "resharding.bench"], *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    assert [run["check"] for run in report["runs"]] == ["every byte as expected"] * 4
+    moved = report["runs"][0]["bytes"]
+    scales = 768 * 2048 // 128**2 * 4
+    assert moved["in_node"] == moved["lower_bound"] == 2 * 4 * 3 * (768 * 2048 + scales)
+    assert moved["fallback"] == 0 and report["quantize"] == "fp8_block"
+
+
 BROKEN = """
 import sys
 from resharding.bench import storage

@@ -9,7 +9,7 @@ import torch
 
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import destinations
+from resharding import destinations, quantised
 from resharding.bench.made_up import MadeUp
 from resharding.bench.models import TINY
 from resharding.bench.storage import Storage, WholeTensors, Windows
@@ -97,6 +97,34 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
         assert report["fallback_bytes"] == sum(sizes.values())
         assert sorted(consumer.whole) == sorted(WHOLE)
         assert storage.first_difference(MadeUp(trainer.checkpoint, version=attempt)) is None
+    receiver.close()
+    hand_over.close()
+    trainer.close()
+
+
+def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() -> None:
+    """Megatron interleaves groups of 128 rows of queries, 64 of keys and 64 of values: the last two lie inside blocks."""
+    hf = TINY | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
+    manifest = quantised.manifest(destinations.from_layout(hf, Layout())[0])
+    trainer = BenchTrainer(hf, Layout(), 0, device=CPU)
+    sync = SyncSection(bucket_bytes=1 << 20, deadline_seconds=60.0)
+    receiver = Receiver(deadline_seconds=60.0, device=CPU)
+    hand_over = PlannedHandOver(trainer, sync, [receiver.address], [manifest], slots_per_node=1)
+    whole = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in range(4) for p in "qkv"]
+    assert set(quantised.unquantised(hand_over.plan.fallback)) == set(whole)
+    storage = Storage(manifest, CPU)
+    for number in range(2):
+        trainer.fill(number)
+        storage.poison()
+        consumer, session = Counting(storage), Session.new(number - 1, number, hand_over.digest)
+        taking = (session, WholeTensors(storage), consumer)
+        thread = threading.Thread(target=receiver.receive, args=taking)
+        thread.start()
+        report = hand_over.send(session)
+        thread.join(60)
+        assert sorted(consumer.whole) == sorted(whole)
+        assert report["fallback_bytes"] == 4 * (256 + 128 + 128) * 256 * 2
+        assert storage.first_difference(MadeUp(trainer.checkpoint, version=number)) is None
     receiver.close()
     hand_over.close()
     trainer.close()

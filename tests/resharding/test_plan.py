@@ -61,8 +61,8 @@ def test_worked_example():
     assert summary["lower_bound_cross_slot_bytes"] == 8 * 4 * 2 and summary["bytes_inter_node"] == 0
     part = plan.part(0)
     window = part.windows[0]
-    assert window.local.tolist() == [(0, 0, 16, 0, 0, 16, 1, 16, 2, 0)]
-    assert window.unpack.tolist() == [(-1, 0, 16, 0, 16, 16, 1, 16, 2, 0)]
+    assert window.local.tolist() == [(0, 0, 16, 0, 0, 16, 1, 16, 2, 0, 0)]
+    assert window.unpack.tolist() == [(-1, 0, 16, 0, 16, 16, 1, 16, 2, 0, 0)]
     assert (
         [(m.peer, m.num_bytes) for m in window.sends]
         == [(m.peer, m.num_bytes) for m in window.receives]

@@ -7,27 +7,38 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mrl.errors import ReshardError
+from resharding.alignment import leave_whole
 from resharding.plan import build_plan
 from resharding.simulate import execute, write_counts
-from tests.resharding.worlds import FAMILIES, box, checkpoint, gathered, loaded, random_world
+from tests.resharding.worlds import (
+    FAMILIES,
+    as_engines_want,
+    box,
+    checkpoint,
+    gathered,
+    loaded,
+    random_world,
+)
 
 CI = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 LONG = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(min_value=0, max_value=1 << 32)
 
 
-def check_world(seed: int) -> None:
-    world = random_world(seed)
+def check_world(seed: int, *, quantise: bool = False) -> None:
+    world = random_world(seed, quantise=quantise)
     plan = build_plan(world.sources, world.destinations, world.topology, world.options)
     full = checkpoint(world)
     storages = [loaded(manifest, full) for manifest in world.sources]
     together = gathered(world, storages)
     assert together.keys() == full.keys()
     results = execute(plan, storages)
-    for manifest, result in zip(world.destinations, results, strict=True):
-        for tensor, expected in zip(manifest.tensors, loaded(manifest, together), strict=True):
+    planned = leave_whole(world.sources, world.destinations, world.options.quantise_block)
+    wanted = as_engines_want(world, together)
+    for manifest, result in zip(planned, results, strict=True):
+        for tensor, expected in zip(manifest.tensors, loaded(manifest, wanted), strict=True):
             assert result[tensor.name].tobytes() == expected.tobytes(), (seed, manifest.rank, tensor.name)
-    check_written_once(world, plan)
+    check_written_once(planned, plan)
     summary = plan.summary()
     moved = summary["bytes_intra_node"] + summary["bytes_inter_node"]
     assert moved == summary["lower_bound_cross_slot_bytes"]
@@ -36,8 +47,8 @@ def check_world(seed: int) -> None:
         assert max(part.send_bucket_bytes, part.receive_bucket_bytes) <= world.options.bucket_bytes
 
 
-def check_written_once(world, plan) -> None:
-    for manifest, counts in zip(world.destinations, write_counts(plan), strict=True):
+def check_written_once(destinations, plan) -> None:
+    for manifest, counts in zip(destinations, write_counts(plan), strict=True):
         for tensor in manifest.tensors:
             boxes = np.zeros(tensor.shape, np.uint16)
             for piece in tensor.pieces:
@@ -51,6 +62,20 @@ def check_written_once(world, plan) -> None:
 @given(SEEDS)
 def test_any_layout_equals_gather_then_load(seed):
     check_world(seed)
+
+
+@settings(CI, max_examples=40)
+@given(SEEDS)
+def test_any_layout_equals_gather_quantise_load(seed):
+    check_world(seed, quantise=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@LONG
+@given(SEEDS)
+def test_any_layout_equals_gather_quantise_load_long(seed):
+    check_world(seed, quantise=True)
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import numpy as np
 
 from models.families import family_of
 from models.names import LOCAL, TRAINER, TRANSFORMER_ENGINE
-from mrl.errors import ConfigError
-from resharding import destinations, sources
+from mrl.errors import ConfigError, ReshardError
+from resharding import destinations, fp8, quantised, sources
 from resharding.copies import assign, numpy_dtype
 from resharding.layout import Layout
 from resharding.manifest import RankManifest, elements
@@ -28,17 +28,29 @@ class World:
     destinations: list[RankManifest]
     topology: Topology
     options: PlanOptions
+    quantised: bool = False
 
 
-def random_world(seed: int, *, family: str | None = None) -> World:
-    """A world that both engines would accept; refused combinations are drawn again."""
+def random_world(seed: int, *, family: str | None = None, quantise: bool = False) -> World:
+    """A world that both engines would accept; refused combinations are drawn again. `quantise`: the rollout's linear
+    layers by blocks of 2 x 2 or 4 x 4."""
     rng = random.Random(seed)
     while True:
         hf = random_config(rng, family or rng.choice(FAMILIES))
         try:
-            return _world(rng, hf)
-        except ConfigError:
+            world = _world(rng, hf)
+            return _quantised(world, rng.choice([2, 4])) if quantise else world
+        except (ConfigError, ReshardError):
             continue
+
+
+def _quantised(world: World, block: int) -> World:
+    return dataclasses.replace(
+        world,
+        destinations=[quantised.manifest(m, block) for m in world.destinations],
+        options=dataclasses.replace(world.options, quantise_block=block),
+        quantised=True,
+    )
 
 
 def random_config(rng: random.Random, family: str) -> dict:
@@ -121,7 +133,10 @@ def checkpoint(world: World) -> dict[str, np.ndarray]:
     full = {}
     for tensor in family_of(world.hf).checkpoint_tensors(world.hf):
         rng = np.random.default_rng(zlib.crc32(tensor.name.encode()))
-        if dtypes[tensor.name] == "bfloat16":
+        if dtypes[tensor.name] == "bfloat16" and world.quantised:  # numbers: their largest must exist
+            full[tensor.name] = np.zeros(tensor.shape, np.uint16)
+            assign(full[tensor.name], rng.standard_normal(tensor.shape) * rng.choice([0, 1e-30, 1.0, 1e30]))
+        elif dtypes[tensor.name] == "bfloat16":
             full[tensor.name] = rng.integers(0, 1 << 16, tensor.shape, dtype=np.uint16)
         else:
             full[tensor.name] = rng.standard_normal(tensor.shape).astype(dtypes[tensor.name])
@@ -155,3 +170,17 @@ def gathered(world: World, storages: list[list[np.ndarray]]) -> dict[str, np.nda
                     full[piece.tensor] = np.zeros(shapes[piece.tensor], array.dtype)
                 full[piece.tensor][box(piece.start, piece.shape)] = array[box(piece.local_start, piece.shape)]
     return full
+
+
+def as_engines_want(world: World, full: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Whole tensors as the gather path loads them: quantised where the engines are (the oracle's second half)."""
+    if not world.quantised:
+        return full
+    made = {}
+    for name, array in full.items():
+        if quantised.quantises(name):
+            for suffix, wire in (("", quantised.VALUES), (quantised.SCALES, "float32")):
+                made[name + suffix] = fp8.quantised(array, wire, world.options.quantise_block)
+        else:
+            made[name] = array
+    return made

@@ -64,6 +64,10 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
             ("rollout.tp=3", "training.layout.dp=6"),
             "experts (128) do not divide into rollout.tp (expert_parallel) = 3",
         ),
+        (
+            ("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
+            "does not begin on a block of 128; lower rollout.tp",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...], message: str) -> None:
@@ -83,6 +87,18 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
         ),
         (("training.layout.pp=5", "training.layout.dp=2"), "48 layers do not divide into pp x vpp = 5 x 1"),
         (("training.layout.tp=8",), "query groups are cut"),
+        (
+            ("rollout.quantization=fp8_block", "algorithm.correction.kind='off'"),
+            "truncated is the usual correction",
+        ),
+        (
+            ("rollout.quantization=fp8_block", "loop.max_sampler_mismatch=0.01"),
+            "quantised weights alone make",
+        ),
+        (
+            ("rollout.quantization=fp8_block", "training.layout.ep=2", "training.layout.etp=4"),
+            "cuts 18432 tensors inside blocks of 128",
+        ),
         (("training.layout.tp=16",), "spans nodes of 8"),
         (("training.router_aux_loss=0.001",), "pulls against the reward"),
         (("rollout.tp=16", "training.layout.dp=4"), "above the 8 slots of a node"),
@@ -117,3 +133,11 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     tree = json.loads(capsys.readouterr().out)
     assert code == 0
     assert tree["parameters_total"] == 30_532_122_624
+
+
+def test_quantised_engines_take_half_the_bytes_and_leave_more_for_their_cache() -> None:
+    wide, narrow = (report(f"rollout.quantization={form}").tree for form in ("none", "fp8_block"))
+    assert narrow["rollout"]["weights_bytes"] < 0.56 * wide["rollout"]["weights_bytes"]
+    assert narrow["rollout"]["kv_cache_bytes"] > wide["rollout"]["kv_cache_bytes"]
+    corrected = report("rollout.quantization=fp8_block", "algorithm.correction.kind=truncated").tree
+    assert not any("quantization" in line for line in corrected["warnings"] + wide["warnings"])

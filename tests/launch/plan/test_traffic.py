@@ -2,6 +2,7 @@
 
 import pytest
 
+from launch.plan import quantisation
 from launch.plan.facts import Facts
 from launch.plan.traffic import planned_traffic, traffic
 from mrl.config.rollout import RolloutSection
@@ -68,6 +69,26 @@ def test_bytes_are_the_planners(hf: dict, layout: Layout, tp: int, experts_whole
     # Which of several equally near holders sends is the planner's choice: totals agree, single senders may differ.
     assert sum(closed.node_out) == sum(planned.node_out) == sum(closed.node_in)
     assert sum(closed.network_out) == sum(planned.network_out) == sum(closed.network_in)
+
+
+WIDE = {
+    "hidden_size": 256, "intermediate_size": 1024, "moe_intermediate_size": 1024, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+"""Widths that every layout here cuts at whole blocks of 128."""
+
+
+@pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
+def test_bytes_of_quantised_engines_are_the_planners(layout: Layout, tp: int, experts_whole: bool) -> None:
+    facts = Facts(QWEN | WIDE, "test")
+    rollout = RolloutSection(tp=tp, expert_parallel=experts_whole, quantization="fp8_block")
+    closed = traffic(facts, rollout, layout, gpus_per_node=4)
+    planned = planned_traffic(facts, rollout, layout, gpus_per_node=4)
+    assert (closed.need, closed.local) == (planned.need, planned.local)
+    assert (closed.node_in, closed.network_in) == (planned.node_in, planned.network_in)
+    wide = traffic(facts, RolloutSection(tp=tp, expert_parallel=experts_whole), layout, gpus_per_node=4)
+    assert sum(closed.need) < 0.56 * sum(wide.need)
+    assert quantisation.errors(facts, rollout) == []
 
 
 def test_cut_query_groups_ask_the_planner() -> None:

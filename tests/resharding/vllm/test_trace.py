@@ -7,18 +7,19 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
 from models.families import family_of
-from resharding import destinations, sources
+from resharding import destinations, quantised, sources
 from resharding.layout import Layout
 from resharding.manifest import RankManifest
 from resharding.plan import PlanOptions, build_plan
 from resharding.simulate import execute
 from resharding.topology import Topology
-from tests.resharding.worlds import World, checkpoint, loaded
+from tests.resharding.worlds import World, as_engines_want, checkpoint, loaded
 
 pytestmark = pytest.mark.engine
 
@@ -45,9 +46,21 @@ CONFIGS = {
 }  # fmt: skip
 EXTRA = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
 
+WIDE = {
+    "hidden_size": 256,
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 256,
+    "q_lora_rank": 128,
+}
+"""Widths that two ranks cut at whole blocks of 128."""
+
 ENGINE = """
 import json, sys
 from vllm import LLM, SamplingParams
+from resharding.vllm.cpu_fp8 import allow_without_amx
+
+allow_without_amx()
 
 if __name__ == "__main__":
     model, tp, checkpoint, out, whole_experts = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:] == ["ep"]
@@ -77,19 +90,47 @@ def test_layout_and_live_engine_agree(family, tp, tmp_path):
     check_chain(hf, Layout(tp=2) if family == "qwen3" else Layout(tp=2, ep=2), manifests)
 
 
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", *(pytest.param(f, marks=pytest.mark.slow) for f in CONFIGS if f != "qwen3_moe")]
+)
+def test_layout_and_live_engine_agree_where_weights_are_quantised(family, tmp_path):
+    """Values and scales, cut by tensor parallelism; the trainer cuts other ways, at whole blocks too."""
+    mla = family == "deepseek_v3"
+    fields = {
+        k: v for k, v in WIDE.items() if hasattr(CONFIGS[family], k) and not (mla and k.startswith("num"))
+    }
+    settings = quantised.engine_settings(CONFIGS[family].num_hidden_layers)
+    manifests, hf = traced(family, 2, tmp_path, **fields, quantization_config=settings)
+    expected = [quantised.manifest(m) for m in destinations.from_layout(hf, Layout(tp=2))]
+    for ours, theirs in zip(expected, manifests, strict=True):
+        assert by_name(ours) == by_name(theirs) and theirs.unplanned == ()
+        assert any(t.dtype == quantised.VALUES for t in theirs.tensors)
+    # Megatron's local spec cuts kv_a_proj_with_mqa's 576 rows over tp, inside a block.
+    check_chain(hf, Layout(dp=2) if mla else Layout(tp=2, dp=2, ep=1 if family == "qwen3" else 2), manifests)
+
+
 def check_chain(hf: dict, train: Layout, manifests: list[RankManifest]) -> None:
     """Trainer layout, plan, bytes, what the real engine's loaders want: byte for byte what they load of whole tensors."""
     held = sources.from_layout(hf, train)
     numbered = [dataclasses.replace(manifest, rank=rank) for rank, manifest in enumerate(manifests)]
     topology = Topology.separate(len(held), len(numbered))
     world = World(
-        hf, train, Layout(tp=len(numbered)), held, numbered, topology, PlanOptions(bucket_bytes=1 << 20)
+        hf,
+        train,
+        Layout(tp=len(numbered)),
+        held,
+        numbered,
+        topology,
+        PlanOptions(bucket_bytes=1 << 20),
+        quantised="quantization_config" in hf,
     )
     plan, full = build_plan(held, numbered, topology, world.options), checkpoint(world)
     assert plan.summary()["fallback_bytes"] == 0
     results = execute(plan, [loaded(manifest, full) for manifest in held])
     for manifest, result in zip(numbered, results, strict=True):
-        for tensor, expected in zip(manifest.tensors, loaded(manifest, full), strict=True):
+        for tensor, expected in zip(
+            manifest.tensors, loaded(manifest, as_engines_want(world, full)), strict=True
+        ):
             assert result[tensor.name].tobytes() == expected.tobytes(), (manifest.rank, tensor.name)
 
 
@@ -102,11 +143,11 @@ def test_layout_and_live_engine_agree_where_experts_are_dealt_out(family, tmp_pa
     assert by_name(expected[0]) != by_name(destinations.from_layout(hf, Layout(tp=2))[0])
 
 
-def traced(family: str, tp: int, folder: Path, *words: str) -> tuple[list[RankManifest], dict]:
+def traced(family: str, tp: int, folder: Path, *words: str, **fields: Any) -> tuple[list[RankManifest], dict]:
     """The manifests of a real engine's workers, and the config it was started with."""
     model = folder / family
     architecture = {"architectures": [type(CONFIGS[family]).__name__.removesuffix("Config") + "ForCausalLM"]}
-    hf = CONFIGS[family].to_dict() | architecture | EXTRA.get(family, {})
+    hf = CONFIGS[family].to_dict() | architecture | EXTRA.get(family, {}) | fields
     model.mkdir()
     (model / "config.json").write_text(json.dumps(hf))
     names = [(t.name, t.shape, t.dtype) for t in family_of(hf).checkpoint_tensors(hf)]

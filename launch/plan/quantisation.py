@@ -1,0 +1,44 @@
+"""What quantised engine weights change: the bytes of a parameter, what cannot be cut so, and what people should know."""
+
+from __future__ import annotations
+
+from launch.plan.facts import Facts, row_elements
+from models.names import Row
+from mrl.config.rollout import RolloutSection
+from mrl.config.root import Config
+from mrl.errors import ConfigError
+from mrl.rollout.quantised import require_whole_blocks
+from resharding.alignment import cut_inside_blocks
+from resharding.layout import Layout
+from resharding.quantised import BLOCK, quantises
+from resharding.sources import from_layout
+
+
+def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
+    """Bytes of an unsplit parameter as engines take it; `element` of one that stays wide."""
+    count = row_elements(row)
+    if rollout.quantization == "none" or not quantises(row.blocks[0][0].tensor):
+        return count * element
+    return count + -(-count // BLOCK**2) * 4
+
+
+def errors(facts: Facts, rollout: RolloutSection) -> list[str]:
+    """An engine that would cut inside a block."""
+    try:
+        require_whole_blocks(facts.hf, rollout)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def warnings(config: Config, facts: Facts, layout: Layout) -> list[str]:
+    """What the configuration says for itself, and tensors the trainer cuts inside blocks."""
+    found = config.doubts
+    if config.rollout.quantization == "none":
+        return found
+    if cut := cut_inside_blocks(from_layout(facts.hf, layout), BLOCK):
+        found.append(
+            f"rollout.quantization = {config.rollout.quantization}: the trainer's layout cuts {len(cut)} tensors inside blocks of {BLOCK} ({min(cut)}, ...): they and the rest "
+            "of their modules go whole to every engine rank at every hand-over; a smaller training.layout.tp or etp avoids it"
+        )
+    return found

@@ -1,0 +1,55 @@
+"""Whether an engine can have quantised weights, and what it is told to have them. Found from config.json before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mrl.config.rollout import RolloutSection
+from mrl.errors import ConfigError, ReshardError
+from resharding import destinations, quantised
+from resharding.layout import Layout
+
+
+def overrides(
+    rollout: RolloutSection, model_path: str, *, on_cpu: bool, real_weights: bool
+) -> dict[str, Any]:
+    """What vLLM's reading of config.json is overridden with. ConfigError where the model, its split or the machine cannot."""
+    if rollout.quantization == "none":
+        return {}
+    if real_weights:
+        raise ConfigError(
+            f"rollout.quantization = {rollout.quantization}: weights are quantised at a hand-over, and here they are read from "
+            f"{model_path}; set it to none"
+        )
+    hf = json.loads((Path(model_path) / "config.json").read_text())
+    require_whole_blocks(hf, rollout)
+    if on_cpu:
+        require_cpu(rollout)
+    return {"quantization_config": quantised.engine_settings(hf["num_hidden_layers"])}
+
+
+def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
+    """ConfigError where weights are quantised and rollout.tp cuts one inside a block."""
+    if rollout.quantization == "none":
+        return
+    layout = Layout(tp=rollout.tp, ep=rollout.tp if rollout.expert_parallel else 1)
+    for manifest in destinations.from_layout(hf, layout)[: layout.tp]:
+        try:
+            quantised.manifest(manifest)
+        except ReshardError as error:
+            raise ConfigError(
+                f"rollout.quantization = {rollout.quantization} at rollout.tp = {rollout.tp}: {error}; lower rollout.tp"
+            ) from error
+
+
+def require_cpu(rollout: RolloutSection) -> None:
+    """ConfigError where weights are quantised and this machine's CPU has no kernel for them."""
+    from resharding.vllm.cpu_fp8 import served_here
+
+    if rollout.quantization != "none" and not served_here():
+        raise ConfigError(
+            f"rollout.quantization = {rollout.quantization}: vLLM's float8 kernels need a CPU with AVX512-BF16 or AMX, "
+            "which this machine lacks; set it to none"
+        )

@@ -1,0 +1,61 @@
+"""Engines that cannot have quantised weights are named before they start; the others are told exactly what to quantise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mrl.config.rollout import RolloutSection
+from mrl.errors import ConfigError
+from mrl.rollout.quantised import overrides, require_cpu
+from resharding.bench.models import TINY
+from resharding.vllm import cpu_fp8
+
+HF = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 256}
+
+
+def folder(path: Path, **changes: int) -> str:
+    (path / "config.json").write_text(json.dumps(HF | changes))
+    return str(path)
+
+
+def told(path: str, *, real_weights: bool = False, **fields: Any) -> dict[str, Any]:
+    return overrides(RolloutSection(**fields), path, on_cpu=False, real_weights=real_weights)
+
+
+def test_an_engine_of_wide_weights_is_told_nothing(tmp_path: Path) -> None:
+    assert told(folder(tmp_path), tp=2) == told(folder(tmp_path), real_weights=True) == {}
+
+
+def test_a_quantised_engine_keeps_its_routers_and_output_layer_wide(tmp_path: Path) -> None:
+    settings = told(folder(tmp_path), tp=2, quantization="fp8_block")["quantization_config"]
+    assert settings["quant_method"] == "fp8" and settings["weight_block_size"] == [128, 128]
+    kept = set(settings["modules_to_not_convert"])
+    assert {"lm_head", "model.layers.0.mlp.gate", "model.layers.3.mlp.gate"} <= kept
+    assert not any("proj" in name or "experts" in name for name in kept)
+
+
+def test_a_split_inside_a_block_is_named_with_a_way_out(tmp_path: Path) -> None:
+    narrow = folder(tmp_path, moe_intermediate_size=128)
+    told(narrow, tp=1, quantization="fp8_block")
+    with pytest.raises(ConfigError, match=r"rollout.tp = 2: .*block of 128; lower rollout.tp"):
+        told(narrow, tp=2, quantization="fp8_block")
+
+
+def test_weights_of_a_folder_are_not_quantised(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set it to none"):
+        told(folder(tmp_path), quantization="fp8_block", real_weights=True)
+
+
+def test_a_cpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_fp8, "served_here", lambda: False)
+    require_cpu(RolloutSection())
+    with pytest.raises(ConfigError, match="AVX512-BF16 or AMX"):
+        require_cpu(RolloutSection(quantization="fp8_block"))
+
+
+def test_activations_are_bfloat16() -> None:
+    with pytest.raises(ValidationError, match=r"needs rollout.dtype = bfloat16 \(got float32\)"):
+        RolloutSection(quantization="fp8_block", dtype="float32")

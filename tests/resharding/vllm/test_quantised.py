@@ -1,0 +1,95 @@
+"""Engines with block-quantised weights: what a hand-over brings is what vLLM reads from a folder quantised by the same rule."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mrl.config.rollout import RolloutSection
+from mrl.config.sync import SyncSection
+from mrl.rollout.request import Response
+from resharding import fp8, quantised
+from resharding.manifest import RankManifest
+from resharding.plan import PlanOptions, build_plan
+from resharding.topology import Topology
+from tests.engines import EngineHost
+from tests.mrl.rollout import driving
+from tests.resharding.feeding import Feeder, read
+from tests.resharding.leasing import LeasedRank, spread
+from tests.resharding.vllm.test_plugin import described, hand_over, planned_session
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.engine
+SHAPE = {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
+SYNC = SyncSection(bucket_bytes=256 << 10, deadline_seconds=30.0)
+ASKED = driving.requests(12, seed=3, ignore_stop=True)
+
+
+def engine(folder: Path, **arguments: object) -> EngineHost:
+    kept = {"compiled": False, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
+    rollout = RolloutSection(**kept, **arguments.pop("rollout", {}))  # type: ignore[arg-type]
+    return EngineHost(rollout=rollout, model_path=str(folder), max_length=160, seed=1, **arguments)
+
+
+def rewrite(source: Path, target: Path, *, keep_quantised: bool) -> Path:
+    """The folder with its linear weights quantised, or quantised and made wide again (what such an engine computes with)."""
+    weights = dict(fp8.whole_tensors(load_file(source / "model.safetensors").items(), quantised.BLOCK))
+    config = json.loads((source / "config.json").read_text())
+    if keep_quantised:
+        config["quantization_config"] = quantised.engine_settings(config["num_hidden_layers"])
+    else:
+        for name in [n for n in weights if n.endswith(quantised.SCALES)]:
+            scales = weights.pop(name)
+            base = name.removesuffix(quantised.SCALES)
+            wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            weights[base] = weights[base].float() * wide
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(config))
+    save_file({n: w.contiguous() for n, w in weights.items()}, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def test_planned_gathered_and_read_from_a_folder_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "wide", dtype=torch.bfloat16, **SHAPE, seed=4)
+    other = write_model(tmp_path / "other", dtype=torch.bfloat16, **SHAPE, seed=5)
+    reader = engine(rewrite(folder, tmp_path / "narrow", keep_quantised=True), real_weights=True)
+    expected = [a.logprobs.tolist() for a in reader.call(driving.generate, ASKED)]
+    reader.close()
+
+    host = engine(folder, rollout={"quantization": "fp8_block"})
+    feeder = Feeder(host.call(driving.addresses), SYNC)
+    weights = read(folder)
+    (tensors,) = spread(weights, 1)
+    plan = build_plan(
+        [RankManifest.of(0, tensors)],
+        described(host, folder),
+        Topology.shared(1),
+        PlanOptions(bucket_bytes=SYNC.bucket_bytes),
+    )
+    linear = sum(w.numel() for n, w in weights.items() if quantised.quantises(n))
+    rest = sum(w.nbytes for n, w in weights.items() if not quantised.quantises(n))
+    assert plan.fallback == () and plan.summary()["bytes_needed"] == linear + linear // 128**2 * 4 + rest
+    trainer = LeasedRank(tensors, list(weights.values()))
+    assert planned_session(host, trainer, feeder, plan) == []
+    answers = host.call(driving.generate, ASKED)
+    assert [a.logprobs.tolist() for a in answers] == expected
+
+    assert not hand_over(host, feeder, other).errors
+    assert [a.logprobs.tolist() for a in host.call(driving.generate, ASKED)] != expected
+    assert not hand_over(host, feeder, folder).errors
+    assert [a.logprobs.tolist() for a in host.call(driving.generate, ASKED)] == expected
+    trainer.close()
+    host.call(driving.release)
+    feeder.close()
+    host.close()
+    wide = rewrite(folder, tmp_path / "as_computed", keep_quantised=False)
+    near, far = (gap(reference, answers) for reference in (wide, folder))
+    assert near < 0.1 < far, (near, far)
+
+
+def gap(reference: Path, answers: list[Response]) -> float:
+    """Of the middle response, its largest difference from a folder's log-probs: a router's near-tie moves single ones far."""
+    worst = [driving.worst_gap(reference, [r], [a]) for r, a in zip(ASKED, answers, strict=True)]
+    return sorted(worst)[len(worst) // 2]
