@@ -23,7 +23,6 @@ from models.layer_specs import block_spec
 from models.names import chunk_layers, padded_vocab
 from models.rotary import RotaryTable
 from mrl.config.training import TrainingSection
-from mrl.errors import ConfigError
 from resharding.layout import Layout
 
 ENGINE_FAMILIES = {
@@ -126,7 +125,7 @@ def build_chunks(
     mark_expert_parameters(models)
     rotary = RotaryTable(
         family.rotary(hf_config),
-        max_length=max_length,
+        max_length=max_length + 2 * layout.cp * layout.tp,  # what segments and microbatches are padded by
         dtype=dtype,
         device=device,
     )
@@ -156,10 +155,6 @@ def mark_expert_parameters(models: list[PackedModel]) -> None:
 def _transformer_config(
     fields: dict[str, Any], hf: HfConfig, training: TrainingSection, layout: Layout, device: torch.device
 ) -> TransformerConfig:
-    if layout.cp > 1:
-        raise ConfigError(
-            f"layout.cp = {layout.cp}: context parallelism needs Transformer Engine; use cp = 1"
-        )
     dtype = getattr(torch, training.dtype)
     is_moe = "num_moe_experts" in fields
     if is_moe:
@@ -171,6 +166,8 @@ def _transformer_config(
         **fields,
         **_recompute_fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
+        context_parallel_size=layout.cp,
+        cp_comm_type="p2p",  # of Transformer Engine's attention; our own gathers
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         expert_model_parallel_size=layout.ep,

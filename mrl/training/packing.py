@@ -1,7 +1,8 @@
 """Splits a rank's batch into packed microbatches. Pure: numpy in, numpy out.
 
-Segments are never split. Longest first, so that a microbatch holds segments of similar length (the attention pads them
-into few buckets). Microbatches are as even as their limit allows.
+Segments are never split over microbatches. Longest first, so that a microbatch holds segments of similar length (the
+attention pads them into few buckets). Microbatches are as even as their limit allows. With context parallelism segments
+are padded at their ends, so that each divides into chunks; a microbatch is still whole here, on every rank.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import dataclasses
 
 import numpy as np
 
+from models.zigzag import padded, token_multiple
 from mrl.samples import TrainBatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Some of a batch's samples, packed; padded by one segment of token 0 to a multiple of the sequence split."""
+    """Some of a batch's samples, packed; padded by one segment to a multiple of the sequence split. Padding is token 0."""
 
     samples: np.ndarray
     """[S] positions in the batch; empty for a dummy microbatch."""
     token_index: np.ndarray
     """[n] position in the batch's flat arrays of each real token."""
+    places: np.ndarray
+    """[n] position in `tokens` of each real token."""
     lengths: np.ndarray
-    """[S] or [S + 1] tokens per segment, the padding segment last."""
+    """[S] or [S + 1] tokens per segment with its padding, the padding segment last."""
     tokens: np.ndarray
     """[n + padding] int64."""
 
@@ -50,23 +54,32 @@ def split(lengths: np.ndarray, *, max_tokens: int) -> list[np.ndarray]:
     return [np.asarray(part, np.int64) for part in parts]
 
 
-def microbatch(batch: TrainBatch, samples: np.ndarray, *, multiple_of: int) -> Microbatch:
+def microbatch(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int = 1) -> Microbatch:
     """Pack the given samples; no samples give a dummy microbatch of padding."""
-    lengths = batch.lengths()[samples].astype(np.int64)
-    starts = batch.cu_seqlens[:-1][samples].astype(np.int64)
-    total = int(lengths.sum())
-    offsets = np.concatenate([[0], np.cumsum(lengths)])[:-1]
-    token_index = np.arange(total) - np.repeat(offsets, lengths) + np.repeat(starts, lengths)
-    padding = -total % multiple_of if total else max(multiple_of, 2)
-    tokens = np.concatenate([batch.tokens[token_index], np.zeros(padding, np.int64)]).astype(np.int64)
+    own = batch.lengths()[samples].astype(np.int64)
+    lengths = padded(own, cp)
+    inside = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
+    token_index = inside + np.repeat(batch.cu_seqlens[:-1][samples].astype(np.int64), own)
+    places = inside + np.repeat(np.cumsum(lengths) - lengths, own)
+    multiple, size = token_multiple(tp=tp, cp=cp), int(lengths.sum())
+    padding = -size % multiple if size else max(multiple, 2)
+    tokens = np.zeros(size + padding, np.int64)
+    tokens[places] = batch.tokens[token_index]
     if padding:
         lengths = np.append(lengths, padding)
-    return Microbatch(samples=samples, token_index=token_index, lengths=lengths, tokens=tokens)
+    return Microbatch(samples=samples, token_index=token_index, places=places, lengths=lengths, tokens=tokens)
 
 
-def pack(batch: TrainBatch, *, max_tokens: int, num_microbatches: int, multiple_of: int) -> list[Microbatch]:
-    """Exactly `num_microbatches`, at least as many as split() gives; the missing ones are dummies."""
-    parts = split(batch.lengths(), max_tokens=max_tokens)
+def count(batch: TrainBatch, *, max_tokens: int, cp: int = 1) -> int:
+    """Microbatches that the batch needs; at least one."""
+    return max(1, len(split(padded(batch.lengths(), cp), max_tokens=max_tokens)))
+
+
+def pack(
+    batch: TrainBatch, *, max_tokens: int, num_microbatches: int, tp: int = 1, cp: int = 1
+) -> list[Microbatch]:
+    """Exactly `num_microbatches`, at least as many as count() gives; the missing ones are dummies."""
+    parts = split(padded(batch.lengths(), cp), max_tokens=max_tokens)
     assert len(parts) <= num_microbatches, f"{len(parts)} microbatches, agreed {num_microbatches}"
     parts += [np.zeros(0, np.int64)] * (num_microbatches - len(parts))
-    return [microbatch(batch, part, multiple_of=multiple_of) for part in parts]
+    return [microbatch(batch, part, tp=tp, cp=cp) for part in parts]

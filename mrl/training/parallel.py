@@ -68,16 +68,17 @@ def _start_device(rank: int) -> torch.device:
 
 
 def _check_place(place: Place) -> None:
-    ours = (place.tp, place.pp, place.dp, place.ep, place.etp)
+    ours = (place.tp, place.cp, place.pp, place.dp, place.ep, place.etp)
     megatron = (
         parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_expert_model_parallel_rank(),
         parallel_state.get_expert_tensor_parallel_rank(),
     )
     assert ours == megatron, (
-        f"rank {place.rank}: layout says (tp, pp, dp, ep, etp) = {ours}, Megatron {megatron}"
+        f"rank {place.rank}: layout says (tp, cp, pp, dp, ep, etp) = {ours}, Megatron {megatron}"
     )
 
 

@@ -2,6 +2,10 @@
 
 Owns microbatch agreement over ranks, Megatron's schedule, and the way from hidden states to log-probs or values. Does not step the
 optimizer (optimizer.py) and knows no loss: the objective is handed in.
+
+Context-parallel ranks run their chunks of each microbatch and put log-probs or values together; every one of them then
+computes the whole objective, and its gradient flows into what that rank computed. So their gradients add up to the
+objective's, and metrics are those of one of them.
 """
 
 from __future__ import annotations
@@ -16,17 +20,21 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from torch import Tensor
 
 from models.build import Chunks, PackedModel
 from models.layer_modules import RecordingRouter
 from models.packed_attention import PackedSegments, pack_segments
+from models.zigzag import kept
 from mrl.config.training import TrainingSection
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
 from mrl.training.logprobs import logprobs_and_entropy
-from mrl.training.packing import Microbatch, pack, split
+from mrl.training.packing import Microbatch, count, pack
 from mrl.training.parallel import max_over_world
 from resharding.layout import Layout, Place
 
@@ -41,14 +49,22 @@ The loss is always reported as the metric "loss". Entries where `arrays["loss_ma
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """A microbatch on the device."""
+    """A microbatch on the device; all of it without context parallelism, this rank's chunks with it."""
 
     plan: Microbatch
     tokens: Tensor
-    """[1, n + padding]."""
+    """[1, k] the tokens of this rank, padding included."""
+    kept: np.ndarray
+    """[k] their positions in plan.tokens."""
     packed: PackedSegments
     rows: Tensor
-    """[m] int64 positions of the tokens whose log-probs are computed; each is predicted by the position before it."""
+    """[m] int64 which of the microbatch's n real tokens have their log-probs computed, on whatever rank."""
+    own_rows: Tensor
+    """[j] int64 positions in `rows` of those computed on this rank: those whose token before is its."""
+    before: Tensor
+    """[j] int64 positions in `tokens` of the tokens before, whose hidden states predict them."""
+    targets: Tensor
+    """[j] int64 the tokens that are predicted."""
 
 
 class Passes:
@@ -69,10 +85,12 @@ class Passes:
         self._models = models
         self._training = training
         self._layout = layout
+        self._place = place
         self._device = device
         self._is_last = place.pp == layout.pp - 1
-        self._returns_arrays = self._is_last and place.tp == 0
+        self._returns_arrays = self._is_last and place.tp == place.cp == 0
         self._tp_group: Any = parallel_state.get_tensor_model_parallel_group()
+        self._cp_group: Any = parallel_state.get_context_parallel_group()
 
     def forward(
         self, batch: TrainBatch, *, temperature: float, with_router_margins: bool
@@ -111,12 +129,12 @@ class Passes:
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
         """The same number of microbatches on all ranks: expert parallelism couples them."""
         self._check_lengths(batch)
-        limit = self._training.microbatch_tokens
-        needed = max(1, len(split(batch.lengths(), max_tokens=limit)))
+        limit, layout = self._training.microbatch_tokens, self._layout
+        needed = count(batch, max_tokens=limit, cp=layout.cp)
         agreed = max_over_world(needed, device=self._device)
-        if self._layout.vpp > 1:
-            agreed = -(-agreed // self._layout.pp) * self._layout.pp
-        plans = pack(batch, max_tokens=limit, num_microbatches=agreed, multiple_of=self._layout.tp)
+        if layout.vpp > 1:
+            agreed = -(-agreed // layout.pp) * layout.pp
+        plans = pack(batch, max_tokens=limit, num_microbatches=agreed, tp=layout.tp, cp=layout.cp)
         wanted = batch.loss_mask.copy()
         if all_tokens:
             wanted[:] = True
@@ -148,13 +166,20 @@ class Passes:
             )
 
     def _to_device(self, plan: Microbatch, wanted: np.ndarray) -> Prepared:
+        cp, rank = self._layout.cp, self._place.cp
         rows = np.flatnonzero(wanted[plan.token_index])
-        return Prepared(
-            plan=plan,
-            tokens=torch.from_numpy(plan.tokens).to(self._device)[None],
-            packed=pack_segments(plan.lengths, rotary=self._chunks.rotary, device=self._device),
-            rows=torch.from_numpy(rows).to(self._device),
+        mine = kept(plan.lengths, cp=cp, rank=rank)
+        local = np.full(len(plan.tokens), -1)
+        local[mine] = np.arange(len(mine))
+        before = local[plan.places[rows] - 1]
+        own_rows = np.flatnonzero(before >= 0)
+        targets = plan.tokens[plan.places[rows[own_rows]]]
+        found = (plan.tokens[mine][None], rows, own_rows, before[own_rows], targets)
+        tokens, *index = (torch.from_numpy(array).to(self._device) for array in found)
+        packed = pack_segments(
+            plan.lengths, rotary=self._chunks.rotary, device=self._device, cp=cp, rank=rank
         )
+        return Prepared(plan, tokens, mine, packed, *index)
 
     def _run(self, prepared: list[Prepared], loss: Callable[..., Any], *, forward_only: bool) -> list[Any]:
         def forward_step(data: Iterator[Prepared], model: Any) -> tuple[Tensor, Callable[..., Any]]:
@@ -193,7 +218,7 @@ class Passes:
                 # Objectives refuse such values, on this rank alone; a loss that is not finite stops all ranks alike.
                 nothing = hidden.sum() * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
-            size = item.plan.num_real
+            size = len(item.plan.token_index)
             outputs = {name: x.new_zeros(size).index_copy(0, item.rows, x) for name, x in found.items()}
             arrays, segment_ids = self._arrays(batch, item.plan)
             value, metrics = objective(
@@ -205,33 +230,42 @@ class Passes:
         return loss
 
     def _outputs(self, item: Prepared, hidden: Tensor, temperature: float) -> dict[str, Tensor]:
-        """[m] log-probs and entropies, or values, of item.rows from hidden [n / tp, 1, D]."""
+        """[m] log-probs and entropies, or values, of item.rows from hidden [k / tp, 1, D]."""
         is_critic = self._chunks.has_value_head
         if self._layout.tp > 1:
             # Backward scatters: the ranks' parts summed for the split output layer, each its own for the value head,
             # which computes the same on all ranks.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=not is_critic)
-        states = hidden[:, 0].index_select(0, item.rows - 1)
+        states = hidden[:, 0].index_select(0, item.before)
         last: PackedModel = self._chunks.models[-1]
         if is_critic:
-            return {"values": last.values(states)}
-        logprobs, entropy = logprobs_and_entropy(
-            states,
-            last.head_weight(),
-            item.tokens[0].index_select(0, item.rows),
-            vocab_size=self._chunks.vocab_size,
-            temperature=temperature,
-            chunk_tokens=self._training.logprob_chunk_tokens,
-            group=self._tp_group,
-            group_rank=self._tp_group.rank(),
-        )
-        return {"logprobs": logprobs, "entropy": entropy}
+            found = {"values": last.values(states)}
+        else:
+            logprobs, entropy = logprobs_and_entropy(
+                states,
+                last.head_weight(),
+                item.targets,
+                vocab_size=self._chunks.vocab_size,
+                temperature=temperature,
+                chunk_tokens=self._training.logprob_chunk_tokens,
+                group=self._tp_group,
+                group_rank=self._tp_group.rank(),
+            )
+            found = {"logprobs": logprobs, "entropy": entropy}
+        if self._layout.cp == 1:
+            return found
+        return {name: self._of_all_ranks(item, values) for name, values in found.items()}
+
+    def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
+        """[m] of what each context-parallel rank computed of it, [j]; backward each takes the gradient of its own."""
+        whole = values.new_zeros(len(item.rows)).index_copy(0, item.own_rows, values)
+        return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
     def _arrays(self, batch: TrainBatch, plan: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
         index = plan.token_index
         arrays = {name: array[index] for name, array in batch.arrays.items()}
         arrays["loss_mask"] = batch.loss_mask[index]
-        segments = np.repeat(np.arange(len(plan.samples)), plan.lengths[: len(plan.samples)])
+        segments = np.repeat(np.arange(len(plan.samples)), batch.lengths()[plan.samples])
         on_device = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
         return on_device, torch.from_numpy(segments).to(self._device)
 
@@ -261,10 +295,11 @@ class Passes:
                 smallest = torch.minimum(smallest, layer[number])
             if self._layout.tp > 1:
                 smallest = gather_from_sequence_parallel_region(smallest)
-            if self._layout.pp > 1:
-                group = parallel_state.get_pipeline_model_parallel_group()
-                dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-            flat[item.plan.token_index] = smallest.cpu().numpy()[: item.plan.num_real]
+            whole = smallest.new_full((len(item.plan.tokens),), float("inf"))
+            whole[torch.from_numpy(item.kept).to(self._device)] = smallest
+            for group in (parallel_state.get_pipeline_model_parallel_group(), self._cp_group):
+                dist.all_reduce(whole, op=dist.ReduceOp.MIN, group=group)
+            flat[item.plan.token_index] = whole.cpu().numpy()[item.plan.places]
         return prefix_minimum(flat, batch.cu_seqlens)
 
 

@@ -182,7 +182,7 @@ class MegatronWorker:
         """Log-probs and entropy [N] of this data-parallel shard (and `router_margin`), at the sampling temperature.
 
         The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a segment's first token.
-        Returned by the ranks with tp 0 on the last pipeline stage, None elsewhere. Entropies are in nats. The router
+        Returned by the ranks with tp 0 and cp 0 on the last pipeline stage, None elsewhere. Entropies are in nats. The router
         margin of a token is the smallest gap in a router's choice (RecordingRouter) over all layers and its prefix.
         """
         if role == "critic":
@@ -211,7 +211,7 @@ class MegatronWorker:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
         parts = self._passes.forward_backward(batch, objective, denominators, temperature=temperature)
-        metrics = reduce_metrics(parts if self.place.tp == 0 else [], device=self.device)
+        metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
         result = self.optimizer.step(finite=bool(np.isfinite(metrics.get("loss", np.nan))), lr=lr)
         return metrics | {
             "grad_norm": result.grad_norm,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from mrl.config.training import LayoutSection
 from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
-from tests.tiny_models import random_batch, reference_logprobs
+from tests.tiny_models import random_batch, reference_logprobs, write_model
 
 
 def name_of(layout: dict[str, int]) -> str:
@@ -35,7 +35,8 @@ def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) 
 
 def check_layout(
     layout: dict[str, int], folder: Path, one_rank: dict[str, Any], out: Path, **changes: Any
-) -> None:
+) -> list[dict[str, Any]]:
+    """Against one rank's results; returns those of the layout's ranks."""
     world = LayoutSection(**layout).world_size
     results = run_ranks(scenarios.forward_update_export, world, str(folder), layout, str(out), changes)
     check_forward(results, folder, bound=1e-5)
@@ -52,3 +53,21 @@ def check_layout(
         # Adam's first steps are near lr x sign(gradient): where a gradient is nearly 0 its sign is rounding.
         close = (trained[name] - theirs).abs() < 1e-5
         assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"
+    return results
+
+
+class OneRank:
+    """A family's folder, and what one rank computes from it; made when first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def of(self, family: str) -> tuple[Path, dict[str, Any]]:
+        if family not in self._made:
+            folder = write_model(self._root / family, family)
+            out = self._root / f"{family}-out"
+            result = run_ranks(scenarios.forward_update_export, 1, str(folder), {}, str(out), {})[0]
+            trained = load_file(out / "trained" / "model.safetensors")
+            self._made[family] = folder, result | {"trained": trained}
+        return self._made[family]

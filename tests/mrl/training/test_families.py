@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.mrl.training import scenarios
-from tests.mrl.training.layouts import check_forward, check_layout, name_of
+from tests.mrl.training.layouts import OneRank, check_forward, check_layout, name_of
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
@@ -36,23 +36,6 @@ LONG_LAYOUTS = [
     ("deepseek_v3", {"ep": 2, "dp": 2}),
 ]
 BIAS = "e_score_correction_bias"
-
-
-class OneRank:
-    """A family's folder, and what one rank computes from it; made when first asked for."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._made: dict[str, tuple[Path, dict[str, Any]]] = {}
-
-    def of(self, family: str) -> tuple[Path, dict[str, Any]]:
-        if family not in self._made:
-            folder = write_model(self._root / family, family)
-            out = self._root / f"{family}-out"
-            result = run_ranks(scenarios.forward_update_export, 1, str(folder), {}, str(out), {})[0]
-            trained = load_file(out / "trained" / "model.safetensors")
-            self._made[family] = folder, result | {"trained": trained}
-        return self._made[family]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.training.packing import microbatch, pack, split
+from models.zigzag import token_multiple
+from mrl.training.packing import count, microbatch, pack, split
 from mrl.training.passes import prefix_minimum
 from tests.tiny_models import random_batch
 
@@ -23,23 +24,26 @@ def test_split_covers_every_sample_once(lengths: list[int], limit: int) -> None:
         assert len(part) == 1 or sum(lengths[i] for i in part) <= limit
 
 
-@pytest.mark.parametrize("multiple", [1, 2, 4])
-def test_pack_keeps_tokens_in_their_places(multiple: int) -> None:
+@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (2, 3)])
+def test_pack_keeps_tokens_in_their_places(tp: int, cp: int) -> None:
     batch = random_batch(9, seed=3)
-    needed = len(split(batch.lengths(), max_tokens=50))
-    packed = pack(batch, max_tokens=50, num_microbatches=needed + 1, multiple_of=multiple)
+    needed = count(batch, max_tokens=50, cp=cp)
+    packed = pack(batch, max_tokens=50, num_microbatches=needed + 1, tp=tp, cp=cp)
     assert len(packed) == needed + 1
-    assert packed[-1].num_real == 0 and len(packed[-1].tokens) >= 1
+    assert len(packed[-1].token_index) == 0 and len(packed[-1].tokens) >= 1
     seen = np.concatenate([item.token_index for item in packed])
     assert sorted(seen.tolist()) == list(range(batch.num_tokens))
     for item in packed:
-        assert item.lengths.sum() == len(item.tokens) and len(item.tokens) % multiple == 0
-        np.testing.assert_array_equal(item.tokens[: item.num_real], batch.tokens[item.token_index])
+        assert item.lengths.sum() == len(item.tokens) and len(item.tokens) % (tp * cp) == 0
+        assert len(item.tokens) <= 50 + token_multiple(tp=tp, cp=cp)
+        assert cp == 1 or (item.lengths % (2 * cp) == 0).all()
+        np.testing.assert_array_equal(item.tokens[item.places], batch.tokens[item.token_index])
+        assert not np.delete(item.tokens, item.places).any()
 
 
 def test_microbatch_follows_the_given_order() -> None:
     batch = random_batch(4, seed=0)
-    item = microbatch(batch, np.array([2, 0]), multiple_of=1)
+    item = microbatch(batch, np.array([2, 0]))
     second, first = (batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in (2, 0))
     np.testing.assert_array_equal(item.tokens, np.concatenate([second, first]))
 
