@@ -4,7 +4,8 @@ are alive under the pipeline schedule.
 Counted from the autograd graph of the layers in models/ (RMSNorm, fused QKV, rotary embedding, attention per segment,
 top-k router, SwiGLU experts): the tensors that operations save, each storage once; a test compares with real runs.
 Experts are taken as evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps its input alone; on CPU it is composed
-and keeps two arrays, in float32.
+and keeps two arrays, in float32. Transformer Engine's attention on CUDA passes keys and values around the
+context-parallel ranks; our own on CPU gathers and keeps them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Counter:
     element: int
     tokens: int
     fused: bool
-    """RMSNorm is one kernel (CUDA)."""
+    """RMSNorm is one kernel, and keys and values stay split over context-parallel ranks (CUDA)."""
 
     @property
     def local(self) -> int:
@@ -50,6 +51,11 @@ class Counter:
     def split(self) -> int:
         """Tokens of this rank where the sequence is split over tp."""
         return self.local // self.layout.tp
+
+    @property
+    def key_rows(self) -> int:
+        """Tokens of which the attention keeps keys and values of this rank's heads."""
+        return self.split if self.fused else self.tokens // self.layout.tp
 
     def norm(self, rows: int, width: int) -> int:
         """What one RMSNorm keeps; its output is kept by what comes after."""
@@ -84,7 +90,7 @@ class Counter:
             if facts.kv_heads <= self.layout.tp:
                 around -= rows * queries * self.element  # and so are queries of a single group
         # Rotated queries and keys, values, output, and the sums of exponentials.
-        core = 2 * rows * (queries + keys) * self.element + 4 * rows * facts.num_heads
+        core = 2 * (rows * queries + self.key_rows * keys) * self.element + 4 * rows * facts.num_heads
         inputs = rows * (queries + keys) * self.element  # values are a view of the fused tensor
         return around, core, inputs if self.fused or self.element == 4 else inputs + fused_qkv
 
@@ -97,7 +103,7 @@ class Counter:
             self.norm(self.split, down) + self.split * down * self.element + self.local * rope * self.element
         )
         around += rows * heads * value * self.element
-        core = rows * heads * (2 * (nope + rope) + 2 * value) * self.element + 4 * rows * heads
+        core = (rows + self.key_rows) * heads * (nope + rope + value) * self.element + 4 * rows * heads
         return around, core, rows * heads * (2 * nope + rope + value) * self.element
 
     def _mlp(self, number: int) -> int:

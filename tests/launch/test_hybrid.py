@@ -40,6 +40,7 @@ LAYOUTS = {
         "rollout.tp=2",
         "training.offload=always",
     ),
+    "cp2-ep2-to-1": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", "rollout.tp=1"),
 }
 FAMILIES = {
     "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),

@@ -56,6 +56,7 @@ SHAPES = {
     "pp2": (Layout(pp=2), Layout(dp=2)),
     "tp2-pp2": (Layout(tp=2, pp=2), Layout(tp=2, dp=2)),
     "ep2-dp2": (Layout(ep=2, dp=4), Layout(tp=4)),
+    "cp2-ep2": (Layout(cp=2, ep=2), Layout(dp=2)),
 }
 
 

@@ -84,7 +84,8 @@ def _world(rng: random.Random, hf: dict) -> World:
     tp, pp, dp = rng.choice([1, 2, 4]), rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 3])
     ep = rng.choice([1, 2, 4]) if moe else 1
     etp = rng.choice([1, 1, 2]) if moe else 1
-    train = Layout(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp, vpp=rng.choice([1, 2]) if pp > 1 else 1)
+    cp = rng.choice([1, 1, 2])
+    train = Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=etp, vpp=rng.choice([1, 2]) if pp > 1 else 1)
     roll_tp = rng.choice([1, 2, 4])
     rollout = Layout(
         tp=roll_tp, dp=rng.choice([1, 2, 3]), ep=roll_tp * rng.choice([0, 1, 1, 2]) or 1 if moe else 1

@@ -82,6 +82,20 @@ def test_recompute_saves_activations_in_order() -> None:
     assert kept["full"] == 48 * hidden + hidden + 8192 // 4 * 4 + 4 * hidden
 
 
+def test_context_parallel_ranks_share_the_activations() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    kept = {}
+    for cp, fused in ((1, True), (2, True), (1, False), (2, False)):
+        section = training(tp=4, cp=cp, dp=2 // cp, ep=8)
+        kept[cp, fused] = activations(
+            facts, section, layout_of(section), stage=0, tokens=8192, num_microbatches=4, fused=fused
+        ).kept
+    assert kept[2, True] * 2 == kept[1, True]
+    # Our own attention keeps the keys and values of all tokens: 4 heads of 128 in each of 48 layers, over tp.
+    gathered = 48 * 8192 // 4 * 2 * 4 * 128 * 2
+    assert kept[2, False] * 2 == kept[1, False] + gathered
+
+
 def test_key_value_cache_counts_heads_and_latent_rows() -> None:
     qwen = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
     assert engine_memory(qwen, RolloutSection(tp=1)).kv_bytes_per_token == 48 * 2 * 4 * 128 * 2

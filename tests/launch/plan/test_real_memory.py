@@ -62,7 +62,7 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        worker.update(batch(rank), cross_entropy, {"num_tokens": float(TOKENS)})
+        worker.update(batch(worker.place.dp), cross_entropy, {"num_tokens": float(TOKENS)})
     optimizer = {a: size for a, size in storages(optimizer_tensors(worker)).items() if a not in weights}
     worker.close()
     return {
@@ -142,8 +142,9 @@ def batch(seed: int) -> TrainBatch:
         ({"tp": 2, "ep": 2}, "off", "float32"),
         ({"ep": 2, "dp": 2}, "selective", "float32"),
         ({"pp": 2}, "full", "float32"),
+        pytest.param({"cp": 2, "ep": 2}, "off", "float32", marks=pytest.mark.slow),
     ],
-    ids=["ep2-off-bf16", "tp2ep2-off-fp32", "ep2-selective-fp32", "pp2-full-fp32"],
+    ids=["ep2-off-bf16", "tp2ep2-off-fp32", "ep2-selective-fp32", "pp2-full-fp32", "cp2ep2-off-fp32"],
 )
 def test_every_category_is_within_five_per_cent(
     layout: dict[str, int], recompute: str, dtype: str, tmp_path: Path

@@ -67,7 +67,15 @@ def test_values_loss_and_gradients_are_those_of_plain_torch(folder: Path, one_ra
 
 
 @pytest.mark.parametrize(
-    "layout", [{"tp": 2, "ep": 2}, {"pp": 2}, {"ep": 2, "dp": 2}], ids=lambda layout: "-".join(layout)
+    "layout",
+    [
+        {"tp": 2, "ep": 2},
+        {"pp": 2},
+        {"ep": 2, "dp": 2},
+        pytest.param({"cp": 2, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"cp": 2, "pp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=lambda layout: "-".join(layout),
 )
 def test_every_layout_computes_the_same(
     layout: dict[str, int], folder: Path, one_rank: dict[str, Any]
