@@ -138,8 +138,9 @@ def _on_device(
     *,
     device: torch.device,
 ) -> Buckets:
-    index = (torch.from_numpy(x).to(device) for x in (slot_tokens, token_slots))
-    return Buckets(*index, shapes)
+    return Buckets(
+        torch.from_numpy(slot_tokens).to(device), torch.from_numpy(token_slots).to(device), shapes
+    )
 
 
 def _gathered_keys(lengths: np.ndarray, *, cp: int, device: torch.device) -> Buckets:
