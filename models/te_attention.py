@@ -1,7 +1,8 @@
 """Transformer Engine's fused attention over packed sequences, where it is installed; not run on a GPU yet.
 
 The rotary embedding stays packed_attention's, so that both paths see the same angles; only the core differs. Megatron
-passes what TEDotProductAttention.__init__ takes.
+passes what TEDotProductAttention.__init__ takes. With context parallelism the kernels pass keys and values round the
+ranks themselves; they take this rank's chunks of every segment (zigzag.py) and the bounds of whole segments.
 """
 
 from __future__ import annotations

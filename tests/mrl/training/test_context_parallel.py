@@ -44,9 +44,9 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> OneRank:
     return OneRank(tmp_path_factory.mktemp("one"))
 
 
-def check(family: str, layout: dict[str, int], one_rank: OneRank, out: Path) -> None:
+def check(family: str, layout: dict[str, int], one_rank: OneRank, out: Path, **changes: Any) -> None:
     folder, expected = one_rank.of(family)
-    results = check_layout(layout, folder, expected, out)
+    results = check_layout(layout, folder, expected, out, **changes)
     for result in results:
         if result["arrays"] is not None and layout.get("dp", 1) == 1:
             margins = result["arrays"]["router_margin"], expected["arrays"]["router_margin"]
@@ -64,6 +64,12 @@ def test_layout(family: str, layout: dict[str, int], one_rank: OneRank, tmp_path
 )
 def test_long_layout(family: str, layout: dict[str, int], one_rank: OneRank, tmp_path: Path) -> None:
     check(family, layout, one_rank, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recompute_changes_nothing(recompute: str, one_rank: OneRank, tmp_path: Path) -> None:
+    check("qwen3_moe", {"cp": 2, "tp": 2}, one_rank, tmp_path, recompute=recompute)
 
 
 def resume(folder: Path, layout: dict[str, int], out: Path) -> dict[str, Any]:
