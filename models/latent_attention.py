@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
-from models.packed_attention import PackedSegments
+from models.packed_segments import PackedSegments
 from models.rotary import rotate_pairs
 
 

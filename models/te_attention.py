@@ -15,7 +15,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from models.packed_attention import PackedAttention, PackedSegments
+from models.packed_attention import PackedAttention
+from models.packed_segments import PackedSegments
 from models.rotary import rotate
 
 _SHARED = [part.name for part in dataclasses.fields(PackedSeqParams)]

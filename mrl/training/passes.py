@@ -28,7 +28,7 @@ from torch import Tensor
 
 from models.build import Chunks, PackedModel
 from models.layer_modules import RecordingRouter
-from models.packed_attention import PackedSegments, pack_segments
+from models.packed_segments import PackedSegments, pack_segments
 from models.zigzag import kept
 from mrl.config.training import TrainingSection
 from mrl.errors import DataError

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.packed_attention import PackedAttention, bucket_length, pack_segments, plan_buckets
+from models.packed_attention import PackedAttention
+from models.packed_segments import bucket_length, pack_segments, plan_buckets
 from models.rope import Rope
 from models.rotary import RotaryTable
 

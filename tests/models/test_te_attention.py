@@ -7,7 +7,8 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from models.packed_attention import PackedAttention, PackedSegments, pack_segments
+from models.packed_attention import PackedAttention
+from models.packed_segments import PackedSegments, pack_segments
 from models.rope import Rope
 from models.rotary import RotaryTable
 from models.te_attention import FusedPackedAttention, core_attention

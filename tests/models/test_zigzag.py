@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.packed_attention import pack_segments
+from models.packed_segments import pack_segments
 from models.rope import Rope
 from models.rotary import RotaryTable
 from models.zigzag import kept, padded, token_multiple
