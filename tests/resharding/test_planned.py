@@ -178,7 +178,7 @@ def test_one_slot_copies_everything_from_leased_memory() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["tp2-ep2", "pp2", "tp2-pp2", "ep2-dp2"])
+@pytest.mark.parametrize("name", ["tp2-ep2", "pp2", "tp2-pp2", "ep2-dp2", "cp2-ep2"])
 def test_every_slot_ends_with_its_manifests_bytes(name: str) -> None:
     size = SHAPES[name][0].world_size
     results = run_ranks(one_rank, size, name, None, seconds=120)
