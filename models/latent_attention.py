@@ -24,6 +24,8 @@ from models.rotary import rotate_pairs
 class PackedLatentAttention(MLASelfAttention):
     """Queries, keys and values of all segments at once; projections, norms and output are Megatron's."""
 
+    kv_layernorm: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         del self.rotary_pos_emb  # the microbatch brings its cosines and sines

@@ -16,8 +16,8 @@ from models.layer_modules import RecordingRouter, RMSNorm
 from models.te_attention import core_attention
 
 
-def block_spec(config: TransformerConfig, layers: range, device: torch.device) -> TransformerBlockSubmodules:
-    """The (global) layers of one model chunk."""
+def block_spec(config: TransformerConfig, layers: range, device: torch.device) -> Any:
+    """The (global) layers of one model chunk, as TransformerBlockSubmodules."""
     norm: Any = RMSNorm
     return TransformerBlockSubmodules(
         [_layer_spec(config, layer, device) for layer in layers], layer_norm=norm
