@@ -17,34 +17,47 @@ from resharding.quantised import SCALES, quantises
 
 LARGEST = 448.0
 """Of torch.float8_e4m3fn."""
+_CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
+"""Elements quantised at one time: their float32 forms take a few times as many bytes."""
 
 
 def block_scales(weight: torch.Tensor, block: int) -> torch.Tensor:
     """[rows, cols] weight that begins on a block -> [ceil(rows / block), ceil(cols / block)] float32."""
-    bands = [_largest(weight[at : at + block], block) for at in range(0, len(weight), block)]
-    scales = torch.stack(bands).float() / LARGEST
+    scales = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float() / LARGEST
     return torch.where(scales == 0, 1.0, scales)
-
-
-def _largest(band: torch.Tensor, block: int) -> torch.Tensor:
-    """[rows of one block, cols] -> [ceil(cols / block)], the largest magnitude of each block; NaN where one is in it."""
-    bits = torch.int16 if band.itemsize == 2 else torch.int32
-    magnitudes = (
-        band.view(bits) & torch.iinfo(bits).max
-    )  # several times faster than abs, and ordered as numbers are
-    cols = torch.nn.functional.pad(magnitudes.amax(0), (0, -band.shape[1] % block))
-    return cols.view(-1, block).amax(1).view(band.dtype)
 
 
 def values(weight: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
     """[rows, cols] float8_e4m3fn."""
-    rows, cols = weight.shape
-    wide = scales.repeat_interleave(block, 1)[:, :cols]
-    result = torch.empty(rows, cols, dtype=torch.float8_e4m3fn, device=weight.device)
-    for band in range(len(scales)):
-        here = slice(band * block, min((band + 1) * block, rows))
-        result[here] = (weight[here] / wide[band]).clamp_(-LARGEST, LARGEST)
+    result = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    for band in _bands(weight, block):
+        part = weight[band]
+        own = scales[band.start // block : -(-band.stop // block)].repeat_interleave(block, 1)
+        wide = own[:, None].expand(-1, block, -1).reshape(-1, own.shape[1])[: part.shape[0], : part.shape[1]]
+        result[band] = (part / wide).clamp_(-LARGEST, LARGEST)
     return result
+
+
+def _bands(weight: torch.Tensor, block: int) -> Iterator[slice]:
+    """Rows in whole blocks: as many as stay in a CPU's cache, or on devices as need few launches."""
+    rows, cols = weight.shape
+    most = _CACHED_ELEMENTS if weight.device.type == "cpu" else _DEVICE_ELEMENTS
+    step = max(1, most // cols // block) * block
+    for at in range(0, rows, step):
+        yield slice(at, min(at + step, rows))
+
+
+def _largest(band: torch.Tensor, block: int) -> torch.Tensor:
+    """The largest magnitude of each block of [rows, cols]; NaN where one is in it."""
+    bits = torch.int16 if band.itemsize == 2 else torch.int32
+    magnitudes = (
+        band.view(bits) & torch.iinfo(bits).max
+    )  # several times faster than abs, and ordered as numbers are
+    rows, cols = (-size % block for size in band.shape)
+    if rows or cols:
+        magnitudes = torch.nn.functional.pad(magnitudes, (0, cols, 0, rows))
+    tall = magnitudes.unflatten(0, (-1, block)).amax(1)
+    return tall.unflatten(1, (-1, block)).amax(2).view(band.dtype)
 
 
 def quantised(weight: Any, wire: str, block: int) -> Any:

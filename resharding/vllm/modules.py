@@ -25,6 +25,7 @@ from resharding.fp8 import whole_tensors
 from resharding.session import WireTensor
 from resharding.tables import Tables
 from resharding.vllm.trace import quantised_block, without_source
+from resharding.wire.copy_pool import CopyPool
 
 _PROCESS = "process_weights_after_loading"
 _POISON = 0xFF
@@ -113,12 +114,16 @@ class PlanLoader(_Loading):
         self._open: set[int] = set()
         self._closed: set[int] = set()
         self._written: list[int] = []
+        self._device = next(model.parameters()).device
+        self._pool = CopyPool(0, device=self._device)
 
     def start(self, tables: Tables) -> None:
         """ReshardError when the tables are not for this model's loader layout."""
         parameters = self._begin()
         self._tables = tables
         self._flat = [None] * len(tables.targets)
+        largest = max((p.nbytes for p in parameters.values()), default=0)
+        self._pool = CopyPool(largest, device=self._device)
         self._written = tables.written()
         wrong = []
         for target in tables.targets:
@@ -177,9 +182,11 @@ class PlanLoader(_Loading):
             materialize_layer(module, get_layerwise_info(module))
         for index, target in enumerate(self._tables.targets):
             if target.name.rpartition(".")[0] == name:
-                flat = module.get_parameter(target.name.rpartition(".")[2]).data.view(-1)
+                parameter = module.get_parameter(target.name.rpartition(".")[2])
                 if not direct:
-                    flat.view(torch.uint8).fill_(_POISON)
+                    staged = self._pool.take(parameter.nbytes).fill_(_POISON)
+                    parameter.data = staged.view(parameter.dtype).view(parameter.shape)
+                flat = parameter.data.view(-1)
                 flat[self._written[index] :].zero_()  # padding, which vLLM's loaders fill so too
                 self._flat[index] = flat
         self._open.add(number)

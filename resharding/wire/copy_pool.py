@@ -20,8 +20,14 @@ class CopyPool:
 
     def copy(self, data: torch.Tensor) -> torch.Tensor:
         """A copy of flat uint8 data; it is the caller's as long as any tensor on it lives."""
-        block = self._free() if data.numel() <= self._block_bytes else None
-        return data.clone() if block is None else block[: data.numel()].copy_(data)
+        return self.take(data.numel()).copy_(data)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Flat uint8 memory with anything in it; it is the caller's as long as any tensor on it lives."""
+        block = self._free() if num_bytes <= self._block_bytes else None
+        if block is None:
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return block[:num_bytes]
 
     def _free(self) -> torch.Tensor | None:
         for block in self._blocks:

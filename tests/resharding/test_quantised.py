@@ -35,7 +35,7 @@ def by_hand(weight: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tenso
     return values, scales
 
 
-@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (130, 40), (1, 300), (576, 129)])
+@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (130, 40), (1, 300), (576, 129), (700, 900)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_every_block_is_scaled_by_its_own_largest(shape: tuple[int, int], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(sum(shape))
