@@ -166,11 +166,16 @@ class PlanLoader(_Loading):
             raise ReshardError(
                 f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
             )
+        self._let_go()
         super().finish()
 
     def abort(self) -> None:
-        self._flat = []
+        self._let_go()
         super().abort()
+
+    def _let_go(self) -> None:
+        """The staging memory goes before what is left to process takes its own."""
+        self._flat, self._pool = [], CopyPool(0, device=self._device)
 
     def _open_module(self, number: int) -> None:
         name = self._tables.modules[number]
