@@ -64,7 +64,7 @@ def test_any_layout_equals_gather_then_load(seed):
     check_world(seed)
 
 
-@settings(CI, max_examples=40)
+@settings(CI, max_examples=30)
 @given(SEEDS)
 def test_any_layout_equals_gather_quantise_load(seed):
     check_world(seed, quantise=True)

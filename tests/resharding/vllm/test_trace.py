@@ -90,9 +90,8 @@ def test_layout_and_live_engine_agree(family, tp, tmp_path):
     check_chain(hf, Layout(tp=2) if family == "qwen3" else Layout(tp=2, ep=2), manifests)
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen3_moe", *(pytest.param(f, marks=pytest.mark.slow) for f in CONFIGS if f != "qwen3_moe")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONFIGS)
 def test_layout_and_live_engine_agree_where_weights_are_quantised(family, tmp_path):
     """Values and scales, cut by tensor parallelism; the trainer cuts other ways, at whole blocks too."""
     mla = family == "deepseek_v3"
