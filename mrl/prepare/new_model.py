@@ -25,10 +25,10 @@ def hf_config(new: NewModelSection, *, vocab_size: int, max_length: int) -> dict
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": 1,
-    } | _FAMILIES[new.family](new)
+    } | _FAMILIES[new.family](new, max_length)
 
 
-def _qwen3_moe(new: NewModelSection) -> dict[str, Any]:
+def _qwen3_moe(new: NewModelSection, max_length: int) -> dict[str, Any]:
     return {
         "num_experts": new.num_experts,
         "num_experts_per_tok": new.num_experts_per_token,
@@ -39,12 +39,12 @@ def _qwen3_moe(new: NewModelSection) -> dict[str, Any]:
     }
 
 
-def _mixtral(new: NewModelSection) -> dict[str, Any]:
+def _mixtral(new: NewModelSection, max_length: int) -> dict[str, Any]:
     return {"num_local_experts": new.num_experts, "num_experts_per_tok": new.num_experts_per_token}
 
 
-def _deepseek_v3(new: NewModelSection) -> dict[str, Any]:
-    """A dense first layer, one shared expert, compressed queries; `head_dim` is the width of values and plain keys."""
+def _deepseek_v3(new: NewModelSection, max_length: int) -> dict[str, Any]:
+    """YaRN over a quarter of the length, a dense first layer, one shared expert, compressed queries; `head_dim` is the width of values and plain keys."""
     return {
         "num_key_value_heads": new.num_heads,
         "head_dim": ROTARY_WIDTH,
@@ -64,11 +64,19 @@ def _deepseek_v3(new: NewModelSection) -> dict[str, Any]:
         "norm_topk_prob": True,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": max(1, max_length // 4),
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     }
 
 
 _FAMILIES = {
-    "qwen3": lambda new: {},
+    "qwen3": lambda new, max_length: {},
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
     "deepseek_v3": _deepseek_v3,

@@ -30,6 +30,10 @@ def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> Non
             problems.append(
                 f"kv_lora_rank + qk_rope_head_dim = {latent} + {config['qk_rope_head_dim']} (only {_CPU_LATENT})"
             )
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if rope.get("rope_type", rope.get("type", "default")) == "default":
+            # vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel: log-probs are 2e-3 off.
+            problems.append("rope_type = default with kv_lora_rank (only yarn)")
     elif head_dim % _CPU_MULTIPLE:
         problems.append(f"head_dim = {head_dim}")
     size_key = "intermediate_size" if config.get("model_type") == "mixtral" else "moe_intermediate_size"

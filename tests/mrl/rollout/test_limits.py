@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from mrl.rollout.limits import check_cpu
 GOOD = {"num_attention_heads": 4, "hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
 
 
-def folder(path: Path, **changes: int | str) -> str:
+def folder(path: Path, **changes: Any) -> str:
     (path / "config.json").write_text(json.dumps(GOOD | changes))
     return str(path)
 
@@ -19,7 +20,8 @@ def folder(path: Path, **changes: int | str) -> str:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
     check_cpu(folder(tmp_path), tp=tp)
-    check_cpu(folder(tmp_path, head_dim=16, kv_lora_rank=512, qk_rope_head_dim=64), tp=tp)
+    latent = {"head_dim": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    check_cpu(folder(tmp_path, **latent, rope_parameters={"rope_type": "yarn"}), tp=tp)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
             1,
             r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)",
         ),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 1, "rope_type = default with kv_lora_rank"),
         (
             {"model_type": "mixtral", "intermediate_size": 96},
             2,
@@ -43,7 +46,7 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
         ),
     ],
 )
-def test_others_are_named(tmp_path: Path, changes: dict[str, int | str], tp: int, what: str) -> None:
+def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check_cpu(folder(tmp_path, **changes), tp=tp)
 
