@@ -30,9 +30,9 @@ def nothing_left_behind() -> Iterator[None]:
     """After the whole session no process of ours runs and no segment of ours lies in shared memory."""
     before = set(Path("/dev/shm").iterdir())
     yield
-    left = psutil.Process().children(recursive=True)
+    left = [p for p in psutil.Process().children(recursive=True) if not _ends_with_us(p)]
     _, alive = psutil.wait_procs(left, timeout=10)
-    names = [(p.pid, p.name()) for p in alive if p.is_running() and not _ends_with_us(p)]
+    names = [(p.pid, p.name()) for p in alive if p.is_running()]
     segments = sorted(
         str(s) for s in set(Path("/dev/shm").iterdir()) - before if "mrl" in s.name or "torch" in s.name
     )

@@ -21,5 +21,6 @@ def watch_workers(executor: Any, on_lost: Callable[[str], None]) -> None:
 
 def _watch(executor: Any, names: dict[int, str], on_lost: Callable[[str], None]) -> None:
     ended = wait(list(names))
-    if not getattr(executor, "shutting_down", False):
+    # vLLM's monitor may have been faster: it says that the executor failed before it shuts that down.
+    if getattr(executor, "is_failed", False) or not getattr(executor, "shutting_down", False):
         on_lost(names[ended[0]])  # type: ignore[index] sentinels are descriptors
