@@ -68,10 +68,18 @@ def _write(writer: Any) -> None:
         writer.write_preloaded_data(transforms, number, bucket, results, counter, True)
         index, outcome = results.get_nowait()
         if isinstance(outcome, Exception):
-            raise CheckpointError(f"writing {bucket[0]} failed: {outcome}") from outcome
+            raise CheckpointError(f"writing {bucket[0]} failed: {_first_cause(outcome)}") from outcome
         written[index] = outcome
     if writer.results_queue is not None:
         writer.results_queue.put(written)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The operating system's own word where there is one: torch's writer covers it with what follows from it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause or error
 
 
 def _finish(writer: Any, metadata: Any) -> None:
