@@ -125,8 +125,14 @@ def one_process(rank: int, size: int, port: int, layout: Layout) -> Any:
     trainers = layout.world_size
     with store_of(rank, trainers, port) as store:
         if rank < trainers:
-            return train(rank, layout, size - trainers, port, store, size)
-        return generate(rank - trainers, size - trainers, store, size)
+            result = train(rank, layout, size - trainers, port, store, size)
+        else:
+            result = generate(rank - trainers, size - trainers, store, size)
+        if rank == 0:  # whose store it is: the others must have read it for the last time
+            meet(store, size, "left")
+        else:
+            store.add("left", 1)
+        return result
 
 
 @pytest.mark.engine
