@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import logging
 import os
@@ -10,15 +9,14 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from mrl.observe.streams import lossy
+from mrl.observe.streams import lossy, say
 
 LAST_WORDS = "last words: "
 
 
 def leave(reason: str, code: int) -> NoReturn:
     """Ends this process at once; the driver adds the reason to the death it reports."""
-    with contextlib.suppress(OSError):  # a full disk
-        os.write(2, f"\n{LAST_WORDS}{reason}\n".encode())
+    say(f"\n{LAST_WORDS}{reason}")
     os._exit(code)
 
 

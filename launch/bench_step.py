@@ -18,12 +18,12 @@ from launch.assemble import Parts, assembled
 from launch.waiting import wait_all
 from mrl.config.root import Config
 from mrl.loops.batch import pack
-from mrl.loops.collect import trainable
+from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.on_policy import OnPolicyLoop, denominators
 from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.run_folder import RunFolder
-from mrl.rollout.request import Round, Sampling
+from mrl.rollout.request import Round
 from mrl.samples import Group, Prompt
 
 
@@ -88,13 +88,7 @@ class _Bench:
     def _generate(self, prompts: list[Prompt]) -> None:
         """All requests of the batch in one call per engine, which returns when all are finished."""
         config = self._parts.config
-        sampling = Sampling(
-            config.loop.samples_per_prompt,
-            config.rollout.temperature,
-            config.rollout.max_response_tokens,
-            config.run.seed,
-        )
-        wanted = Round(tuple((p.index, p.tokens) for p in prompts), sampling)
+        wanted = Round.of(prompts, sampling_of(config))
         calls = self._parts.hybrid.rollout.generate_calls(wanted, config.loop.phase_deadline_seconds)
         wait_all(calls, phase="floor", deadline_seconds=config.loop.phase_deadline_seconds)
 

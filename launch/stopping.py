@@ -6,10 +6,10 @@ again, said by the exit code.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 from types import FrameType
+
+from mrl.observe.streams import say
 
 REQUEUE_EXIT_CODE = 99
 """The batch script puts the job back in the queue for this code."""
@@ -42,21 +42,15 @@ class StopSignals:
         name = signal.Signals(number).name
         if not self.stepping:
             self.exit_code = _exit_code(number)
-            _say(f"{name} before the first step: leaving now")
+            say(f"{name} before the first step: leaving now")
             raise KeyboardInterrupt(name)
         if self._reason is not None and number != signal.SIGUSR1:
-            _say(f"{name} again: leaving now, this step is lost")
+            say(f"{name} again: leaving now, this step is lost")
             raise KeyboardInterrupt(f"{name} twice")
         self._reason = name
         self.exit_code = _exit_code(number)
-        _say(f"{name}: finishing this step, saving, then leaving; once more leaves now")
+        say(f"{name}: finishing this step, saving, then leaving; once more leaves now")
 
 
 def _exit_code(number: int) -> int:
     return REQUEUE_EXIT_CODE if number == signal.SIGUSR1 else 128 + number
-
-
-def _say(text: str) -> None:
-    """Safe inside a handler: no stream that the interrupted code may hold, and a full disk is no reason to fail."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())

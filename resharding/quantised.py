@@ -72,6 +72,11 @@ def manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
     return RankManifest.of(wide.rank, result, wide.unplanned)
 
 
+def manifests(wide: Sequence[RankManifest], quantization: str) -> list[RankManifest]:
+    """Engine ranks' manifests in the form that `rollout.quantization` names."""
+    return list(wide) if quantization == "none" else [manifest(rank) for rank in wide]
+
+
 def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:
     pieces = []
     for piece in tensor.pieces:

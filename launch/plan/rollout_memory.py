@@ -28,9 +28,8 @@ def engine_memory(facts: Facts, rollout: RolloutSection) -> EngineMemory:
     """Of rank 0, which holds at least as much as any other."""
     element, tp = ELEMENT_BYTES[rollout.dtype], rollout.tp
     shard = Shard(tp, 0, ep=tp if rollout.expert_parallel else 1)
-    manifest = RankManifest.of(0, local_tensors(facts.hf, shard, dtype=rollout.dtype))
-    if rollout.quantization != "none":
-        manifest = quantised.manifest(manifest)
+    wide = RankManifest.of(0, local_tensors(facts.hf, shard, dtype=rollout.dtype))
+    (manifest,) = quantised.manifests([wide], rollout.quantization)
     derived = 0
     if facts.latent_attention:
         ups = [

@@ -131,12 +131,10 @@ def planned_traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gp
         ep=rollout.tp if rollout.expert_parallel else 1,
         dp=layout.world_size // rollout.tp,
     )
-    needed = destinations.from_layout(facts.hf, engine, dtype=rollout.dtype)
-    if rollout.quantization != "none":
-        needed = [quantised.manifest(manifest) for manifest in needed]
+    wide = destinations.from_layout(facts.hf, engine, dtype=rollout.dtype)
     plan = build_plan(
         sources.from_layout(facts.hf, layout, dtype=rollout.dtype),
-        needed,
+        quantised.manifests(wide, rollout.quantization),
         Topology.shared(layout.world_size, slots_per_node=gpus_per_node),
     )
     local, node_in, network_in, node_out, network_out, _ = (list(map(int, row)) for row in plan.traffic)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mrl.config.root import Config
 from mrl.errors import RewardError, RolloutError
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling, sample_of
@@ -55,7 +56,7 @@ class Collector:
 
     def round(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """All prompts' groups with verdicts, in the prompts' order. Every sample is in its group, unjudged ones too."""
-        wanted = Round(tuple((p.index, p.tokens) for p in prompts), sampling)
+        wanted = Round.of(prompts, sampling)
         verdicts: dict[str, Verdict] = {}
         with self.clock.phase("generate"):
             samples = self._generate(wanted, {p.index: p for p in prompts}, verdicts)
@@ -104,6 +105,16 @@ class Collector:
                     f"{len(missing)} of {len(samples)} verdicts (first: {missing[:3]}) were not there within "
                     f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase judge"
                 )
+
+
+def sampling_of(config: Config) -> Sampling:
+    """How the samples of a training round are drawn."""
+    return Sampling(
+        num_samples=config.loop.samples_per_prompt,
+        temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_response_tokens,
+        seed=config.run.seed,
+    )
 
 
 def trainable(groups: Sequence[Group]) -> list[Group]:

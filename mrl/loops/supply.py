@@ -18,9 +18,8 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
 from mrl.loops import finite
-from mrl.loops.collect import Collector, is_judged, trainable
+from mrl.loops.collect import Collector, is_judged, sampling_of, trainable
 from mrl.loops.group_json import from_json, to_json
-from mrl.rollout.request import Sampling
 from mrl.samples import Group, Status, VerdictKind
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class GroupSupply:
         while len(kept) < wanted and self._within_budget(rounds, len(generated)):
             missing = wanted - len(kept)
             fresh = collector.round(
-                self._stream.take(missing if section is None else wanted), self._sampling()
+                self._stream.take(missing if section is None else wanted), sampling_of(self._config)
             )
             finite.check_rewards(fresh)
             generated += fresh
@@ -77,14 +76,6 @@ class GroupSupply:
     def restore(self, state: dict[str, Any]) -> None:
         self._stream.restore(state["stream"])
         self._surplus = [from_json(group) for group in state["surplus"]]
-
-    def _sampling(self) -> Sampling:
-        return Sampling(
-            num_samples=self._config.loop.samples_per_prompt,
-            temperature=self._config.rollout.temperature,
-            max_tokens=self._config.rollout.max_response_tokens,
-            seed=self._config.run.seed,
-        )
 
     def _filter(self, groups: list[Group], account: filtering.Account) -> list[Group]:
         """The groups worth training on; booked with the reason also where all are kept."""

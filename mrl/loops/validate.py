@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.loops.collect import Collector, is_judged
-from mrl.rollout.request import Sampling
+from mrl.loops.collect import Collector, is_judged, sampling_of
 from mrl.samples import Group, Prompt, Sample
 
 
@@ -17,13 +16,7 @@ def validate(
     collector: Collector, prompts: Sequence[Prompt], config: Config
 ) -> tuple[dict[str, float], list[Group]]:
     """`val/accuracy` (greedy), by domain and tag too, and `val/avg@k`, `val/pass@k` where configured; the greedy groups."""
-    sampling = Sampling(
-        num_samples=1,
-        temperature=config.rollout.temperature,
-        max_tokens=config.rollout.max_response_tokens,
-        seed=config.run.seed,
-        greedy=True,
-    )
+    sampling = dataclasses.replace(sampling_of(config), num_samples=1, greedy=True)
     groups = collector.round(prompts, sampling)
     metrics = {"val/accuracy": _mean([_scores(g) for g in groups]), "val/prompts": float(len(prompts))}
     metrics["val/unjudged"] = float(sum(not is_judged(s) for g in groups for s in g.samples))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
+import os
 import sys
 from typing import Any, TextIO
 
@@ -24,6 +26,12 @@ def lossy(descriptor: int) -> TextIO:
     """An open descriptor as a stream that is written line by line; closing the stream leaves the descriptor open."""
     raw = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def say(text: str) -> None:
+    """A line on standard error, also inside a signal handler, where the interrupted code may hold the stream."""
+    with contextlib.suppress(OSError):  # a full disk
+        os.write(2, f"{text}\n".encode())
 
 
 def survive_full_disks() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from models import rope
 from mrl.errors import ConfigError
 
 _CPU_MULTIPLE = 32
@@ -30,8 +31,7 @@ def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> Non
             problems.append(
                 f"kv_lora_rank + qk_rope_head_dim = {latent} + {config['qk_rope_head_dim']} (only {_CPU_LATENT})"
             )
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if rope.get("rope_type", rope.get("type", "default")) == "default":
+        if rope.kind(config) == "default":
             # vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel: log-probs are 2e-3 off.
             problems.append("rope_type = default with kv_lora_rank (only yarn)")
     elif head_dim % _CPU_MULTIPLE:

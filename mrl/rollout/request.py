@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mrl.errors import ConfigError
-from mrl.samples import Status
+from mrl.samples import Prompt, Status
 
 _PROMPT_LOW_BITS, _SAMPLE_LOW_BITS = 20, 12
 _PROMPT_HIGH_BITS, _SAMPLE_HIGH_BITS, _ATTEMPT_BITS = 17, 4, 10
@@ -62,6 +62,10 @@ class Round:
     prompts: tuple[tuple[int, np.ndarray], ...]
     """(index, tokens [T] int32) of each."""
     sampling: Sampling
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], sampling: Sampling) -> Round:
+        return cls(tuple((prompt.index, prompt.tokens) for prompt in prompts), sampling)
 
     @property
     def num_requests(self) -> int:

@@ -59,7 +59,7 @@ def microbatch(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int =
     own = batch.lengths()[samples].astype(np.int64)
     lengths = padded(own, cp)
     inside = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
-    token_index = inside + np.repeat(batch.cu_seqlens[:-1][samples].astype(np.int64), own)
+    token_index = batch.positions(samples)
     places = inside + np.repeat(np.cumsum(lengths) - lengths, own)
     multiple, size = token_multiple(tp=tp, cp=cp), int(lengths.sum())
     padding = -size % multiple if size else max(multiple, 2)

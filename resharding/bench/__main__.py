@@ -134,8 +134,7 @@ def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
 
 def engine_manifests(options: argparse.Namespace, hf: dict[str, Any], rollout: Layout) -> list[RankManifest]:
     """Of every generation rank, without an engine."""
-    wide = destinations.from_layout(hf, rollout)
-    return wide if options.quantize == "none" else [quantised.manifest(m) for m in wide]
+    return quantised.manifests(destinations.from_layout(hf, rollout), options.quantize)
 
 
 def require_memory(
