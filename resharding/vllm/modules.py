@@ -1,13 +1,14 @@
 """How weights enter vLLM's modules: complete tensors through its own loaders, or a plan's copies straight into parameters.
 
 Both use vLLM's layerwise reload, so that every module is processed as at first load and kernel tensors keep their addresses.
-Two classes of modules under a plan: *direct* (loader storage is kernel storage: written in place) and *staged*
+Two classes of modules under a plan: *direct* (loader storage is kernel storage: written in place, `in_place`) and *staged*
 (materialised at the first window, processed and copied at the last). Does not own the protocol (`receiver`).
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +25,8 @@ from resharding.copies import CopyTable, run
 from resharding.fp8 import whole_tensors
 from resharding.session import WireTensor
 from resharding.tables import Tables
+from resharding.vllm import in_place
 from resharding.vllm.trace import quantised_block, without_source
-from resharding.wire.copy_pool import CopyPool
 
 _PROCESS = "process_weights_after_loading"
 _POISON = 0xFF
@@ -43,7 +44,7 @@ class _Processing:
         for module in model.modules():
             method = getattr(module, "quant_method", None)
             if isinstance(method, QuantizeMethodBase) and _PROCESS not in vars(method):
-                setattr(method, _PROCESS, self._timed(getattr(method, _PROCESS)))
+                setattr(method, _PROCESS, self.timed(getattr(method, _PROCESS)))
                 self._methods.append(method)
 
     def stop(self) -> None:
@@ -51,7 +52,7 @@ class _Processing:
             delattr(method, _PROCESS)
         self._methods = []
 
-    def _timed(self, process: Callable[..., None]) -> Callable[..., None]:
+    def timed(self, process: Callable[..., None]) -> Callable[..., None]:
         def timed(layer: torch.nn.Module) -> None:
             mark = time.monotonic()
             process(layer)
@@ -68,6 +69,7 @@ class _Loading:
         self._block = quantised_block(model_config)
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
+        self._packed: set[torch.nn.Module] = set()
         self._processing = _Processing()
 
     @property
@@ -82,7 +84,14 @@ class _Loading:
     def finish(self) -> None:
         self._processing.stop()
         _require_complete(self._model, self._model_config, self._expected, self._loaded)
-        _finalize(self._model, self._model_config)
+        finalize_layerwise_reload(self._model, self._model_config)
+        for module in self._model.modules():
+            self._pack(module)
+
+    def _pack(self, module: torch.nn.Module) -> None:
+        if module not in self._packed:
+            self._processing.timed(in_place.pack_experts)(module)
+            self._packed.add(module)
 
     def abort(self) -> None:
         self._processing.stop()
@@ -114,17 +123,19 @@ class PlanLoader(_Loading):
         self._open: set[int] = set()
         self._closed: set[int] = set()
         self._written: list[int] = []
-        self._device = next(model.parameters()).device
-        self._pool = CopyPool(0, device=self._device)
+        self._direct: set[int] = set()
+        self._targets: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        """(index among the targets, name) of every module's parameters that the plan writes."""
 
     def start(self, tables: Tables) -> None:
         """ReshardError when the tables are not for this model's loader layout."""
         parameters = self._begin()
         self._tables = tables
         self._flat = [None] * len(tables.targets)
-        largest = max((p.nbytes for p in parameters.values()), default=0)
-        self._pool = CopyPool(largest, device=self._device)
         self._written = tables.written()
+        for index, target in enumerate(tables.targets):
+            owner, _, name = target.name.rpartition(".")
+            self._targets[owner].append((index, name))
         wrong = []
         for target in tables.targets:
             found = parameters.get(target.name)
@@ -166,44 +177,39 @@ class PlanLoader(_Loading):
             raise ReshardError(
                 f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
             )
-        self._let_go()
         super().finish()
 
     def abort(self) -> None:
-        self._let_go()
+        self._flat = []
         super().abort()
-
-    def _let_go(self) -> None:
-        """The staging memory goes before what is left to process takes its own."""
-        self._flat, self._pool = [], CopyPool(0, device=self._device)
 
     def _open_module(self, number: int) -> None:
         name = self._tables.modules[number]
         module = self._model.get_submodule(name)
-        direct = _is_direct(module)
+        direct = in_place.is_direct(module)
         if direct:
-            _restore(module)
+            in_place.restore(module)
+            self._direct.add(number)
         else:
             materialize_layer(module, get_layerwise_info(module))
-        for index, target in enumerate(self._tables.targets):
-            if target.name.rpartition(".")[0] == name:
-                parameter = module.get_parameter(target.name.rpartition(".")[2])
-                if not direct:
-                    staged = self._pool.take(parameter.nbytes).fill_(_POISON)
-                    parameter.data = staged.view(parameter.dtype).view(parameter.shape)
-                flat = parameter.data.view(-1)
-                flat[self._written[index] :].zero_()  # padding, which vLLM's loaders fill so too
-                self._flat[index] = flat
+        for index, parameter in self._targets[name]:
+            flat = module.get_parameter(parameter).data.view(-1)
+            if not direct:
+                flat.view(torch.uint8).fill_(_POISON)
+            flat[self._written[index] :].zero_()  # padding, which vLLM's loaders fill so too
+            self._flat[index] = flat
         self._open.add(number)
 
     def _close_module(self, number: int) -> None:
         name = self._tables.modules[number]
         module = self._model.get_submodule(name)
+        for index, _ in self._targets[name]:
+            self._flat[index] = None
         info = get_layerwise_info(module)
-        for index, target in enumerate(self._tables.targets):
-            if target.name.rpartition(".")[0] == name:
-                self._flat[index] = None
-        if info.can_load():
+        if number in self._direct:
+            in_place.process(module)
+            self._pack(module)
+        elif info.can_load():
             _layerwise_process(module, info)
         self._open.discard(number)
         self._closed.add(number)
@@ -238,39 +244,7 @@ def put_back(model: torch.nn.Module) -> None:
     """Half-loaded modules get their kernel tensors back; else the next reload would finish early on a mixture."""
     for module in model.modules():
         if get_layerwise_info(module).can_load():
-            _restore(module)
-
-
-def _restore(module: torch.nn.Module) -> None:
-    """The module leaves the reload with its kernel tensors as they are."""
-    info = get_layerwise_info(module)
-    if info.kernel_tensors is not None:
-        parameters, buffers = info.kernel_tensors
-        for name in [*module._parameters, *module._buffers]:
-            if getattr(module, name, None) is not None:
-                delattr(module, name)
-        for name, parameter in parameters.items():
-            module.register_parameter(name, parameter)  # type: ignore[arg-type]
-        for name, buffer in buffers.items():
-            module.register_buffer(name, buffer, persistent=name not in info.kernel_non_persistent_buffers)
-    info.reset()
-
-
-def _is_direct(module: torch.nn.Module) -> bool:
-    """Nothing is processed after loading, and the kernel's tensors have the loader's shapes: norms, for instance."""
-    info = get_layerwise_info(module)
-    if getattr(module, "quant_method", None) is not None or info.kernel_tensors is None:
-        return False
-    if hasattr(module, "process_weights_after_loading"):
-        return False
-    kernel, loader = info.kernel_tensors[0], dict(module.named_parameters(recurse=False))
-    return all(
-        name in loader
-        and k.shape == loader[name].shape
-        and k.dtype == loader[name].dtype
-        and k.is_contiguous()
-        for name, k in kernel.items()
-    )
+            in_place.restore(module)
 
 
 def _tied(names: set[str], model_config: Any) -> set[str]:
@@ -278,19 +252,3 @@ def _tied(names: set[str], model_config: Any) -> set[str]:
     if not getattr(model_config.hf_config, "tie_word_embeddings", False):
         return set()
     return {name for name in names if name.endswith("lm_head.weight")}
-
-
-def _finalize(model: torch.nn.Module, model_config: Any) -> None:
-    finalize_layerwise_reload(model, model_config)
-    _pack_experts(model)
-
-
-def _pack_experts(model: torch.nn.Module) -> None:
-    """vLLM 0.32 packs expert weights for its CPU kernel at the first load and not after a reload: without this call
-    the loaded rows would be read as packed ones."""
-    if next(model.parameters()).device.type != "cpu":
-        return
-    for module in model.modules():
-        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(module, "w13_weight"):
-            kernel.fused_experts.process_weights_after_loading(module)

@@ -102,15 +102,15 @@ def break_loading(engine: RolloutEngine, where: str) -> None:
 
 
 def break_finish(engine: RolloutEngine) -> None:
-    from resharding.vllm import modules
+    from resharding.vllm import in_place
 
-    pack = modules._pack_experts
+    pack = in_place.pack_experts
 
-    def failing(model: Any) -> None:
-        modules._pack_experts = pack
+    def failing(module: Any) -> None:
+        in_place.pack_experts = pack
         raise RuntimeError("broken on purpose at finish")
 
-    modules._pack_experts = failing
+    in_place.pack_experts = failing
 
 
 @pytest.mark.parametrize("where", ["first", "module", "middle", "last", "finish"])
