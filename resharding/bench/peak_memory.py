@@ -15,9 +15,8 @@ _PAGE = 4096
 class PeakMemory:
     """A context. Private pages only: shared buffers have a known size and one owner, leased memory is the trainer's."""
 
-    def __init__(self, roots: Sequence[int]) -> None:
-        """`roots`: pids; their descendants count too."""
-        self._pids = [p.pid for root in roots for p in _family(root)]
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
         self._end = threading.Event()
         self._before = 0
         self.extra_bytes = 0
@@ -44,6 +43,6 @@ class PeakMemory:
         return pages * _PAGE
 
 
-def _family(root: int) -> list[psutil.Process]:
-    process = psutil.Process(root)
-    return [process, *process.children(recursive=True)]
+def family(root: int) -> list[int]:
+    """The pids of a process and of all its descendants."""
+    return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]

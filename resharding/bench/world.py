@@ -17,7 +17,7 @@ from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding.bench.child import Child
 from resharding.bench.engine_slots import EngineKind, EngineSlots
-from resharding.bench.peak_memory import PeakMemory
+from resharding.bench.peak_memory import PeakMemory, family
 from resharding.bench.slots import StorageSlot
 from resharding.bench.trainer import BenchTrainer
 from resharding.handover import GatherHandOver, PlannedHandOver
@@ -112,8 +112,8 @@ class Rank:
 
     def peak(self, hand_over: HandOver) -> int:
         """Private bytes that one session needed at most: of the trainer, and of the generation side where it lives here."""
-        roots = [] if self._slot is None else [self._slot.pid]
-        with PeakMemory([os.getpid()]) as trainer, PeakMemory(roots) as generation:
+        slot = [] if self._slot is None else family(self._slot.pid)
+        with PeakMemory([os.getpid()]) as trainer, PeakMemory(slot) as generation:
             self.run(hand_over)
         return trainer.extra_bytes + generation.extra_bytes // self._slots_per_child
 

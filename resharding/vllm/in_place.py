@@ -67,8 +67,16 @@ def pack_experts(module: torch.nn.Module) -> None:
     rows would be read as packed ones. Nothing to do for other modules and devices."""
     kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
     weight = getattr(module, "w13_weight", None)
-    if kernel is not None and weight is not None and weight.device.type == "cpu":
-        kernel.fused_experts.process_weights_after_loading(module)
+    if kernel is None or weight is None or weight.device.type != "cpu":
+        return
+    loaded = {name: getattr(module, name) for name in ("w13_weight", "w2_weight")}
+    kernel.fused_experts.process_weights_after_loading(module)
+    for name, parameter in loaded.items():
+        packed = getattr(module, name)
+        if packed is not parameter and packed.shape == parameter.shape:
+            # The old memory is kept: new blocks of this size at every hand-over would leave the heap in pieces.
+            parameter.data.copy_(packed)
+            setattr(module, name, parameter)
 
 
 def _processed_in_place(module: torch.nn.Module) -> bool:
