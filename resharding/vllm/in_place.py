@@ -64,19 +64,22 @@ def process(module: torch.nn.Module) -> None:
 
 def pack_experts(module: torch.nn.Module) -> None:
     """vLLM 0.32 packs experts for its CPU kernel at the first load and not after a reload: without this call the loaded
-    rows would be read as packed ones. Nothing to do for other modules and devices."""
+    rows would be read as packed ones. Nothing to do for other modules and devices.
+
+    Its own packing is run on one expert after the other: all at once it takes the module's size again, in fresh pages
+    (48 MiB: 40 ms instead of 16)."""
     kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-    weight = getattr(module, "w13_weight", None)
-    if kernel is None or weight is None or weight.device.type != "cpu":
+    weights = {n: p for n, p in module.named_parameters(recurse=False) if n in ("w13_weight", "w2_weight")}
+    if kernel is None or not weights or any(w.device.type != "cpu" for w in weights.values()):
         return
-    loaded = {name: getattr(module, name) for name in ("w13_weight", "w2_weight")}
-    kernel.fused_experts.process_weights_after_loading(module)
-    for name, parameter in loaded.items():
-        packed = getattr(module, name)
-        if packed is not parameter and packed.shape == parameter.shape:
-            # The old memory is kept: new blocks of this size at every hand-over would leave the heap in pieces.
-            parameter.data.copy_(packed)
-            setattr(module, name, parameter)
+    for expert in range(len(weights["w13_weight"])):
+        rows = {name: w.data[expert : expert + 1] for name, w in weights.items()}
+        alone = torch.nn.Module()
+        for name, row in rows.items():
+            alone.register_parameter(name, torch.nn.Parameter(row, requires_grad=False))
+        kernel.fused_experts.process_weights_after_loading(alone)
+        for name, row in rows.items():
+            row.copy_(getattr(alone, name))
 
 
 def _processed_in_place(module: torch.nn.Module) -> bool:
