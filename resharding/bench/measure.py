@@ -50,10 +50,11 @@ def _measure_one(
 ) -> dict[str, Any]:
     with rank.hand_over(mode, bucket_bytes=bucket_bytes, digests=digests) as (hand_over, plan_seconds):
         started = time.monotonic()
-        private = rank.peak(hand_over)
+        first_private = rank.peak(hand_over)
         first = time.monotonic() - started
         for _ in range(warm_up - 1):
             rank.run(hand_over)
+        private = rank.peak(hand_over)
         every = [_over_ranks(rank.run(hand_over)) for _ in range(repeats)]
         if rank.rank == 0:
             moving = ", ".join(f"{session['moving']:.3f}" for session in every)
@@ -71,6 +72,7 @@ def _measure_one(
         "peak_extra_bytes": {
             "shared_buckets": 2 * bucket_bytes,
             "private": max(gathered(private)),
+            "private_first_session": max(gathered(first_private)),
             "total": 2 * bucket_bytes + max(gathered(private)),
         },
         "check": (rank.right if not found else found[0]) if check else "not asked for",

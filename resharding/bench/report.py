@@ -61,7 +61,7 @@ def _memory(report: dict[str, Any]) -> Table:
         "local GB",
         "from other slots GB",
         "over lower bound",
-        "peak extra MiB",
+        "peak extra MiB (first session)",
         "check",
     ):
         table.add_column(name, justify="left" if name in ("mode", "check") else "right")
@@ -73,7 +73,12 @@ def _memory(report: dict[str, Any]) -> Table:
             f"{moved['local'] / GB:.3f}" if "local" in moved else "-",
             f"{moved['received_from_other_slots'] / GB:.3f}",
             f"{moved['ratio_to_lower_bound']:.3f}" if "local" in moved else "-",
-            f"{run['peak_extra_bytes']['total'] / MIB:.0f}",
+            _peak(run["peak_extra_bytes"]),
             run["check"],
         )
     return table
+
+
+def _peak(extra: dict[str, int]) -> str:
+    first = extra["shared_buckets"] + extra["private_first_session"]
+    return f"{extra['total'] / MIB:.0f} ({first / MIB:.0f})"
