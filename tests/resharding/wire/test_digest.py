@@ -1,12 +1,15 @@
 """The fingerprint sees every bit, every position and the length."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from resharding.wire.digest import digest
+from resharding.wire.digest import digest, weighted_sum
 
+BOTH = pytest.mark.parametrize("fingerprint", [digest, weighted_sum])
+Fingerprint = Callable[[torch.Tensor], int]
 LENGTHS = [0, 1, 7, 8, 9, 100, 8 * (1 << 15), 8 * (1 << 15) + 5, 3 * 8 * (1 << 15) + 64]
 
 
@@ -36,26 +39,33 @@ def definition(values: bytes) -> int:
 
 
 @pytest.mark.parametrize("length", LENGTHS[:8])
-def test_it_is_the_stated_formula(length: int) -> None:
+def test_on_devices_it_is_the_stated_formula(length: int) -> None:
     values = data(length)
-    assert digest(values) == definition(values.numpy().tobytes())
+    assert weighted_sum(values) == definition(values.numpy().tobytes())
 
 
+def test_on_cpus_it_is_xxh3() -> None:
+    """The values of the algorithm's own specification, for no bytes and with seed 0."""
+    assert digest(torch.empty(0, dtype=torch.uint8)) == 0x2D06800538D394C2
+
+
+@BOTH
 @pytest.mark.parametrize("length", LENGTHS[1:])
-def test_any_flipped_bit_changes_it(length: int) -> None:
+def test_any_flipped_bit_changes_it(length: int, fingerprint: Fingerprint) -> None:
     values, rng = data(length), random.Random(length)
-    before = digest(values)
+    before = fingerprint(values)
     for _ in range(30):
         index, bit = rng.randrange(length), 1 << rng.randrange(8)
         values[index] ^= bit
-        assert digest(values) != before
+        assert fingerprint(values) != before
         values[index] ^= bit
-    assert digest(values) == before
+    assert fingerprint(values) == before
 
 
-def test_swapped_pieces_and_zero_padding_change_it() -> None:
+@BOTH
+def test_swapped_pieces_and_zero_padding_change_it(fingerprint: Fingerprint) -> None:
     values = data(3 * 8 * (1 << 15))
     swapped = torch.cat([values[8 * (1 << 15) :], values[: 8 * (1 << 15)]])
-    assert digest(swapped) != digest(values)
+    assert fingerprint(swapped) != fingerprint(values)
     zeros = torch.zeros(64, dtype=torch.uint8)
-    assert len({digest(zeros[:n]) for n in range(65)}) == 65
+    assert len({fingerprint(zeros[:n]) for n in range(65)}) == 65
