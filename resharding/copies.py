@@ -98,18 +98,56 @@ def num_elements(table: CopyTable) -> int:
 def run(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] | Any) -> None:
     """Execute a table over flat 1-D arrays. The side that is the bucket is one flat uint8 array; the other a sequence
     indexed by tensor. Casting follows the target's dtype, through the wire dtype where a bucket is involved."""
+    if not len(table):
+        return
+    taking, giving = _Side(sources), _Side(targets)
+    if not isinstance(giving.flat(int(table["target"][0]), int(table["wire"][0])), np.ndarray):
+        single = (table["rows"] == 1) & (table["block"] == 0)
+        _run_together(table[single], taking, giving)
+        table = table[~single]
     for row in table.tolist():
         source, at, step, target, to, stride, rows, cols, wire, _, block = row
-        taken = _view(sources, source, at, step, rows, cols, wire)
+        taken = _view(taking.flat(source, wire), at, step, rows, cols)
         if block:
             taken = _quantised(taken.reshape(rows, cols), WIRE_DTYPES[wire], block)
             rows, cols = taken.shape
-        given = _view(targets, target, to, stride, rows, cols, wire)
-        assign(given, taken)
+        assign(_view(giving.flat(target, wire), to, stride, rows, cols), taken)
 
 
-def _view(arrays: Any, index: int, offset: int, stride: int, rows: int, cols: int, wire: int) -> Any:
-    flat = bucket_view(arrays, WIRE_DTYPES[wire]) if index == BUCKET else arrays[index]
+def _run_together(table: CopyTable, taking: _Side, giving: _Side) -> None:
+    """torch's copies of single runs, one call for each dtype: few launches on a GPU, and little of Python a row."""
+    import torch  # planning goes without
+
+    for wire in np.unique(table["wire"]).tolist():
+        rows = table[table["wire"] == wire]
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            giving.runs(wire, rows["target"], rows["target_offset"], rows["cols"]),
+            taking.runs(wire, rows["source"], rows["source_offset"], rows["cols"]),
+        )
+
+
+class _Side:
+    """Flat arrays by tensor index; a bucket's view as each wire dtype is made once."""
+
+    def __init__(self, arrays: Sequence[Any] | Any) -> None:
+        self._arrays = arrays
+        self._views: dict[int, Any] = {}
+
+    def flat(self, index: int, wire: int) -> Any:
+        if index != BUCKET:
+            return self._arrays[index]
+        view = self._views.get(wire)
+        if view is None:
+            view = self._views[wire] = bucket_view(self._arrays, WIRE_DTYPES[wire])
+        return view
+
+    def runs(self, wire: int, indices: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> list[Any]:
+        """Views of runs, each of one tensor."""
+        columns = zip(indices.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
+        return [self.flat(index, wire)[start : start + length] for index, start, length in columns]
+
+
+def _view(flat: Any, offset: int, stride: int, rows: int, cols: int) -> Any:
     if rows == 1:
         return flat[offset : offset + cols]
     if isinstance(flat, np.ndarray):
