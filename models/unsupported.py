@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models import rope
+from models import float8, rope
 from models.layer_rows import HfConfig, field
 
 COMMON: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
     "attention_bias": (None, False),
-    "quantization_config": (None,),
 }
 YARN_KEYS = {
     "type", "rope_type", "rope_theta", "factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow",
@@ -53,11 +52,12 @@ def deepseek_v3(hf: HfConfig) -> list[str]:
 
 
 def _differing(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    return [
+    found = [
         f"{key} = {hf.get(key)!r} (only {' or '.join(map(repr, values))})"
         for key, values in allowed.items()
         if hf.get(key) not in values
     ]
+    return found + float8.unsupported(hf)
 
 
 def _one_expert(hf: HfConfig) -> list[str]:

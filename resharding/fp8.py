@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from resharding.quantised import SCALES, quantises
+from models.float8 import SCALES
+from resharding.quantised import quantises
 
 LARGEST = 448.0
 """Of torch.float8_e4m3fn."""

@@ -11,12 +11,13 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from models.float8 import SCALES
 from models.manifest import LocalTensor, Piece
 from mrl.errors import ReshardError
 from resharding.boxes import Box, cells, contains, intersection, overlap, volume
 from resharding.copies import WIRE_DTYPES
 from resharding.manifest import DTYPE_BYTES, RankManifest
-from resharding.quantised import SCALES, VALUES, Blocks
+from resharding.quantised import VALUES, Blocks
 from resharding.topology import Topology
 
 

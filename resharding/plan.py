@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from models.float8 import BLOCK
 from mrl.errors import ConfigError, ReshardError
 from resharding.alignment import leave_whole
 from resharding.boxes import overlap
@@ -22,7 +23,6 @@ from resharding.copies import WIRE_DTYPES
 from resharding.manifest import DTYPE_BYTES, RankManifest, elements
 from resharding.part import PartBuilder, SlotPart
 from resharding.patterns import Item, Replicas, items, replicas
-from resharding.quantised import BLOCK
 from resharding.topology import Topology
 from resharding.windows import Traffic, Window, cut_counts, ordered, windows
 

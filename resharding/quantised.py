@@ -14,15 +14,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from models.float8 import BLOCK, SCALES
 from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import ReshardError
 from resharding.boxes import Box
 from resharding.manifest import RankManifest
 
-BLOCK = 128
-"""Edge of a block in vLLM and in published checkpoints."""
 VALUES = "float8_e4m3fn"
-SCALES = "_scale_inv"
 _LINEAR = re.compile(r"(_proj|_proj_with_mqa|\.w[123])\.weight$")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launch.plan.facts import Facts, row_elements
+from models.float8 import BLOCK
 from models.names import Row
 from mrl.config.rollout import RolloutSection
 from mrl.config.root import Config
@@ -10,7 +11,7 @@ from mrl.errors import ConfigError
 from mrl.rollout.quantised import require_whole_blocks
 from resharding.alignment import cut_inside_blocks
 from resharding.layout import Layout
-from resharding.quantised import BLOCK, quantises
+from resharding.quantised import quantises
 from resharding.sources import from_layout
 
 

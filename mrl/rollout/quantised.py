@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from models import float8
 from mrl.config.rollout import RolloutSection
 from mrl.errors import ConfigError, ReshardError
 from resharding import destinations, quantised
@@ -16,18 +17,19 @@ def overrides(
     rollout: RolloutSection, model_path: str, *, on_cpu: bool, real_weights: bool
 ) -> dict[str, Any]:
     """What vLLM's reading of config.json is overridden with. ConfigError where the model, its split or the machine cannot."""
+    hf = json.loads((Path(model_path) / "config.json").read_text())
     if rollout.quantization == "none":
-        return {}
+        # Wide weights will come, also where the folder's own are quantised.
+        return {float8.KEY: None} if float8.stored_block(hf) and not real_weights else {}
     if real_weights:
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: weights are quantised at a hand-over, and here they are read from "
             f"{model_path}; set it to none"
         )
-    hf = json.loads((Path(model_path) / "config.json").read_text())
     require_whole_blocks(hf, rollout)
     if on_cpu:
         require_cpu(rollout)
-    return {"quantization_config": quantised.engine_settings(hf["num_hidden_layers"])}
+    return {float8.KEY: quantised.engine_settings(hf["num_hidden_layers"])}
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
@@ -39,8 +41,9 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
         try:
             quantised.manifest(manifest)
         except ReshardError as error:
+            advice = "lower rollout.tp" if rollout.tp > 1 else "the model is too narrow, set it to none"
             raise ConfigError(
-                f"rollout.quantization = {rollout.quantization} at rollout.tp = {rollout.tp}: {error}; lower rollout.tp"
+                f"rollout.quantization = {rollout.quantization} at rollout.tp = {rollout.tp}: {error}; {advice}"
             ) from error
 
 

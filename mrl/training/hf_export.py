@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from models import float8
 from models.families import Family
 from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import CheckpointError
@@ -214,6 +215,7 @@ def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[
     config = json.loads(text)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     exported = config | {name: value for name, value in changes.items() if name in config} | {key: dtype}
+    exported.pop(float8.KEY, None)  # what is written is wide, whatever was read
     if exported != config:
         text = json.dumps(exported, indent=2) + "\n"
     write_durably(folder / "config.json", text.encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from models.float8 import SCALES
 from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import ConfigError
+from resharding import quantised
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -53,12 +56,14 @@ def check_names(
     folder: str | Path,
     tied: bool,
     untrained: tuple[str, ...] = (),
+    block: int = 0,
 ) -> set[str]:
     """Every expected tensor is there and nothing else; a stored copy of a tied output layer is allowed.
 
+    `block`: edge of the blocks that linear weights are quantised in, whose scales must then be there; 0 where none are.
     Returns the names that are left out because they begin with one of `untrained`.
     """
-    wanted = {tensor.name for tensor in expected}
+    wanted = {tensor.name for tensor in quantised.checkpoint(expected, block)}
     left_out = {name for name in files if name.startswith(untrained)}
     present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
     if missing := sorted(wanted - present):
@@ -72,8 +77,13 @@ def load_pieces(
     targets: Iterable[tuple[LocalTensor, Tensor]],
     files: Mapping[str, Path],
     shapes: Mapping[str, tuple[int, ...]],
+    *,
+    block: int = 0,
 ) -> None:
-    """Copy every piece into its place; padding is set to 0. Shapes in the files must be those of the config."""
+    """Copy every piece into its place; padding is set to 0. Shapes in the files must be those of the config.
+
+    `block`: edge of the blocks that linear weights are quantised in; they are made wide again.
+    """
     by_file: dict[Path, list[tuple[Piece, Tensor]]] = defaultdict(list)
     for local, tensor in targets:
         covered = sum(_volume(piece.shape) for piece in local.pieces)
@@ -82,14 +92,32 @@ def load_pieces(
         for piece in local.pieces:
             by_file[files[piece.tensor]].append((piece, tensor))
     for path, wanted in by_file.items():
-        with safe_open(path, framework="pt") as file:
+        with ExitStack() as stack:
+            opened = {path: stack.enter_context(safe_open(path, framework="pt"))}
             for piece, tensor in sorted(wanted, key=lambda item: item[0].tensor):
-                stored = file.get_slice(piece.tensor)
+                stored = opened[path].get_slice(piece.tensor)
                 if tuple(stored.get_shape()) != shapes[piece.tensor]:
                     raise ConfigError(
                         f"{piece.tensor} in {path} is {stored.get_shape()}, config.json says {list(shapes[piece.tensor])}"
                     )
-                box(tensor, piece.local_start, piece.shape).copy_(stored[_slices(piece.start, piece.shape)])
+                values = stored[_slices(piece.start, piece.shape)]
+                if block and quantised.quantises(piece.tensor):
+                    name = piece.tensor + SCALES
+                    if files[name] not in opened:  # a tensor and its scales may be in two files
+                        opened[files[name]] = stack.enter_context(safe_open(files[name], framework="pt"))
+                    values = _widened(values, opened[files[name]].get_slice(name), piece, block)
+                box(tensor, piece.local_start, piece.shape).copy_(values)
+
+
+def _widened(values: Tensor, scales: Any, piece: Piece, block: int) -> Tensor:
+    """[rows, cols] float32 from float8 values and the safetensors slice of their tensor's scales."""
+    ends = [start + size for start, size in zip(piece.start, piece.shape, strict=True)]
+    outer = [start // block for start in piece.start]
+    own = scales[tuple(slice(a, -(-end // block)) for a, end in zip(outer, ends, strict=True))].float()
+    for axis in range(own.ndim):
+        wide = own.repeat_interleave(block, axis)
+        own = wide.narrow(axis, piece.start[axis] - outer[axis] * block, piece.shape[axis])
+    return values.float() * own
 
 
 def box(tensor: Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:

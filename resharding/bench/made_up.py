@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from models.float8 import BLOCK, SCALES
 from models.manifest import CheckpointTensor, LocalTensor, Piece
 from resharding.assembly import DTYPES
 from resharding.fp8 import quantised
 from resharding.manifest import DTYPE_BYTES, elements
-from resharding.quantised import BLOCK, SCALES, VALUES, Blocks
+from resharding.quantised import VALUES, Blocks
 
 _PERIOD = 1_000_003
 """Units of two bytes after which the bytes repeat; a prime, so that no row width divides it."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from models.float8 import BLOCK
 from models.manifest import Piece
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
@@ -16,7 +17,7 @@ from resharding.bench.made_up import MadeUp
 from resharding.copies import run
 from resharding.fp8 import whole_tensors
 from resharding.manifest import RankManifest, tensor_bytes
-from resharding.quantised import BLOCK, VALUES
+from resharding.quantised import VALUES
 from resharding.session import WireTensor
 from resharding.tables import Tables
 

@@ -36,12 +36,12 @@ def placement(*nodes: int) -> Placement:
 
 @pytest.fixture
 def deepseek(task: Path, tmp_path: Path) -> Path:
-    """The task's folder with a DeepSeek-V3 as published, in float8, in place of its model; the tokenizer stays."""
+    """The task's folder with a DeepSeek-V3 in four bits in place of its model; the tokenizer stays."""
     folder = tmp_path / "deepseek"
     shutil.copytree(task / "model", folder)
     published = Path(__file__).parents[2] / "configs" / "models" / "DeepSeek-V3" / "config.json"
-    float8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    (folder / "config.json").write_text(json.dumps(json.loads(published.read_text()) | float8))
+    four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(json.loads(published.read_text()) | four_bits))
     return folder
 
 
@@ -56,7 +56,7 @@ def test_a_model_that_training_does_not_implement_ends_with_one_error_before_wor
     assert main(["train", str(QUICKSTART), f"model.path={deepseek}", *words]) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert len(errors) == 1, errors
-    assert "config.json says quantization_config = {'quant_method': 'fp8'" in errors[0]
+    assert "config.json says quantization_config = {'quant_method': 'awq'" in errors[0]
     assert "training does not implement that for deepseek_v3" in errors[0]
     assert not list((tmp_path / "quickstart" / "logs").rglob("train-*.log")), "a worker had started"
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from models.families import family_of
+from models.float8 import SCALES
 from mrl.errors import ReshardError
 from resharding import destinations, fp8, quantised, sources
 from resharding.alignment import cut_inside_blocks, leave_whole
 from resharding.bench.models import TINY
 from resharding.layout import Layout
 from resharding.plan import PlanOptions, build_plan
-from resharding.quantised import SCALES, VALUES, Blocks
+from resharding.quantised import VALUES, Blocks
 from resharding.topology import Topology
 from tests.resharding.worlds import FAMILIES, random_config
 

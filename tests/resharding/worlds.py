@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 
+from models import float8
 from models.families import family_of
 from models.names import LOCAL, TRAINER, TRANSFORMER_ENGINE
 from mrl.errors import ConfigError, ReshardError
@@ -180,7 +181,7 @@ def as_engines_want(world: World, full: dict[str, np.ndarray]) -> dict[str, np.n
     made = {}
     for name, array in full.items():
         if quantised.quantises(name):
-            for suffix, wire in (("", quantised.VALUES), (quantised.SCALES, "float32")):
+            for suffix, wire in (("", quantised.VALUES), (float8.SCALES, "float32")):
                 made[name + suffix] = fp8.quantised(array, wire, world.options.quantise_block)
         else:
             made[name] = array

@@ -37,11 +37,25 @@ def test_a_quantised_engine_keeps_its_routers_and_output_layer_wide(tmp_path: Pa
     assert not any("proj" in name or "experts" in name for name in kept)
 
 
+def test_a_folder_of_float8_weights_serves_wide_ones_unless_it_is_read_itself(tmp_path: Path) -> None:
+    published = folder(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    assert told(published) == {"quantization_config": None}
+    assert told(published, real_weights=True) == {}
+    assert told(published, quantization="fp8_block")["quantization_config"]["modules_to_not_convert"]
+
+
 def test_a_split_inside_a_block_is_named_with_a_way_out(tmp_path: Path) -> None:
     narrow = folder(tmp_path, moe_intermediate_size=128)
     told(narrow, tp=1, quantization="fp8_block")
     with pytest.raises(ConfigError, match=r"rollout.tp = 2: .*block of 128; lower rollout.tp"):
         told(narrow, tp=2, quantization="fp8_block")
+    with pytest.raises(
+        ConfigError, match=r"rollout.tp = 1: .*block of 128; the model is too narrow, set it to none"
+    ):
+        told(
+            folder(tmp_path, moe_intermediate_size=128, num_key_value_heads=1, head_dim=64),
+            quantization="fp8_block",
+        )
 
 
 def test_weights_of_a_folder_are_not_quantised(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.families import family_of
+from models import float8
+from models.families import family_of, require_trainable
 from mrl.errors import CheckpointError, ConfigError
 from mrl.training import hf_export, hf_folder
 from resharding.layout import Layout
+from tests.published import publish
 from tests.tiny_models import write_model
 
 LAYOUTS = [
@@ -41,7 +43,7 @@ def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.T
             (local, torch.full(local.shape, 7.0, dtype=torch.bfloat16))
             for local in family.local_tensors(config, layout, place)
         ]
-        hf_folder.load_pieces(targets, files, shapes)
+        hf_folder.load_pieces(targets, files, shapes, block=float8.stored_block(config))
         loaded |= {(place.rank, local.chunk, local.name): tensor for local, tensor in targets}
     return loaded
 
@@ -100,7 +102,8 @@ def spoiled(folder: Path, tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]
 def check(folder: Path) -> None:
     config = hf_folder.read_config(folder)
     expected = family_of(config).checkpoint_tensors(config)
-    hf_folder.check_names(hf_folder.tensor_files(folder), expected, folder=folder, tied=False)
+    block = float8.stored_block(config)
+    hf_folder.check_names(hf_folder.tensor_files(folder), expected, folder=folder, tied=False, block=block)
     load_all(folder, Layout())
 
 
@@ -125,6 +128,44 @@ def test_a_tensor_of_another_shape_is_named(spoiled: tuple[Path, dict[str, torch
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"model\.norm\.weight .* is \[47\], config\.json says \[48\]"):
         check(path)
+
+
+WIDTHS = {"hidden_size": 320, "moe_intermediate_size": 192, "intermediate_size": 192, "head_dim": 48}
+"""Tensors of one, two and three blocks, whole and not; tensor parallelism cuts inside them."""
+
+
+@pytest.mark.parametrize(("family", "layout"), [
+    ("qwen3_moe", Layout()),
+    ("qwen3_moe", Layout(tp=4, etp=2, ep=2, pp=2)),
+    ("deepseek_v3", Layout(tp=2, ep=2)),
+], ids=str)  # fmt: skip
+def test_published_float8_weights_load_as_what_they_mean(family: str, layout: Layout, tmp_path: Path) -> None:
+    widths = WIDTHS if family == "qwen3_moe" else {"hidden_size": 320, "moe_intermediate_size": 192}
+    source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **widths)
+    publish(source, tmp_path / "published", tmp_path / "wide")
+    require_trainable(hf_folder.read_config(tmp_path / "published"))
+    check(tmp_path / "published")
+    published, wide = load_all(tmp_path / "published", layout), load_all(tmp_path / "wide", layout)
+    assert all(torch.equal(published[key], wide[key]) for key in wide)
+    coarse = load_all(source, layout)
+    assert sum(not torch.equal(coarse[key], wide[key]) for key in wide) > len(wide) / 3
+
+
+def test_missing_scales_are_named(tmp_path: Path) -> None:
+    publish(write_model(tmp_path / "source"), tmp_path / "published", tmp_path / "wide")
+    index = tmp_path / "published" / "model.safetensors.index.json"
+    files = json.loads(index.read_text())["weight_map"]
+    del files["model.layers.1.self_attn.o_proj.weight_scale_inv"]
+    index.write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(ConfigError, match=r"lacks 1 of .*layers\.1\.self_attn\.o_proj\.weight_scale_inv"):
+        check(tmp_path / "published")
+
+
+def test_an_export_of_published_float8_weights_says_that_it_is_wide(tmp_path: Path) -> None:
+    publish(write_model(tmp_path / "source"), tmp_path / "published", tmp_path / "wide")
+    (tmp_path / "out").mkdir()
+    hf_export.copy_side_files(tmp_path / "published", tmp_path / "out", dtype="bfloat16", changes={})
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
 def test_a_folder_without_weights_or_config_is_named(tmp_path: Path) -> None:

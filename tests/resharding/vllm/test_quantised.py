@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models import float8
 from mrl.config.rollout import RolloutSection
 from mrl.config.sync import SyncSection
 from mrl.rollout.request import Response
@@ -35,14 +36,14 @@ def engine(folder: Path, **arguments: object) -> EngineHost:
 
 def rewrite(source: Path, target: Path, *, keep_quantised: bool) -> Path:
     """The folder with its linear weights quantised, or quantised and made wide again (what such an engine computes with)."""
-    weights = dict(fp8.whole_tensors(load_file(source / "model.safetensors").items(), quantised.BLOCK))
+    weights = dict(fp8.whole_tensors(load_file(source / "model.safetensors").items(), float8.BLOCK))
     config = json.loads((source / "config.json").read_text())
     if keep_quantised:
         config["quantization_config"] = quantised.engine_settings(config["num_hidden_layers"])
     else:
-        for name in [n for n in weights if n.endswith(quantised.SCALES)]:
+        for name in [n for n in weights if n.endswith(float8.SCALES)]:
             scales = weights.pop(name)
-            base = name.removesuffix(quantised.SCALES)
+            base = name.removesuffix(float8.SCALES)
             wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
             weights[base] = weights[base].float() * wide
     target.mkdir()

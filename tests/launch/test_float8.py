@@ -1,0 +1,53 @@
+"""`mrl train` from a folder of float8 weights as published, with engines that serve float8 and with engines that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mrl.config.model import ModelSection, NewModelSection
+from mrl.observe.metrics_log import read
+from mrl.prepare import tiny_model
+from tests.launch.command import run
+from tests.launch.tiny_runs import words
+from tests.published import publish
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+FORMS = {
+    "none": (
+        "rollout.dtype=float32",
+    ),  # the words' own limit of 1e-4 holds: engines serve the trainer's weights
+    "fp8_block": (
+        "rollout.dtype=bfloat16",
+        "algorithm.correction.kind=truncated",
+        "loop.max_sampler_mismatch=null",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The task's folder with a model wide enough for whole blocks, in float8."""
+    folder = tmp_path_factory.mktemp("float8")
+    new = NewModelSection(num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32)
+    model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
+    tiny_model.ensure(model, [str(task / "train.jsonl")], seed=0)
+    (folder / "task").mkdir()
+    for file in ("train.jsonl", "validation.jsonl"):
+        (folder / "task" / file).symlink_to(task / file)
+    publish(folder / "source", folder / "task" / "model", folder / "wide")
+    return folder / "task"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_published_float8_weights_are_trained_and_served(form: str, published: Path, tmp_path: Path) -> None:
+    more = ("loop.steps=2", f"rollout.quantization={form}", *FORMS[form])
+    run("train", *words(published, tmp_path, form, *more), log=tmp_path / "log")
+    rows = read(tmp_path / form / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
+    exact = form == "none"
+    assert all((row["policy/sampler_difference_max"] < 1e-4) == exact for row in rows[1:])
+    assert all(row["policy/sampler_mismatch_kl"] < 0.05 for row in rows[1:])

@@ -1,0 +1,44 @@
+"""A folder as DeepSeek-V3 is published, float8 values and scales, and its wide twin with what these values mean."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+EDGE = 128
+LINEAR = re.compile(r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj)\.weight$")
+
+
+def publish(source: Path, published: Path, wide: Path) -> None:
+    """Writes both from a folder with one safetensors file; the scales lie in a file of their own."""
+    values: dict[str, torch.Tensor] = {}
+    scales: dict[str, torch.Tensor] = {}
+    meant: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        values[name] = meant[name] = tensor
+        if LINEAR.search(name):
+            values[name] = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn)
+            meant[name] = torch.empty_like(tensor)
+            edges = [-(-size // EDGE) for size in tensor.shape]
+            own = scales[f"{name}_scale_inv"] = torch.empty(edges)
+            for row, column in torch.cartesian_prod(*(torch.arange(n) for n in edges)).tolist():
+                box = (slice(row * EDGE, (row + 1) * EDGE), slice(column * EDGE, (column + 1) * EDGE))
+                own[row, column] = tensor[box].float().abs().max() / 448
+                values[name][box] = (tensor[box].float() / own[row, column]).to(torch.float8_e4m3fn)
+                meant[name][box] = (values[name][box].float() * own[row, column]).to(tensor.dtype)
+    config = json.loads((source / "config.json").read_text())
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    settings |= {"weight_block_size": [EDGE, EDGE]}
+    for folder, written in ((wide, config), (published, config | {"quantization_config": settings})):
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        (folder / "config.json").write_text(json.dumps(written))
+    save_file(meant, wide / "model.safetensors")
+    save_file(values, published / "values.safetensors")
+    save_file(scales, published / "scales.safetensors")
+    files = dict.fromkeys(values, "values.safetensors") | dict.fromkeys(scales, "scales.safetensors")
+    (published / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
