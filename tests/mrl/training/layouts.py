@@ -15,6 +15,9 @@ from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
+CORRECTION = "e_score_correction_bias"
+"""How the name of a router's correction bias ends in a folder."""
+
 
 def name_of(layout: dict[str, int]) -> str:
     return "-".join(f"{axis}{size}" for axis, size in layout.items()) or "one"

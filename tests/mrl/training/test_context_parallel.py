@@ -1,7 +1,4 @@
-"""Context parallelism on real ranks: every layout with it computes, trains and exports the same as one rank and transformers.
-
-A good part of the batch's samples is shorter than 2 cp tokens or no multiple of it.
-"""
+"""What context parallelism must not change beside the numbers of a step (test_layouts.py): checkpoints and the load-balancing loss."""
 
 from __future__ import annotations
 
@@ -14,62 +11,11 @@ import pytest
 from mrl.config.training import LayoutSection
 from mrl.training.supervised import cross_entropy
 from tests.mrl.training import scenarios
-from tests.mrl.training.layouts import OneRank, check_layout, name_of
+from tests.mrl.training.layouts import name_of
 from tests.ranks import run_ranks
 from tests.tiny_models import VOCAB, batch_of_tokens, write_model
 
 pytestmark = pytest.mark.engine
-
-LAYOUTS = [
-    ("qwen3_moe", {"cp": 2, "tp": 2, "ep": 2}),
-    ("deepseek_v3", {"cp": 2}),
-]
-LONG_LAYOUTS = [
-    ("qwen3_moe", {"cp": 2}),
-    ("qwen3_moe", {"cp": 2, "ep": 2}),
-    ("qwen3_moe", {"cp": 2, "tp": 2}),
-    ("qwen3_moe", {"cp": 2, "pp": 2}),
-    ("qwen3_moe", {"cp": 2, "pp": 2, "vpp": 2}),
-    ("qwen3_moe", {"cp": 2, "dp": 2, "ep": 2}),
-    ("qwen3_moe", {"cp": 2, "tp": 2, "etp": 2, "ep": 2}),
-    ("qwen3_moe", {"cp": 4, "ep": 2}),
-    ("qwen3", {"cp": 3}),
-    ("deepseek_v3", {"cp": 2, "tp": 2, "ep": 2}),
-    ("deepseek_v3", {"cp": 2, "pp": 2}),
-]
-
-
-@pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> OneRank:
-    return OneRank(tmp_path_factory.mktemp("one"))
-
-
-def check(family: str, layout: dict[str, int], one_rank: OneRank, out: Path, **changes: Any) -> None:
-    folder, expected = one_rank.of(family)
-    results = check_layout(layout, folder, expected, out, **changes)
-    for result in results:
-        if result["arrays"] is not None and layout.get("dp", 1) == 1:
-            margins = result["arrays"]["router_margin"], expected["arrays"]["router_margin"]
-            np.testing.assert_allclose(*margins, atol=1e-5)
-
-
-@pytest.mark.parametrize(("family", "layout"), LAYOUTS, ids=lambda x: x if isinstance(x, str) else name_of(x))
-def test_layout(family: str, layout: dict[str, int], one_rank: OneRank, tmp_path: Path) -> None:
-    check(family, layout, one_rank, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "layout"), LONG_LAYOUTS, ids=lambda x: x if isinstance(x, str) else name_of(x)
-)
-def test_long_layout(family: str, layout: dict[str, int], one_rank: OneRank, tmp_path: Path) -> None:
-    check(family, layout, one_rank, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_recompute_changes_nothing(recompute: str, one_rank: OneRank, tmp_path: Path) -> None:
-    check("qwen3_moe", {"cp": 2, "tp": 2}, one_rank, tmp_path, recompute=recompute)
 
 
 def resume(folder: Path, layout: dict[str, int], out: Path) -> dict[str, Any]:

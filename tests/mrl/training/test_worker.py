@@ -1,4 +1,4 @@
-"""The Megatron worker on real ranks: every layout computes, trains and exports the same as one rank and transformers."""
+"""The Megatron worker on real ranks, beside its layouts (test_layouts.py): types, roles, off-loading, refusals."""
 
 from __future__ import annotations
 
@@ -13,47 +13,21 @@ from safetensors.torch import load_file
 
 from mrl.config.training import LayoutSection
 from tests.mrl.training import scenarios
-from tests.mrl.training.layouts import check_forward, check_layout, name_of
+from tests.mrl.training.layouts import OneRank, check_forward, name_of
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
 pytestmark = pytest.mark.engine
 
-LAYOUTS = [
-    {"tp": 2, "ep": 2},
-    {"pp": 2},
-    {"ep": 2, "dp": 2},
-    {"pp": 2, "vpp": 2},
-    {"tp": 2, "etp": 2},
-]
-LONG_LAYOUTS = [
-    {"tp": 2},
-    {"dp": 2},
-    {"tp": 2, "pp": 2, "ep": 2},
-    {"tp": 2, "dp": 2, "ep": 2},
-    {"tp": 2, "dp": 2, "ep": 2, "etp": 2},
-    {"pp": 2, "vpp": 2, "dp": 2, "ep": 2},
-    {"tp": 2, "dp": 2},
-]
+
+@pytest.fixture(scope="module")
+def folder(one_rank_of: OneRank) -> Path:
+    return one_rank_of.of("qwen3_moe")[0]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "moe")
-
-
-@pytest.fixture(scope="module")
-def one_rank(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a single rank computes; the other layouts are held against it."""
-    out = tmp_path_factory.mktemp("one")
-    result = run_ranks(scenarios.forward_update_export, 1, str(folder), {}, str(out), {})[0]
-    return result | {"trained": load_file(out / "trained" / "model.safetensors")}
-
-
-def test_one_rank_agrees_with_transformers(folder: Path, one_rank: dict[str, Any]) -> None:
-    check_forward([one_rank], folder, bound=1e-5)
-    losses = [metrics["loss"] for metrics in one_rank["metrics"]]
-    assert losses[1] < losses[0]
+def one_rank(one_rank_of: OneRank) -> dict[str, Any]:
+    return one_rank_of.of("qwen3_moe")[1]
 
 
 def test_router_margin_is_a_prefix_minimum(one_rank: dict[str, Any]) -> None:
@@ -63,28 +37,6 @@ def test_router_margin_is_a_prefix_minimum(one_rank: dict[str, Any]) -> None:
         assert margins[start] == 0
         assert (margins[start + 1 : end] > 0).all()
         assert (np.diff(margins[start + 1 : end]) <= 0).all()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
-def test_layout(layout: dict[str, int], folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
-    check_layout(layout, folder, one_rank, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LONG_LAYOUTS, ids=name_of)
-def test_long_layout(layout: dict[str, int], folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
-    check_layout(layout, folder, one_rank, tmp_path)
-
-
-@pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_recompute_changes_nothing(
-    recompute: str, folder: Path, one_rank: dict[str, Any], tmp_path: Path
-) -> None:
-    check_layout({}, folder, one_rank, tmp_path, recompute=recompute)
-
-
-def test_microbatch_size_changes_nothing(folder: Path, one_rank: dict[str, Any], tmp_path: Path) -> None:
-    check_layout({}, folder, one_rank, tmp_path, microbatch_tokens=1000, logprob_chunk_tokens=7)
 
 
 @pytest.mark.parametrize("layout", [{}, {"pp": 2}], ids=name_of)

@@ -78,6 +78,38 @@ def test_what_was_sent_is_what_a_fresh_engine_has(
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
 
 
+def direct_modules(engine: RolloutEngine) -> list[str]:
+    """The modules that a plan would write in place, of those with parameters; the model is then put back."""
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    from resharding.vllm import in_place, modules
+
+    def look(worker: Any) -> list[str]:
+        model = worker.model_runner.model
+        initialize_layerwise_reload(model)
+        holding = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
+        found = [name for name in holding if in_place.is_direct(model.get_submodule(name))]
+        modules.put_back(model)
+        return found
+
+    return engine._engine.collective_rpc(look)[0]
+
+
+def test_only_what_vllm_packs_elsewhere_is_staged(
+    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list[list[float]]
+) -> None:
+    hand_over(tiny_engine, feeder, tiny_model)
+    direct = set(tiny_engine.call(direct_modules))
+    assert {
+        "model.embed_tokens",
+        "lm_head",
+        "model.norm",
+        "model.layers.3.mlp.experts.routed_experts",
+    } <= direct
+    assert not [name for name in direct if name.endswith(("qkv_proj", "o_proj"))]
+    assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
+
+
 def break_loading(engine: RolloutEngine, where: str) -> None:
     """From now on the loader raises once: at its first, middle or last bucket, or between a module's tensors."""
     from resharding.vllm.modules import TensorLoader
