@@ -18,9 +18,10 @@ def overrides(
 ) -> dict[str, Any]:
     """What vLLM's reading of config.json is overridden with. ConfigError where the model, its split or the machine cannot."""
     hf = json.loads((Path(model_path) / "config.json").read_text())
+    settings = quantised.engine_settings(hf["num_hidden_layers"])
     if rollout.quantization == "none":
-        # Wide weights will come, also where the folder's own are quantised.
-        return {float8.KEY: None} if float8.stored_block(hf) and not real_weights else {}
+        # Wide weights will come, unless the folder's own are read; some folders do not say that routers are wide.
+        return {float8.KEY: settings if real_weights else None} if float8.stored_block(hf) else {}
     if real_weights:
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: weights are quantised at a hand-over, and here they are read from "
@@ -29,7 +30,7 @@ def overrides(
     require_whole_blocks(hf, rollout)
     if on_cpu:
         require_cpu(rollout)
-    return {float8.KEY: quantised.engine_settings(hf["num_hidden_layers"])}
+    return {float8.KEY: settings}
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:

@@ -51,3 +51,9 @@ def test_published_float8_weights_are_trained_and_served(form: str, published: P
     exact = form == "none"
     assert all((row["policy/sampler_difference_max"] < 1e-4) == exact for row in rows[1:])
     assert all(row["policy/sampler_mismatch_kl"] < 0.05 for row in rows[1:])
+
+
+def test_published_float8_weights_are_evaluated_as_they_are(published: Path, tmp_path: Path) -> None:
+    bfloat16 = ("rollout.dtype=bfloat16", "loop.validation={num_prompts: 16}")
+    output = run("eval", *words(published, tmp_path, "eval", *bfloat16), log=tmp_path / "log")
+    assert "val/accuracy" in output
