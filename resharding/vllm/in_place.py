@@ -79,7 +79,9 @@ def pack_experts(module: torch.nn.Module) -> None:
             alone.register_parameter(name, torch.nn.Parameter(row, requires_grad=False))
         kernel.fused_experts.process_weights_after_loading(alone)
         for name, row in rows.items():
-            row.copy_(getattr(alone, name))
+            packed = getattr(alone, name)
+            if packed.data_ptr() != row.data_ptr():
+                row.copy_(packed)
 
 
 def _processed_in_place(module: torch.nn.Module) -> bool:
