@@ -16,16 +16,16 @@ import torch
 
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES, Assembly
+from resharding.conversation import Conversation
 from resharding.lease import Lease
 from resharding.session import Progress, Session, WireTensor, wire_digest
 from resharding.tables import LeasedTensor, Tables
 from resharding.wire import memory
 from resharding.wire import messages as m
-from resharding.wire.channel import Listener, Lost
+from resharding.wire.channel import Listener
 from resharding.wire.copy_pool import CopyPool
 from resharding.wire.digest import digest
 from resharding.wire.mesh import MessageLost
-from resharding.wire.processes import ProcessId
 from resharding.wire.transport import Inbox, open_inbox
 
 _LAST_WORDS_SECONDS = 2.0
@@ -91,8 +91,6 @@ class Receiver:
         self._manifests: dict[str, list[WireTensor]] = {}
         self._known_tables: dict[tuple[str, str], Tables] = {}
         self._lease: Lease | None = None
-        self._sender: tuple[bytes, ProcessId] | None = None
-        self._lost: Lost = lambda: None
         self._spent: dict[str, float] = {}
 
     @property
@@ -108,35 +106,35 @@ class Receiver:
         Any error is raised after the consumer was put back, the lease ended and the sender told; the state is then failed.
         """
         self.progress.prepare(session)
-        self._spent = dict.fromkeys(("wait", "copy", "load", "process"), 0.0)
-        self._sender = None
+        self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
+        talk = Conversation(self._listener, session, self._seconds)
         consumer: TensorConsumer | PlanConsumer | None = None
         try:
-            opening = self._accept(session)
+            opening = self._accept(talk)
             if opening.lease is None:
-                content = self._manifest(session)
-                self._open_inbox().connect(lambda: self._given_up(session))
+                content = self._manifest(talk)
+                self._open_inbox().connect(talk.given_up)
                 self.progress.receiving()
                 consumer = tensors
                 tensors.start(content)
-                num_tensors, num_bytes = self._take_buckets(session, content, tensors)
+                num_tensors, num_bytes = self._take_buckets(talk, content, tensors)
             elif plan is not None:
-                tables = self._tables(session, opening)
-                self._open_inbox().connect(lambda: self._given_up(session))
+                tables = self._tables(talk, opening)
+                self._open_inbox().connect(talk.given_up)
                 self.progress.receiving()
                 consumer = plan
-                num_tensors, num_bytes = self._take_windows(session, opening.lease, tables, plan)
+                num_tensors, num_bytes = self._take_windows(talk, opening.lease, tables, plan)
             else:
                 raise ReshardError(f"{session} follows a plan; this receiver takes whole tensors only")
-            verified = self._finish(session, consumer, num_tensors, num_bytes)
-            self._commit(session, verified)
+            verified = self._finish(talk, consumer, num_tensors, num_bytes)
+            self._commit(talk, verified)
             return verified
         except BaseException as error:
-            self._fail(session, error, consumer)
+            self._fail(talk, error, consumer)
             raise
 
     def _fail(
-        self, session: Session, error: BaseException, consumer: TensorConsumer | PlanConsumer | None
+        self, talk: Conversation, error: BaseException, consumer: TensorConsumer | PlanConsumer | None
     ) -> None:
         text = "".join(traceback.format_exception(error))
         self.progress.fail(text)
@@ -146,8 +144,8 @@ class Receiver:
         if consumer is not None:
             consumer.abort()
         self._end_lease()
-        if self._sender is not None:
-            self._listener.send(self._sender[0], m.Failed(session_id=session.session_id, error=text))
+        if talk.begun:
+            talk.send(m.Failed(session_id=talk.session.session_id, error=text))
         if self._inbox is not None:
             self._inbox.drop()  # after the error was sent: whoever misses a message asks for it
 
@@ -168,33 +166,19 @@ class Receiver:
 
     # -- the phases of a session ---------------------------------------------------------------------------------
 
-    def _accept(self, session: Session) -> m.Open:
-        """Waits for this session's sender; any other sender is refused and does no harm."""
-        deadline = time.monotonic() + self._seconds
-        while True:
-            sender, message = self._listener.receive(deadline, f"the sender of {session} to open it")
-            if isinstance(message, m.Open) and message.session_id == session.session_id:
-                break
-            self._refuse(sender, message, f"this receiver waits for {session}")
-        theirs = Session(message.session_id, message.from_version, message.to_version, message.digest)
-        if theirs != session:
-            reason = f"the sender opened {theirs} with digest {theirs.digest[:12]}, expected {session} with {session.digest[:12]}"
-            self._listener.send(sender, m.Refused(session_id=session.session_id, reason=reason))
-            raise ReshardError(reason)
-        self._sender = (sender, ProcessId(message.pid, message.start_ticks))
-        self._lost = self._listener.watch(*self._sender)
-        self._map(message.buffers)
-        return message
+    def _accept(self, talk: Conversation) -> m.Open:
+        opening = talk.accept()
+        self._map(opening.buffers)
+        return opening
 
-    def _manifest(self, session: Session) -> list[WireTensor]:
+    def _manifest(self, talk: Conversation) -> list[WireTensor]:
         """What will come, from the sender or from an earlier session with the same digest."""
+        session = talk.session
         known = self._manifests.get(session.digest)
-        self._listener.send(
-            self._sender_id(), m.Opened(session_id=session.session_id, wants_manifest=known is None)
-        )
+        talk.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
         if known is not None:
             return known
-        message = self._next(session, "the manifest")
+        message = talk.next("the manifest")
         if not isinstance(message, m.Manifest):
             raise ReshardError(f"expected the manifest of {session}, got {message.kind}")
         tensors = [WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in message.tensors]
@@ -205,15 +189,14 @@ class Receiver:
         self._manifests = {session.digest: tensors}
         return tensors
 
-    def _tables(self, session: Session, opening: m.Open) -> Tables:
+    def _tables(self, talk: Conversation, opening: m.Open) -> Tables:
         """This slot's tables, from the sender or from an earlier session with the same digests, checked against memory."""
+        session = talk.session
         key = (session.digest, opening.tables_digest)
         known = self._known_tables.get(key)
-        self._listener.send(
-            self._sender_id(), m.Opened(session_id=session.session_id, wants_manifest=known is None)
-        )
+        talk.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
         if known is None:
-            message = self._next(session, "the plan's tables")
+            message = talk.next("the plan's tables")
             if not isinstance(message, m.PlanTables):
                 raise ReshardError(f"expected the tables of {session}, got {message.kind}")
             known = Tables.decode(message.tables)
@@ -228,7 +211,7 @@ class Receiver:
 
     def _take_buckets(
         self,
-        session: Session,
+        talk: Conversation,
         tensors: Sequence[WireTensor],
         consumer: TensorConsumer | PlanConsumer,
         *,
@@ -239,15 +222,15 @@ class Receiver:
         pool = CopyPool(self._open_inbox().num_bytes, device=self._device)
         expected = first
         while True:
-            message = self._next(session, f"bucket {expected}")
+            message = talk.next(f"bucket {expected}")
             if isinstance(message, m.End):
-                self._check_end(session, message, expected)
+                self._check_end(talk.session, message, expected)
                 assembly.require_complete()
                 return assembly.num_complete, assembly.num_bytes
             if not isinstance(message, m.Bucket) or message.index != expected:
-                raise ReshardError(f"{session}: expected bucket {expected}, got {message!r:.200}")
-            copy = self._copy(session, message, pool)
-            self._listener.send(self._sender_id(), m.Done(session_id=session.session_id, index=message.index))
+                raise ReshardError(f"{talk.session}: expected bucket {expected}, got {message!r:.200}")
+            copy = self._copy(talk, message, pool)
+            talk.send(m.Done(session_id=talk.session.session_id, index=message.index))
             complete = assembly.take(message.spans, copy)
             mark = time.monotonic()
             consumer.load(complete)
@@ -256,19 +239,19 @@ class Receiver:
             expected += 1
 
     def _take_windows(
-        self, session: Session, lease: list[dict], tables: Tables, consumer: PlanConsumer
+        self, talk: Conversation, lease: list[dict], tables: Tables, consumer: PlanConsumer
     ) -> tuple[int, int]:
         """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged as complete."""
         self._lease = Lease(lease)
         sources = [self._leased(tensor) for tensor in tables.sources]
         consumer.start(tables)
         for expected in range(len(tables.windows)):
-            message = self._next(session, f"window {expected}")
+            message = talk.next(f"window {expected}")
             if not isinstance(message, m.Window) or message.index != expected:
-                raise ReshardError(f"{session}: expected window {expected}, got {message!r:.200}")
+                raise ReshardError(f"{talk.session}: expected window {expected}, got {message!r:.200}")
             mark = time.monotonic()
             size = tables.windows[expected].bucket_bytes
-            received = self._bytes(session, message.buffer, size, message.parcels)
+            received = self._bytes(talk, message.buffer, size, message.parcels)
             if message.digest is not None and digest(received) != message.digest:
                 raise ReshardError(
                     f"window {expected}: the bytes received do not have the digest of those sent"
@@ -278,11 +261,11 @@ class Receiver:
             consumer.apply(expected, sources, received)
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
-            self._listener.send(self._sender_id(), m.Done(session_id=session.session_id, index=expected))
+            talk.send(m.Done(session_id=talk.session.session_id, index=expected))
         sources.clear()
         self._end_lease()
         num_tensors, num_bytes = self._take_buckets(
-            session, tables.fallback, consumer, first=len(tables.windows)
+            talk, tables.fallback, consumer, first=len(tables.windows)
         )
         return len(tables.targets) + num_tensors, tables.num_bytes + num_bytes
 
@@ -302,14 +285,14 @@ class Receiver:
         if end.num_buckets != arrived:
             raise ReshardError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
 
-    def _copy(self, session: Session, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
+    def _copy(self, talk: Conversation, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
         """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""
         mark = time.monotonic()
         if bucket.used_bytes > self._open_inbox().num_bytes:
             raise ReshardError(
                 f"bucket {bucket.index} claims {bucket.used_bytes} bytes of a buffer of {self._open_inbox().num_bytes}"
             )
-        copy = pool.copy(self._bytes(session, bucket.buffer, bucket.used_bytes))
+        copy = pool.copy(self._bytes(talk, bucket.buffer, bucket.used_bytes))
         memory.synchronize(copy.device)
         if bucket.digest is not None and digest(copy) != bucket.digest:
             raise ReshardError(
@@ -319,7 +302,7 @@ class Receiver:
         return copy
 
     def _finish(
-        self, session: Session, consumer: TensorConsumer | PlanConsumer, num_tensors: int, num_bytes: int
+        self, talk: Conversation, consumer: TensorConsumer | PlanConsumer, num_tensors: int, num_bytes: int
     ) -> m.Verified:
         mark, during = time.monotonic(), consumer.processing_seconds
         consumer.finish()
@@ -328,71 +311,32 @@ class Receiver:
         self._spent["load"] -= during
         self._spent["process"] += time.monotonic() - mark + during
         return m.Verified(
-            session_id=session.session_id,
+            session_id=talk.session.session_id,
             num_tensors=num_tensors,
             num_bytes=num_bytes,
-            seconds=dict(self._spent),
+            seconds=self._spent | {"wait": talk.wait_seconds},
         )
 
-    def _commit(self, session: Session, verified: m.Verified) -> None:
+    def _commit(self, talk: Conversation, verified: m.Verified) -> None:
         self.progress.verified()
-        self._listener.send(self._sender_id(), verified)
-        message = self._next(session, "the commit")
+        talk.send(verified)
+        message = talk.next("the commit")
         if not isinstance(message, m.Commit):
-            raise ReshardError(f"expected the commit of {session}, got {message.kind}")
-        self._listener.send(self._sender_id(), m.Committed(session_id=session.session_id))
+            raise ReshardError(f"expected the commit of {talk.session}, got {message.kind}")
+        talk.send(m.Committed(session_id=talk.session.session_id))
         self.progress.commit()
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
-    def _given_up(self, session: Session) -> str | None:
-        """Why the sender will not come to meet, or None."""
-        waiting = self._listener.glance()
-        if waiting is not None and waiting[0] == self._sender_id() and isinstance(waiting[1], m.Abort):
-            return f"the sender gave {session} up:\n{waiting[1].error}\nand this"
-        return self._lost()
-
     def _bytes(
-        self, session: Session, which: int, num_bytes: int, parcels: Sequence[m.Parcel] | None = None
+        self, talk: Conversation, which: int, num_bytes: int, parcels: Sequence[m.Parcel] | None = None
     ) -> torch.Tensor:
         """A bucket's bytes. A sender that gives up says why and drops its messages: its reason is what is raised."""
         try:
             return self._open_inbox().take(which, num_bytes, parcels)
         except MessageLost:
             while True:  # until its Abort, its end or its silence is raised
-                self._next(session, "the sender's own error", seconds=_LAST_WORDS_SECONDS)
-
-    def _next(self, session: Session, waiting_for: str, *, seconds: float | None = None) -> m.AnyMessage:
-        """The next message of this session's sender; others are refused meanwhile. An Abort is raised."""
-        assert self._sender is not None
-        mark = time.monotonic()
-        while True:
-            sender, message = self._listener.receive(
-                mark + (seconds or self._seconds), f"{waiting_for} of {session}", self._lost
-            )
-            if sender != self._sender[0]:
-                self._refuse(sender, message, f"{session} is in progress with process {self._sender[1].pid}")
-                continue
-            self._spent["wait"] += time.monotonic() - mark
-            if isinstance(message, ReshardError):
-                raise message
-            if message.session_id != session.session_id:
-                raise ReshardError(f"a message of session {message.session_id[:8]} inside {session}")
-            if isinstance(message, m.Abort):
-                raise ReshardError(f"the sender gave {session} up:\n{message.error}")
-            return message
-
-    def _refuse(self, sender: bytes, message: m.AnyMessage | ReshardError, why: str) -> None:
-        """Answers an Open or a malformed message; the rest of a refused or dead session is dropped."""
-        if isinstance(message, ReshardError):
-            self._listener.send(sender, m.Refused(session_id="", reason=str(message)))
-        elif isinstance(message, m.Open):
-            reason = f"session {message.session_id[:8]} (version {message.from_version} -> {message.to_version}) refused: {why}"
-            self._listener.send(sender, m.Refused(session_id=message.session_id, reason=reason))
-
-    def _sender_id(self) -> bytes:
-        assert self._sender is not None
-        return self._sender[0]
+                talk.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
 
     def _open_inbox(self) -> Inbox:
         assert self._inbox is not None

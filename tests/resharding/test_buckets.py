@@ -221,8 +221,8 @@ def test_a_receiver_that_fails_before_all_have_met_stops_the_others_at_once(
     patient = wire.sender(receiver.address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
     manifest = receiver._manifest
 
-    def fail(session: Session) -> Any:
-        manifest(session)
+    def fail(talk: Any) -> Any:
+        manifest(talk)
         raise ValueError("broken on purpose before the meeting")
 
     monkeypatch.setattr(receiver, "_manifest", fail)

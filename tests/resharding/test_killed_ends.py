@@ -24,9 +24,9 @@ def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
     if point == "open":
         kill_self()
     if point == "accept":
-        receiver._accept = lambda session: (accept(session), kill_self())
+        receiver._accept = lambda talk: (accept(talk), kill_self())
     if point == "commit":
-        receiver._commit = lambda session, verified: kill_self()
+        receiver._commit = lambda talk, verified: kill_self()
     receiver.receive(session, Shelf(point, kill_self))
 
 
