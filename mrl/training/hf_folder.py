@@ -16,7 +16,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from models.float8 import SCALES
+from models import float8
+from models.families import Family
+from models.layer_rows import HfConfig
 from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import ConfigError
 from resharding import quantised
@@ -47,6 +49,27 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
         raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
     with safe_open(single, framework="pt") as file:
         return dict.fromkeys(file.keys(), single)
+
+
+def load(
+    folder: str | Path, family: Family, hf_config: HfConfig, targets: Iterable[tuple[LocalTensor, Tensor]]
+) -> set[str]:
+    """Streams a folder of the family into one rank's parameters; returns the names of the tensors that no rank trains.
+
+    ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes.
+    """
+    files, expected = tensor_files(folder), family.checkpoint_tensors(hf_config)
+    block = float8.stored_block(read_config(folder))
+    left_out = check_names(
+        files,
+        expected,
+        folder=folder,
+        tied=bool(hf_config.get("tie_word_embeddings", False)),
+        untrained=family.untrained(hf_config),
+        block=block,
+    )
+    load_pieces(targets, files, {tensor.name: tuple(tensor.shape) for tensor in expected}, block=block)
+    return left_out
 
 
 def check_names(
@@ -102,7 +125,7 @@ def load_pieces(
                     )
                 values = stored[_slices(piece.start, piece.shape)]
                 if block and quantised.quantises(piece.tensor):
-                    name = piece.tensor + SCALES
+                    name = piece.tensor + float8.SCALES
                     if files[name] not in opened:  # a tensor and its scales may be in two files
                         opened[files[name]] = stack.enter_context(safe_open(files[name], framework="pt"))
                     values = _widened(values, opened[files[name]].get_slice(name), piece, block)

@@ -23,7 +23,6 @@ from megatron.core.distributed import (
 )
 from torch import Tensor
 
-from models import float8
 from models.build import build_chunks
 from models.families import family_of
 from models.manifest import CheckpointTensor, LocalTensor
@@ -160,18 +159,11 @@ class MegatronWorker:
         self.optimizer.take_parameters()
 
     def _load_parameters(self, path: str | Path) -> None:
-        files = hf_folder.tensor_files(path)
-        expected = self.family.checkpoint_tensors(self.hf_config)
-        tied = bool(self.hf_config.get("tie_word_embeddings", False))
-        untrained = self.family.untrained(self.hf_config)
-        block = float8.stored_block(hf_folder.read_config(path))
-        left_out = hf_folder.check_names(
-            files, expected, folder=path, tied=tied, untrained=untrained, block=block
-        )
+        targets = [(local, parameter.data) for local, parameter in self._locals]
+        left_out = hf_folder.load(path, self.family, self.hf_config, targets)
         if left_out and self.place.rank == 0 and not self._is_critic:
-            log.warning("%s: %d tensors under %s are not trained", path, len(left_out), ", ".join(untrained))
-        shapes = {tensor.name: tuple(tensor.shape) for tensor in expected}
-        hf_folder.load_pieces([(local, p.data) for local, p in self._locals], files, shapes, block=block)
+            prefixes = ", ".join(self.family.untrained(self.hf_config))
+            log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)
 
     # -- passes -------------------------------------------------------------------------------------------------
 
