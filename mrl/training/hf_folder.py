@@ -114,22 +114,32 @@ def load_pieces(
             tensor.zero_()
         for piece in local.pieces:
             by_file[files[piece.tensor]].append((piece, tensor))
-    for path, wanted in by_file.items():
-        with ExitStack() as stack:
-            opened = {path: stack.enter_context(safe_open(path, framework="pt"))}
+    for wanted in by_file.values():
+        with _OpenFiles(files) as opened:
             for piece, tensor in sorted(wanted, key=lambda item: item[0].tensor):
-                stored = opened[path].get_slice(piece.tensor)
-                if tuple(stored.get_shape()) != shapes[piece.tensor]:
-                    raise ConfigError(
-                        f"{piece.tensor} in {path} is {stored.get_shape()}, config.json says {list(shapes[piece.tensor])}"
-                    )
-                values = stored[_slices(piece.start, piece.shape)]
+                values = opened.slice(piece.tensor, shapes[piece.tensor])[_slices(piece.start, piece.shape)]
                 if block and quantised.quantises(piece.tensor):
-                    name = piece.tensor + float8.SCALES
-                    if files[name] not in opened:  # a tensor and its scales may be in two files
-                        opened[files[name]] = stack.enter_context(safe_open(files[name], framework="pt"))
-                    values = _widened(values, opened[files[name]].get_slice(name), piece, block)
+                    values = _widened(values, opened.slice(piece.tensor + float8.SCALES), piece, block)
                 box(tensor, piece.local_start, piece.shape).copy_(values)
+
+
+class _OpenFiles(ExitStack):
+    """A folder's files, each opened when first asked for: a tensor and its scales may be in two."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        super().__init__()
+        self._files = files
+        self._opened: dict[Path, Any] = {}
+
+    def slice(self, name: str, shape: tuple[int, ...] | None = None) -> Any:
+        """safetensors' slice of a tensor, which must have the shape, where one is given."""
+        path = self._files[name]
+        if path not in self._opened:
+            self._opened[path] = self.enter_context(safe_open(path, framework="pt"))
+        stored = self._opened[path].get_slice(name)
+        if shape is not None and tuple(stored.get_shape()) != shape:
+            raise ConfigError(f"{name} in {path} is {stored.get_shape()}, config.json says {list(shape)}")
+        return stored
 
 
 def _widened(values: Tensor, scales: Any, piece: Piece, block: int) -> Tensor:

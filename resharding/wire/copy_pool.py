@@ -20,14 +20,11 @@ class CopyPool:
 
     def copy(self, data: torch.Tensor) -> torch.Tensor:
         """A copy of flat uint8 data; it is the caller's as long as any tensor on it lives."""
-        return self.take(data.numel()).copy_(data)
-
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """Flat uint8 memory with anything in it; it is the caller's as long as any tensor on it lives."""
-        block = self._free() if num_bytes <= self._block_bytes else None
+        size = data.numel()
+        block = self._free() if size <= self._block_bytes else None
         if block is None:
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        return block[:num_bytes]
+            block = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return block[:size].copy_(data)
 
     def _free(self) -> torch.Tensor | None:
         for block in self._blocks:
