@@ -82,8 +82,7 @@ class Optimizer:
     def step(self, *, finite: bool, lr: float | None = None) -> StepResult:
         """One step of all ranks. `finite` says whether this rank's loss was."""
         rate = learning_rate(self.section, self.steps) if lr is None else lr
-        for group in self.megatron.param_groups:
-            group["lr"] = rate * group.get("lr_mult", 1.0)
+        self._set_groups(rate)
         found_bad = self.megatron.prepare_grads()
         norm = float(self.megatron.get_grad_norm() or 0.0)
         good = torch.tensor(
@@ -98,6 +97,18 @@ class Optimizer:
         self.megatron.step_with_ready_grads()
         self.steps += 1
         return StepResult(grad_norm=norm, skipped=False, lr=rate)
+
+    def _set_groups(self, rate: float) -> None:
+        """Every group gets its settings from the section, each step: loading a checkpoint brings back the saved run's.
+
+        Megatron says with `wd_mult` (0 for norms and biases) which groups decay; only its own scheduler acts on that.
+        """
+        section = self.section
+        for group in self.megatron.param_groups:
+            group["lr"] = rate * group.get("lr_mult", 1.0)
+            group["weight_decay"] = section.weight_decay * group.get("wd_mult", 1.0)
+            group["betas"] = (section.beta1, section.beta2)
+            group["eps"] = section.eps
 
     def _clip(self, norm: float) -> None:
         if self.section.clip_grad <= 0:
