@@ -140,8 +140,8 @@ class TrainBatch:
     sample_ids: tuple[str, ...]
     """B ids, for messages and dumps."""
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """Further [N] float32 arrays by their field's name: sampler_logprobs, old_logprobs, ref_logprobs,
-    advantages, returns, old_values, correction_weights."""
+    """Further [N] float32 arrays by their field's name: sampler_logprobs, age, old_logprobs, ref_logprobs,
+    advantages, returns, values, scores."""
 
     @property
     def num_samples(self) -> int:

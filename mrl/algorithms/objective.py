@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms import checks, correction, kl
-from mrl.algorithms.aggregation import Denominator, aggregate_flat
+from mrl.algorithms.aggregation import aggregate_flat
 from mrl.algorithms.losses import policy_loss, token_mean, value_loss
 from mrl.algorithms.policy_losses import Loss
 from mrl.algorithms.segments import Reduce, Segments
@@ -46,9 +46,11 @@ class Objective:
 
         logprobs, entropy: [N], gradients flow through them. arrays: [N] each: loss_mask (bool), advantages,
         sampler_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
+        age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
         ref_logprobs for kl.place = loss; scores for topr. segment_ids: [N] int64. denominators: num_tokens and
-        num_sequences of the whole optimizer step, and kl_coefficient and entropy_coefficient where a controller moves
-        them. The loss is divided by the step's denominators already; metrics follow the rule in losses.
+        num_sequences of the whole optimizer step, num_fresh_tokens (of age 0) where there is an age, and kl_coefficient
+        and entropy_coefficient where a controller moves them. The loss is divided by the step's denominators already;
+        metrics follow the rule in losses.
         """
         mask = arrays["loss_mask"]
         num_tokens, num_sequences = denominators["num_tokens"], denominators["num_sequences"]
@@ -69,7 +71,7 @@ class Objective:
             **place,
             **self._options,
         )
-        metrics |= {"policy/loss": loss.detach()} | self._measured(old, arrays, num_tokens, place)
+        metrics |= {"policy/loss": loss.detach()} | self._measured(old, arrays, denominators, place)
         for term, found in (
             self._kl_loss(logprobs, old, arrays, denominators, place),
             self._entropy_loss(entropy, arrays, denominators, place),
@@ -79,9 +81,22 @@ class Objective:
         return loss, metrics
 
     def _old_logprobs(self, logprobs: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
-        config = self._config
-        if config.old_logprobs == "sampler":
+        """[N] what the ratio is taken against.
+
+        A token of an earlier version was sampled by weights that are gone: only the sampler's log-prob tells what they
+        gave it, and against that ratio and clip see how far the policy has moved since.
+        """
+        if self._config.old_logprobs == "sampler":
             return _array(arrays, "sampler_logprobs", "the rollout (old_logprobs = sampler)")
+        own = self._own_logprobs(logprobs, arrays)
+        if "age" not in arrays:
+            return own
+        sampler = _array(arrays, "sampler_logprobs", "the rollout (some tokens are of an earlier version)")
+        return torch.where(arrays["age"] > 0, sampler, own)
+
+    def _own_logprobs(self, logprobs: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
+        """[N] by the weights before the step's first update."""
+        config = self._config
         if "old_logprobs" in arrays:
             return arrays["old_logprobs"]
         if config.epochs * config.minibatches > 1:
@@ -109,14 +124,22 @@ class Objective:
         )
 
     def _measured(
-        self, old: Tensor, arrays: Mapping[str, Tensor], num_tokens: Denominator, place: dict[str, Any]
+        self,
+        old: Tensor,
+        arrays: Mapping[str, Tensor],
+        denominators: Mapping[str, Any],
+        place: dict[str, Any],
     ) -> dict[str, Tensor]:
-        if "sampler_logprobs" not in arrays:
+        """How far the sampler is from the trainer, over the tokens of the version that is trained; nothing without any."""
+        mask, num_tokens = arrays["loss_mask"], denominators["num_tokens"]
+        if "age" in arrays:
+            mask, num_tokens = mask & (arrays["age"] == 0), denominators["num_fresh_tokens"]
+        if "sampler_logprobs" not in arrays or num_tokens == 0:
             return {}
         return correction.measure(
             old_logprobs=old,
             sampler_logprobs=arrays["sampler_logprobs"],
-            loss_mask=arrays["loss_mask"],
+            loss_mask=mask,
             num_tokens=num_tokens,
             **place,
         )

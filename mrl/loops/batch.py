@@ -31,6 +31,14 @@ def policy_versions(groups: Sequence[Group]) -> np.ndarray:
     return _after_prompts(samples, [s.policy_versions for s in samples], np.int32)
 
 
+def ages(batch: TrainBatch, versions: np.ndarray, *, version: int) -> np.ndarray:
+    """[N] float32: how many versions before `version` the weights were that sampled each policy token; 0 for others.
+
+    `versions` [N] as policy_versions() gives them.
+    """
+    return np.where(batch.loss_mask, version - versions, 0).astype(np.float32)
+
+
 def split(batch: TrainBatch, parts: int) -> list[np.ndarray]:
     """Sample positions of each data-parallel rank: longest first to the rank with the fewest tokens, then in order.
 

@@ -29,7 +29,7 @@ from mrl.algorithms.state import State
 from mrl.config.root import Config
 from mrl.errors import RewardError
 from mrl.loops import finite, mismatch
-from mrl.loops.batch import minibatches, pack, policy_versions
+from mrl.loops.batch import ages, minibatches, pack, policy_versions
 from mrl.loops.collect import Collector
 from mrl.loops.recorder import Recorder
 from mrl.loops.supply import GroupSupply
@@ -154,6 +154,7 @@ class OnPolicyLoop:
     def _recompute(self, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
         """The packed batch with old and reference log-probs and values by the trainer; the sampler's distance from the first."""
         batch, loop, temperature = pack(groups), self._config.loop, self._config.rollout.temperature
+        versions = policy_versions(groups)
         with self._clock.phase("recompute"):
             policy = self._train.forward(
                 batch, role="policy", temperature=temperature, with_router_margins=True
@@ -162,10 +163,13 @@ class OnPolicyLoop:
                 batch,
                 policy["logprobs"],
                 policy.get("router_margin"),
-                served=policy_versions(groups) == self._supply.served_version,
+                served=versions == self._supply.served_version,
                 margin=loop.router_margin,
             )
-            arrays = {"old_logprobs": policy["logprobs"]}
+            arrays = {
+                "old_logprobs": policy["logprobs"],
+                "age": ages(batch, versions, version=self.version),
+            }
             if self._config.algorithm.needs_reference:
                 arrays["ref_logprobs"] = self._train.forward(
                     batch, role="reference", temperature=temperature
@@ -264,7 +268,12 @@ class OnPolicyLoop:
 def denominators(batch: TrainBatch) -> dict[str, float]:
     """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
     trained = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1]) if batch.num_samples else np.zeros(0)
-    return {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float((trained > 0).sum())}
+    fresh = batch.loss_mask & (batch.arrays.get("age", 0) == 0)
+    return {
+        "num_tokens": float(batch.loss_mask.sum()),
+        "num_fresh_tokens": float(fresh.sum()),
+        "num_sequences": float((trained > 0).sum()),
+    }
 
 
 def explained_variance(batch: TrainBatch) -> float:

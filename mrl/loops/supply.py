@@ -63,8 +63,8 @@ class GroupSupply:
                 "group/rounds": float(rounds),
                 "group/surplus": float(len(self._surplus)),
                 "group/short": float(wanted - len(chosen)),
-                "policy/age_steps": _age(chosen, version),
             }
+            | _ages(chosen, version)
         )
         self._spent(chosen, wanted, metrics)
         return chosen, metrics
@@ -161,15 +161,21 @@ def _by_domain(samples: Sequence[Any]) -> dict[str, float]:
 
 
 def _newest(groups: Sequence[Group]) -> int:
-    return int(_versions(groups).max(initial=-1))
+    return int(np.max([_policy_versions(group).max(initial=-1) for group in groups], initial=-1))
 
 
-def _age(groups: Sequence[Group], version: int) -> float:
-    """Largest distance between the policy's version and the one that produced a token, in steps."""
-    return float(version - _versions(groups).min(initial=version))
+def _ages(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Versions between the weights that sampled the policy's tokens and those trained: the most, and who is not of today."""
+    ages = [version - _policy_versions(group) for group in groups]
+    tokens = np.concatenate(ages) if ages else np.zeros(0, np.int32)
+    return {
+        "policy/age_steps": float(tokens.max(initial=0)),
+        "policy/aged_token_frac": float((tokens > 0).mean()) if len(tokens) else 0.0,
+        "group/aged_frac": float(np.mean([(age > 0).any() for age in ages])) if ages else 0.0,
+    }
 
 
-def _versions(groups: Sequence[Group]) -> np.ndarray:
-    """Of all tokens of all samples."""
-    versions = [s.policy_versions for g in groups for s in g.samples]
+def _policy_versions(group: Group) -> np.ndarray:
+    """[n] of all tokens that the policy produced for one prompt."""
+    versions = [s.policy_versions[s.loss_mask] for s in group.samples]
     return np.concatenate(versions) if versions else np.zeros(0, np.int32)

@@ -1,5 +1,7 @@
 """The objective: same loss and gradient for any split, every term, old log-prob modes, refusals."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,6 +134,46 @@ def test_old_logprob_modes(batch) -> None:
     assert loss(without) == pytest.approx(by_hand(a["logprobs"]), abs=1e-14)
     with pytest.raises(ValueError, match=r"no old_logprobs, but epochs = 2 and minibatches = 3"):
         loss(without, epochs=2, minibatches=3)
+
+
+AGED: list[dict[str, Any]] = [
+    {"loss": {"name": "ppo_clip", "clip_low": 0.05, "clip_high": 0.05}},
+    {"loss": {"name": "gspo"}},
+    {"loss": {"name": "cispo"}, "aggregation": {"mode": "token_mean"}},
+    {"kl": {"place": "loss", "kind": "k3", "coefficient": 0.3, "times_ratio": True}},
+    {"correction": {"kind": "truncated", "high": 1.1}},
+    {"correction": {"kind": "geometric", "high": 1.1}},
+    {"old_logprobs": "sampler"},
+]
+
+
+@pytest.mark.parametrize("config", AGED, ids=str)
+def test_tokens_of_an_earlier_version_are_held_against_the_sampler(config, batch) -> None:
+    """As if the trainer's log-probs of those tokens were the sampler's: ratio new / sampler, correction weight 1."""
+    packed, section = batch.packed(), AlgorithmSection.model_validate(config)
+    every = arrays_of(packed)
+    aged = torch.arange(len(packed.mask)) % 3 == 0
+    put = torch.where(aged, every["sampler_logprobs"], every["old_logprobs"])
+
+    def found(**arrays: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        logprobs = packed.arrays["logprobs"].clone().requires_grad_()
+        fresh = packed.mask & (arrays.get("age", torch.zeros(())) == 0)
+        denominators = {"num_fresh_tokens": float(fresh.sum())}
+        loss, metrics = run(
+            section, packed, logprobs, packed.arrays["entropy"], arrays=arrays, **denominators
+        )
+        loss.backward()
+        assert logprobs.grad is not None
+        return loss, metrics, logprobs.grad
+
+    ours, by_hand = found(**every, age=aged.double()), found(**every | {"old_logprobs": put})
+    torch.testing.assert_close(ours[0], by_hand[0], atol=1e-14, rtol=0)
+    torch.testing.assert_close(ours[2], by_hand[2], atol=1e-14, rtol=0)
+    unaged = found(**every)
+    assert section.old_logprobs == "sampler" or float((ours[2] - unaged[2]).abs().max()) > 1e-4
+    if section.old_logprobs != "sampler":
+        difference = (every["old_logprobs"] - every["sampler_logprobs"]).abs()[packed.mask & ~aged]
+        assert float(ours[1]["policy/sampler_difference"]) == pytest.approx(float(difference.mean()))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+"""A policy small enough to stand behind the loop's protocols in one process: a table of logits, one row for each last token.
+
+It samples, computes log-probs and takes gradient steps for real; only the engines' processes are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from mrl.algorithms.objective import Objective
+from mrl.config.load import load
+from mrl.config.root import Config
+from mrl.data.stream import PromptStream
+from mrl.loops.collect import Collector
+from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.recorder import Recorder
+from mrl.loops.supply import GroupSupply
+from mrl.observe import metrics_log
+from mrl.observe.phases import PhaseClock
+from mrl.observe.run_folder import RunFolder
+from mrl.rollout.request import Response, Round
+from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
+
+VOCAB, LONGEST = 6, 4
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def config_of(folder: Path, algorithm: Mapping[str, Any], *words: str) -> Config:
+    """Four groups of four a step; checkpoints and validation off."""
+    overlay = folder / "overlay.yaml"
+    section = {
+        "algorithm": dict(algorithm),
+        "run": {"name": "run", "folder": str(folder)},
+        "training": {"optimizer": {"lr": 0.5}},
+        "loop": {
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+            "validation": {"every_steps": 0, "before_training": False, "after_training": False},
+            "checkpoint": {"every_steps": 0, "at_end": False},
+        },
+    }
+    overlay.write_text(yaml.safe_dump(section))
+    return load([CONFIGS / "quickstart.yaml", overlay], words)
+
+
+class TableRanks:
+    """The trainer."""
+
+    def __init__(self, config: Config) -> None:
+        self._lr, self._objective = config.training.optimizer.lr, Objective(config.algorithm)
+        self.table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        self.reference = self.table.detach().clone()
+        self.batches: list[TrainBatch] = []
+        """What was trained on, minibatch by minibatch."""
+        self.called: list[str] = []
+
+    def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]:
+        self.called.append(f"forward {role}")
+        with torch.no_grad():
+            logprobs, entropy = _both(self.table if role == "policy" else self.reference, batch)
+        return {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
+
+    def update(
+        self, batch: TrainBatch, denominators: dict[str, float], *, role: str = "policy"
+    ) -> dict[str, float]:
+        self.called.append(f"update {role}")
+        self.batches.append(batch)
+        logprobs, entropy = _both(self.table, batch)
+        arrays = {name: torch.from_numpy(values) for name, values in batch.arrays.items()}
+        loss, metrics = self._objective(
+            logprobs=logprobs,
+            entropy=entropy,
+            arrays=arrays | {"loss_mask": torch.from_numpy(batch.loss_mask)},
+            segment_ids=torch.from_numpy(np.repeat(np.arange(batch.num_samples), batch.lengths())),
+            denominators=denominators,
+        )
+        (gradient,) = torch.autograd.grad(loss, self.table)
+        norm = float(gradient.norm())
+        with torch.no_grad():
+            self.table -= self._lr * gradient
+        found = {name: float(value) for name, value in metrics.items()}
+        return found | {
+            "optim/loss": float(loss.detach()),
+            "optim/grad_norm": norm,
+            "optim/skipped": float(not math.isfinite(norm)),
+        }
+
+    def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        return []
+
+
+class TableEngines:
+    """The trainer's table, and the copy that responses are sampled from until the next sync."""
+
+    def __init__(self, config: Config) -> None:
+        self.train = TableRanks(config)
+        self.version, self._table = -1, self.train.table
+        self._responses: list[Response] = []
+
+    def sync(self, version: int) -> dict[str, float]:
+        self.version, self._table = version, self.train.table.detach().clone()
+        return {}
+
+    def rest(self) -> None:
+        pass
+
+    def submit(self, wanted: Round) -> None:
+        self._responses = [self._response(r.request_id, r.prompt_tokens, r.seed) for r in wanted.requests()]
+
+    def poll(self, timeout_seconds: float) -> list[Response]:
+        responses, self._responses = self._responses, []
+        return responses
+
+    def _response(self, request_id: str, prompt: np.ndarray, seed: int) -> Response:
+        rng, last = np.random.default_rng(seed), int(prompt[-1])
+        tokens, logprobs = [], []
+        for _ in range(int(rng.integers(1, LONGEST + 1))):
+            row = self._table[last].log_softmax(-1).double()
+            probabilities = row.exp().numpy()
+            last = int(rng.choice(VOCAB, p=probabilities / probabilities.sum()))
+            tokens.append(last)
+            logprobs.append(float(row[last]))
+        return Response(
+            request_id,
+            np.array(tokens, np.int32),
+            np.array(logprobs, np.float32),
+            np.full(len(tokens), self.version, np.int32),
+            Status.FINISHED,
+        )
+
+
+class EvenIsRight:
+    """Reward 1 for a response whose first token is even."""
+
+    def __init__(self) -> None:
+        self._verdicts: list[tuple[str, Verdict]] = []
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
+        self._verdicts += [
+            (s.sample_id, Verdict(VerdictKind.SCORED, float(s.response_tokens[0] % 2 == 0))) for s, _ in pairs
+        ]
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def flush_groups(self) -> None:
+        pass
+
+
+class TableRun:
+    """A loop over the table."""
+
+    def __init__(self, config: Config) -> None:
+        self.engines, clock = TableEngines(config), PhaseClock()
+        self.train = self.engines.train
+        self.groups: list[list[Group]] = []
+        """Of each step."""
+        self._folder = RunFolder(config.run_folder)
+        collector = Collector(
+            self.engines,
+            EvenIsRight(),
+            lambda tokens: ["" for _ in tokens],
+            clock=clock,
+            deadline_seconds=60,
+        )
+        prompts = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
+        self.loop = OnPolicyLoop(
+            config,
+            self.engines,
+            collector,
+            GroupSupply(config, PromptStream(prompts, seed=1)),
+            [],
+            Recorder(config, self._folder, clock, first_step=0),
+        )
+        self.loop.on_batch = self.groups.append
+
+    def rows(self) -> list[dict[str, Any]]:
+        """metrics.jsonl so far."""
+        return metrics_log.read(self._folder.metrics)
+
+
+def logprobs_of(table: Tensor, batch: TrainBatch) -> Tensor:
+    """[N] of each token after the one before it; 0 for a segment's first."""
+    return _both(table, batch)[0]
+
+
+def _both(table: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    """(log-probs, entropies) [N]."""
+    tokens = torch.from_numpy(batch.tokens)
+    rows = table.log_softmax(-1)[tokens.roll(1)]
+    inside = torch.ones(batch.num_tokens, dtype=torch.bool)
+    inside[batch.cu_seqlens[:-1].astype(np.int64)] = False
+    logprobs = rows.gather(1, tokens[:, None])[:, 0]
+    entropy = -(rows.exp() * rows).sum(-1)
+    return logprobs * inside, entropy * inside
