@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mrl.config.names import named
+from mrl.config.names import gone, named
 from mrl.config.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.section import Section
 from mrl.config.shaping import FilterSection, ShapingSection
@@ -34,6 +34,16 @@ Estimator = Annotated[_Estimators, BeforeValidator(named("estimator", _Estimator
 Aggregation = Annotated[_Aggregations, BeforeValidator(named("aggregation", _Aggregations))]
 KlKind = Annotated[_KlKinds, BeforeValidator(named("KL kind", _KlKinds))]
 CorrectionKind = Annotated[_Corrections, BeforeValidator(named("correction", _Corrections))]
+OldLogprobs = Annotated[
+    Literal["recomputed", "sampler"],
+    BeforeValidator(
+        gone(
+            {
+                "decoupled": "write recomputed, and a correction.kind (truncated is the usual one) for the weights"
+            }
+        )
+    ),
+]
 
 WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_process"})
 """Estimators whose papers whiten advantages over the tokens of the batch."""
@@ -226,8 +236,8 @@ class AlgorithmSection(Section):
     """KL to the reference policy."""
     entropy: EntropySection = EntropySection()
     """Entropy bonus."""
-    old_logprobs: Literal["recomputed", "sampler", "decoupled"] = "recomputed"
-    """What the ratio is taken against: the trainer's recomputation, the sampler's own, or the first with the second as weight."""
+    old_logprobs: OldLogprobs = "recomputed"
+    """What the ratio is taken against: the trainer's recomputation, or the sampler's own."""
     correction: CorrectionSection = CorrectionSection()
     """Train/rollout correction."""
     shaping: ShapingSection = ShapingSection()
@@ -259,10 +269,8 @@ class AlgorithmSection(Section):
         if self.old_logprobs == "sampler" and kind != "off":
             raise ValueError(
                 f"correction.kind = {kind} with old_logprobs = sampler: the ratio already holds the difference to the "
-                "sampler; choose correction off, or old_logprobs recomputed or decoupled"
+                "sampler; choose correction off, or old_logprobs recomputed"
             )
-        if self.old_logprobs == "decoupled" and kind == "off":
-            raise ValueError("old_logprobs = decoupled needs a correction.kind (truncated is the usual one)")
         return self
 
     @model_validator(mode="after")

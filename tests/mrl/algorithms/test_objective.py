@@ -128,8 +128,8 @@ def test_old_logprob_modes(batch) -> None:
     assert loss(every) == pytest.approx(by_hand(a["old_logprobs"]), abs=1e-14)
     assert loss(every, old_logprobs="sampler") == pytest.approx(by_hand(a["sampler_logprobs"]), abs=1e-14)
     weights = torch.exp(a["old_logprobs"] - a["sampler_logprobs"]).clamp(max=1.1)
-    decoupled = loss(every, old_logprobs="decoupled", correction={"kind": "truncated", "high": 1.1})
-    assert decoupled == pytest.approx(by_hand(a["old_logprobs"], weights), abs=1e-14)
+    corrected = loss(every, correction={"kind": "truncated", "high": 1.1})
+    assert corrected == pytest.approx(by_hand(a["old_logprobs"], weights), abs=1e-14)
     without = {name: values for name, values in every.items() if name != "old_logprobs"}
     assert loss(without) == pytest.approx(by_hand(a["logprobs"]), abs=1e-14)
     with pytest.raises(ValueError, match=r"no old_logprobs, but epochs = 2 and minibatches = 3"):

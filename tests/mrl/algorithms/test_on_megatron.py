@@ -43,7 +43,6 @@ CONFIGS: list[dict[str, Any]] = [
     *({"kl": {"place": "loss", "kind": n, "coefficient": 0.5}} for n in typing.get_args(algorithm._KlKinds)),
     *({"correction": {"kind": n, "low": 0.95, "high": 1.1}} for n in typing.get_args(algorithm._Corrections)),
     {"old_logprobs": "sampler"},
-    {"old_logprobs": "decoupled", "correction": {"kind": "truncated"}},
 ]
 
 
