@@ -115,6 +115,8 @@ class JudgePart(Section):
     """Private memory of a judge's process."""
     workers: int | None = Field(default=None, ge=1)
     """Processes for this judge; by default the pool's number."""
+    concurrency: int = Field(default=64, ge=1)
+    """Samples (groups) that one process has in flight where the judge waits: async plug-ins and code services."""
 
     @model_validator(mode="after")
     def _path_where_needed(self) -> "JudgePart":

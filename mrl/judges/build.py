@@ -14,6 +14,11 @@ def stages_of(part: JudgePart) -> tuple[str, ...]:
     return ("whole",)
 
 
+def keeps_deadline(part: JudgePart, stage: str) -> bool:
+    """Whether the judge ends overdue work itself: what a sample used up is its own verdict there."""
+    return stage == "symbolic" or part.kind in ("code", "code_service")
+
+
 def build_judge(part: JudgePart, *, stage: str = "whole") -> Judge | GroupJudge:
     """The judge of one stage. Raises ConfigError or RewardError for one that cannot be made."""
     if part.kind == "maths":

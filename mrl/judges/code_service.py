@@ -108,6 +108,7 @@ class CodeServiceJudge:
     """Scores the last code block of a response at a service."""
 
     name, version = "code_service", "1"
+    waits = True
 
     def __init__(self, url: str, rules: CodeRules) -> None:
         if not url.startswith(("http://", "https://")):

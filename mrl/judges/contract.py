@@ -1,7 +1,8 @@
 """What a judge is given and what it answers. Pools, processes and retries are elsewhere.
 
 A judge is an object with `name`, `version` and `async score(request) -> Verdict`. A group judge has
-`async score_group(requests) -> list[Verdict]` instead. A wrong answer is scored; a judge that could not look
+`async score_group(requests) -> list[Verdict]` instead. One that spends its time waiting for others says so (`waits = True`)
+and is called many times at once. A wrong answer is scored; a judge that could not look
 raises, and the pool makes "unjudged" of it after its retries.
 """
 

@@ -6,7 +6,8 @@ waits for     replies, the ends of processes, deadlines; all in one place, with 
 unblocked by  a byte on the wake-up pipe
 
 Policy: a deadline counts from the start of the work. A judge process that dies, hangs or breaks its contract is
-killed by pid and replaced, and its task tried again; what failed as a batch is tried one by one. When a task has used
+killed by pid and replaced, and its task tried again; what failed together (a batch, or all that a process was waiting for)
+is tried one by one. When a task has used
 up its attempts the judge's health decides: where the process died on this sample while others were judged (or a
 sample judged before is judged again), the sample is wrong; otherwise it is unjudged.
 """
@@ -28,8 +29,8 @@ from typing import Any
 from mrl.config.judge import JudgePart
 from mrl.errors import RewardError
 from mrl.judges.contract import scored, unjudged
-from mrl.judges.lanes import Lane, Task, Worker
-from mrl.judges.process import JudgeProcess
+from mrl.judges.lanes import Batch, Lane, Task, Worker
+from mrl.judges.process import End, JudgeProcess
 from mrl.judges.wire import decode_verdict, parse_reply
 from mrl.samples import Verdict
 
@@ -39,6 +40,9 @@ START_SECONDS = 60.0
 """A judge process that is not ready by then counts as failed."""
 GRACE_SECONDS = 40.0
 """Beyond the deadline, for judges that keep it themselves, before their process is killed."""
+WAITING_GRACE_SECONDS = 5.0
+"""The same for judges that wait, counted from the last reply: their process ends each overdue wait itself, and one that
+is silent for so long is blocked."""
 _TICK_SECONDS = 0.5
 
 
@@ -58,6 +62,7 @@ class Dispatcher:
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
         self._stopping = self._woken = False
         self._jitter = random.Random(0)
+        self._numbers = itertools.count()
         self.counts: collections.Counter[str] = collections.Counter()
         self.failure: BaseException | None = None
         """What ended the thread, if it ended by itself."""
@@ -136,10 +141,12 @@ class Dispatcher:
     def _feed(self, lane: Lane, now: float) -> None:
         for worker in lane.workers:
             worker.process.flush()
-            if lane.queue and worker.ready and not worker.batch:
-                worker.batch = lane.next_batch()
-                worker.batch_since = now
-                worker.process.send([request for task in worker.batch for request in task.requests])
+            while lane.has_work_for(worker, tasks_per_worker=self._tasks_per_worker):
+                batch = Batch(lane.next_batch(), now)
+                number = next(self._numbers)
+                worker.running[number] = batch
+                worker.num_sent += len(batch.tasks)
+                worker.process.send((number, batch.requests))
         starting = sum(not worker.ready for worker in lane.workers)
         missing = min(len(lane.queue) - starting, lane.num_workers - len(lane.workers))
         if missing <= 0:
@@ -157,7 +164,7 @@ class Dispatcher:
         self._selector.register(process.replies, selectors.EVENT_READ, (lane, worker, "replies"))
         self._selector.register(process.errors, selectors.EVENT_READ, (lane, worker, "errors"))
 
-    def _end(self, lane: Lane, worker: Worker) -> int:
+    def _end(self, lane: Lane, worker: Worker) -> End:
         lane.workers.remove(worker)
         for descriptor in (worker.process.replies, worker.process.errors):
             with contextlib.suppress(KeyError):
@@ -171,22 +178,22 @@ class Dispatcher:
             return
         data = worker.process.read_replies()
         if data is None:
-            words = worker.process.last_words()
-            self._lost(lane, worker, lambda status: f"its process ended with status {status}: {words}")
+            self._lost(lane, worker)
             return
         try:
             for payload in worker.process.buffer.feed(data):
                 self._reply(lane, worker, parse_reply(payload))
         except RewardError as error:
-            message = str(error)
-            self._lost(lane, worker, lambda status: message)
+            self._lost(lane, worker, str(error))
 
     def _reply(self, lane: Lane, worker: Worker, reply: dict[str, Any]) -> None:
         if not worker.ready:
             self._opening(lane, worker, reply)
             return
-        batch, worker.batch = worker.batch, ()
-        worker.num_done += len(batch)
+        number = reply.get("number")
+        if not isinstance(number, int) or number not in worker.running:
+            raise RewardError(f"a judge's reply answers no open request: {str(reply)[:200]}")
+        batch = worker.running.pop(number).tasks
         worker.idle_since = time.monotonic()
         if "verdicts" in reply:
             self._verdicts(lane, worker, batch, reply["verdicts"])
@@ -197,7 +204,7 @@ class Dispatcher:
                 task.done([verdict] * len(task.requests))
         else:
             self._failed(lane, batch, str(reply.get("failed", reply))[:500], died=False)
-        if worker.num_done >= self._tasks_per_worker and worker in lane.workers and not worker.batch:
+        if worker.num_sent >= self._tasks_per_worker and not worker.running:
             self._end(lane, worker)
 
     def _opening(self, lane: Lane, worker: Worker, reply: dict[str, Any]) -> None:
@@ -215,6 +222,7 @@ class Dispatcher:
         worker.ready = True
         worker.idle_since = time.monotonic()
         worker.name, worker.version = str(reply.get("ready", "")), version
+        worker.capacity = lane.part.concurrency if reply.get("waits") else 1
         lane.start_failures = 0
         lane.broken_reason = ""
 
@@ -253,16 +261,15 @@ class Dispatcher:
             return
         task.done(verdicts)
 
-    def _lost(self, lane: Lane, worker: Worker, describe: Any) -> None:
-        """A process that ended or has to."""
-        status = self._end(lane, worker)
-        reason = describe(status)
+    def _lost(self, lane: Lane, worker: Worker, reason: str = "") -> None:
+        """A process that ended, or has to for the given reason."""
+        end = self._end(lane, worker)
+        reason = reason or end.described(lane.part.memory_mib)
         if not worker.ready:
             self._start_failed(lane, None, reason)
             return
         self.counts["processes_lost"] += 1
-        batch, worker.batch = worker.batch, ()
-        self._failed(lane, batch, reason, died=True)
+        self._failed(lane, worker.tasks, reason, died=True)
 
     def _start_failed(self, lane: Lane, worker: Worker | None, reason: str) -> None:
         if worker is not None:
@@ -285,7 +292,7 @@ class Dispatcher:
     def _expire(self, now: float) -> None:
         for lane in self._lanes:
             for worker in list(lane.workers):
-                if worker.ready and not worker.batch and now - worker.idle_since > self._idle_seconds:
+                if worker.ready and not worker.running and now - worker.idle_since > self._idle_seconds:
                     self._end(lane, worker)
                     continue
                 limit = _limit(lane, worker)
@@ -294,7 +301,7 @@ class Dispatcher:
                 what = (
                     f"no verdict in {lane.part.deadline_seconds:g} s" if worker.ready else "not ready in time"
                 )
-                self._lost(lane, worker, lambda status, what=what: what)
+                self._lost(lane, worker, what)
 
     def _failed(self, lane: Lane, batch: Sequence[Task], reason: str, *, died: bool) -> None:
         for task in batch:
@@ -345,10 +352,14 @@ def _limit(lane: Lane, worker: Worker) -> float | None:
     """When a process has to be killed; None while it has nothing to do."""
     if not worker.ready:
         return worker.started + START_SECONDS
-    if not worker.batch:
+    if not worker.running:
         return None
-    allowed = lane.part.deadline_seconds * (len(worker.batch) if lane.cheap else 1)
-    return worker.batch_since + allowed + (GRACE_SECONDS if lane.keeps_deadline else 0.0)
+    oldest = next(iter(worker.running.values()))
+    allowed = lane.part.deadline_seconds * (len(oldest.tasks) if lane.cheap else 1)
+    allowed += GRACE_SECONDS if lane.keeps_deadline else 0.0
+    if worker.capacity == 1:
+        return oldest.since + allowed
+    return max(oldest.since, worker.idle_since) + allowed + WAITING_GRACE_SECONDS
 
 
 def lanes_of(part: JudgePart, stages: Sequence[str], *, num_workers: int) -> Lane:

@@ -6,6 +6,7 @@ memory is killed by pid and the next request gets a new one, which costs a fork 
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
@@ -117,7 +118,8 @@ class ForkedExecutor:
                 try:
                     reply = self._work(pickle.loads(payload))
                 except MemoryError:
-                    reply = b'{"limit": "memory limit"}'
+                    limit = f"memory limit of {self._memory_bytes >> 20} MiB (judge.memory_mib)"
+                    reply = json.dumps({"limit": limit}).encode()
                 _write_all(replies, frame(reply))
         os._exit(0)
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from mrl.config.judge import JudgePart
+from mrl.judges.build import keeps_deadline
 from mrl.judges.contract import Request
 from mrl.judges.process import JudgeProcess
 from mrl.samples import Verdict
@@ -41,6 +42,19 @@ class Task:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
+class Batch:
+    """What one message asks of a judge process."""
+
+    tasks: tuple[Task, ...]
+    since: float
+    """When it was sent (monotonic seconds)."""
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for task in self.tasks for request in task.requests]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Worker:
     """A judge process and what it is doing."""
 
@@ -49,10 +63,19 @@ class Worker:
     ready: bool = False
     name: str = ""
     version: str = ""
-    batch: tuple[Task, ...] = ()
-    batch_since: float = 0.0
+    capacity: int = 1
+    """Batches it has at once: one, or many where the judge spends its time waiting."""
+    running: dict[int, Batch] = dataclasses.field(default_factory=dict)
+    """By the number that the reply will carry."""
     idle_since: float = 0.0
-    num_done: int = 0
+    """When it was last heard of (monotonic seconds)."""
+    num_sent: int = 0
+    """Tasks it was given so far."""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All it is working on."""
+        return tuple(task for batch in self.running.values() for task in batch.tasks)
 
 
 class FairQueue:
@@ -68,6 +91,10 @@ class FairQueue:
     def push(self, task: Task) -> None:
         self._groups.setdefault(task.group_id, collections.deque()).append(task)
         self._length += 1
+
+    def first(self) -> Task:
+        """The task that `pop` gives next."""
+        return next(iter(self._groups.values()))[0]
 
     def pop(self) -> Task:
         group_id, tasks = self._groups.popitem(last=False)
@@ -85,7 +112,7 @@ class Lane:
         self.part = part
         self.stage = stage
         self.cheap = stage == "exact" or part.kind in _BATCHED
-        self.keeps_deadline = stage == "symbolic" or part.kind in ("code", "code_service")
+        self.keeps_deadline = keeps_deadline(part, stage)
         self.num_workers = 1 if self.cheap else (part.workers or num_workers)
         self.batch_size = 64 if stage == "exact" else _BATCHED.get(part.kind or "", 1)
         self.queue = FairQueue()
@@ -104,6 +131,17 @@ class Lane:
     @property
     def label(self) -> str:
         return f"{self.part.label}.{self.stage}" if self.stage != "whole" else self.part.label
+
+    def has_work_for(self, worker: Worker, *, tasks_per_worker: int) -> bool:
+        """Whether the worker takes the next batch now. A task that goes alone waits until nothing else runs beside it,
+        and nothing is started beside it.
+        """
+        if not worker.ready or not self.queue or worker.num_sent >= tasks_per_worker:
+            return False
+        if not worker.running:
+            return True
+        alone = self.queue.first().alone or any(task.alone for task in worker.tasks)
+        return len(worker.running) < worker.capacity and not alone
 
     def next_batch(self) -> tuple[Task, ...]:
         """Tasks for one message: several cheap ones, or one."""

@@ -5,7 +5,8 @@
     trl       f(prompts, completions, completion_ids, **columns) -> list of float or None
     openrlhf  reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
 
-Each may be async. None means "does not apply". Runs in a judge process; a blocking function blocks only itself.
+Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that wait for
+a service; one that computes or blocks is better a plain function. None means "does not apply". Runs in a judge process.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ def _required(signature: inspect.Signature) -> list[str]:
     return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in named]
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it (a function, or an object with `__call__`) makes a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 def source_hash(module: ModuleType) -> str:
     """Names the source that is running; a file that changes during the run does not change the run."""
     file = getattr(module, "__file__", None)
@@ -94,6 +100,7 @@ class SinglePlugin:
     def __init__(self, function: Callable[..., Any], part: JudgePart, name: str, version: str) -> None:
         self._function, self._part = function, part
         self.name, self.version = name, version
+        self.waits = is_async(function)
 
     async def score(self, request: Request) -> Verdict | None:
         answers = await _call(self._function, self._part.style, [request], group=False)
@@ -106,6 +113,7 @@ class GroupPlugin:
     def __init__(self, function: Callable[..., Any], part: JudgePart, name: str, version: str) -> None:
         self._function, self._part = function, part
         self.name, self.version = name, version
+        self.waits = is_async(function)
 
     async def score_group(self, requests: Sequence[Request]) -> Sequence[Verdict | None]:
         answers = await _call(self._function, self._part.style, requests, group=True)

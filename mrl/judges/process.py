@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import signal
@@ -14,6 +15,29 @@ from mrl.config.judge import JudgePart
 from mrl.judges.wire import FrameBuffer, frame
 
 _KEPT_ERROR_BYTES = 2000
+_NEAR_LIMIT = 0.8
+_NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
+"""What interpreters and libraries say when memory was refused."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class End:
+    """How a judge process ended."""
+
+    status: int
+    """Exit status; negative for a signal's number."""
+    peak_mib: int
+    """Most memory it held in RAM."""
+    last_words: str
+    """The end of its standard error, printable."""
+
+    def described(self, memory_mib: int) -> str:
+        """Status and last words; where memory may have been the cause, the setting that limits it too."""
+        text = f"its process ended with status {self.status}: {self.last_words}"
+        refused = any(words in self.last_words for words in _NO_MEMORY)
+        if refused or self.status == -signal.SIGKILL or self.peak_mib >= _NEAR_LIMIT * memory_mib:
+            text += f" (it held {self.peak_mib} MiB; judge.memory_mib = {memory_mib} is what it may allocate)"
+        return text
 
 
 class JudgeProcess:
@@ -80,16 +104,18 @@ class JudgeProcess:
         text = self._error_text.decode("utf-8", "replace").strip()
         return ascii(text[-400:]) if text else "(nothing on its standard error)"
 
-    def end(self) -> int:
-        """Kill the process and its session, reap it, close the pipes. Returns the exit status."""
+    def end(self) -> End:
+        """Kill the process and its session, reap it, close the pipes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        status = self._process.wait()
+        _, status, usage = os.wait4(self.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        end = End(self._process.returncode, usage.ru_maxrss // 1024, self.last_words())
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-        return status
+        return end
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -6,6 +6,7 @@ process may have been harmed by what it read. Owns encoding and decoding; who wa
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Iterator
@@ -36,6 +37,15 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     (length,) = _HEADER.unpack(header)
     payload = stream.read(length)
     return payload if len(payload) == length else None
+
+
+async def read_frame_async(stream: asyncio.StreamReader) -> bytes | None:
+    """`read_frame` of an event loop's stream."""
+    try:
+        (length,) = _HEADER.unpack(await stream.readexactly(_HEADER.size))
+        return await stream.readexactly(length)
+    except asyncio.IncompleteReadError:
+        return None
 
 
 class FrameBuffer:

@@ -1,9 +1,12 @@
 """A judge process: `python -m mrl.judges.worker PARENT_PID`.
 
-consumes      frames on standard input: first (JudgePart, stage), then batches of requests, pickled
-produces      frames on the descriptor standard output had: {"ready"} or {"broken"}, then one JSON reply per batch
+consumes      frames on standard input: first (JudgePart, stage), then (number, requests), pickled
+produces      frames on the descriptor standard output had: {"ready"} or {"broken"}, then one JSON reply per number
 waits for     the next frame; ends at end of input and with its parent
 never does    let a judge's own printing reach the channel: standard output is turned into standard error
+
+A judge that computes answers one frame after the other. A judge that waits (`waits`: an async function, a service) has
+many frames in flight on one event loop, each with its deadline; replies come in any order.
 """
 
 from __future__ import annotations
@@ -17,18 +20,21 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO
 
 from mrl.config.judge import JudgePart
 from mrl.errors import MrlError, RewardError
-from mrl.judges.build import build_judge
+from mrl.judges.build import build_judge, keeps_deadline
 from mrl.judges.contract import GroupJudge, Judge, Request
 from mrl.judges.executor import ForkedExecutor
 from mrl.judges.lifeline import die_with_parent
-from mrl.judges.wire import encode_verdict, frame, read_frame
+from mrl.judges.wire import encode_verdict, frame, read_frame, read_frame_async
 from mrl.samples import Verdict
 
 _MAX_ERROR = 2000
+
+AnyJudge = Judge | GroupJudge
 
 
 def main() -> None:
@@ -38,8 +44,8 @@ def main() -> None:
     requests = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
-    def send(reply: dict[str, Any] | bytes) -> None:
-        channel.write(frame(reply if isinstance(reply, bytes) else json.dumps(reply).encode()))
+    def send(reply: dict[str, Any]) -> None:
+        channel.write(frame(json.dumps(reply).encode()))
         channel.flush()
 
     opening = read_frame(requests)
@@ -49,13 +55,52 @@ def main() -> None:
     _limit_memory(part, stage)
     try:
         judge = build_judge(part, stage=stage)
-        answer = _answerer(judge, part, stage)
     except Exception as error:
-        send({"broken": _described(error)})
+        send({"broken": _described(error, part)})
         return
-    send({"ready": judge.name, "version": judge.version})
+    waits = getattr(judge, "waits", False)
+    send({"ready": judge.name, "version": judge.version, "waits": waits})
+    if waits:
+        asyncio.run(_serve_waiting(judge, part, stage, requests, send))
+    else:
+        _serve_in_turn(judge, part, stage, requests, send)
+
+
+def _serve_in_turn(
+    judge: AnyJudge, part: JudgePart, stage: str, requests: BinaryIO, send: Callable[[dict[str, Any]], None]
+) -> None:
+    answer = _answerer(judge, part, stage)
     while (payload := read_frame(requests)) is not None:
-        send(answer(pickle.loads(payload)))
+        number, batch = pickle.loads(payload)
+        send({"number": number} | answer(batch))
+
+
+async def _serve_waiting(
+    judge: AnyJudge, part: JudgePart, stage: str, requests: BinaryIO, send: Callable[[dict[str, Any]], None]
+) -> None:
+    seconds = None if keeps_deadline(part, stage) else part.deadline_seconds
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(part.concurrency))
+    stream = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), requests)
+    running: set[asyncio.Task[None]] = set()
+
+    async def serve(number: int, batch: Sequence[Request]) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await _judged(judge, batch, part)
+        except TimeoutError:  # of ours: the judge's own are its failures
+            reply = {"failed": f"judge {judge.name}: no verdict in {seconds:g} s"}
+        except MemoryError:
+            traceback.print_exc()
+            os._exit(1)
+        send({"number": number} | reply)
+
+    while (payload := await read_frame_async(stream)) is not None:
+        task = asyncio.create_task(serve(*pickle.loads(payload)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    os._exit(0)  # nobody is left to hear: threads that still wait for a service are not waited for
 
 
 def _limit_memory(part: JudgePart, stage: str) -> None:
@@ -66,31 +111,31 @@ def _limit_memory(part: JudgePart, stage: str) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _answerer(judge: Judge | GroupJudge, part: JudgePart, stage: str) -> Callable[[Sequence[Request]], Any]:
+def _answerer(judge: AnyJudge, part: JudgePart, stage: str) -> Callable[[Sequence[Request]], dict[str, Any]]:
     loop = asyncio.new_event_loop()
 
-    def work(requests: Sequence[Request]) -> bytes:
-        return json.dumps(_judged(judge, requests, loop)).encode()
+    def work(requests: Sequence[Request]) -> dict[str, Any]:
+        return loop.run_until_complete(_judged(judge, requests, part))
 
     if stage != "symbolic":
         return work
-    executor = ForkedExecutor(work, memory_bytes=part.memory_mib * 2**20)
+    executor = ForkedExecutor(
+        lambda requests: json.dumps(work(requests)).encode(), memory_bytes=part.memory_mib * 2**20
+    )
     return lambda requests: executor.run(requests, deadline_seconds=part.deadline_seconds)
 
 
-def _judged(
-    judge: Judge | GroupJudge, requests: Sequence[Request], loop: asyncio.AbstractEventLoop
-) -> dict[str, Any]:
+async def _judged(judge: AnyJudge, requests: Sequence[Request], part: JudgePart) -> dict[str, Any]:
     start = time.monotonic()
     try:
         if isinstance(judge, GroupJudge):
-            verdicts = list(loop.run_until_complete(judge.score_group(requests)))
+            verdicts = list(await judge.score_group(requests))
         else:
-            verdicts = [loop.run_until_complete(judge.score(request)) for request in requests]
+            verdicts = [await judge.score(request) for request in requests]
     except MemoryError:
         raise
     except Exception as error:  # becomes "failed": the pool retries and counts, it never scores
-        return {"failed": _described(error)}
+        return {"failed": _described(error, part)}
     if len(verdicts) != len(requests):
         return {"failed": f"judge {judge.name}: {len(verdicts)} verdicts for {len(requests)} samples"}
     wrong = next((v for v in verdicts if v is not None and not isinstance(v, Verdict)), None)
@@ -107,9 +152,11 @@ def _stamped(verdict: Verdict | None, seconds: float) -> dict[str, Any] | None:
     return encoded
 
 
-def _described(error: BaseException) -> str:
+def _described(error: BaseException, part: JudgePart) -> str:
     if isinstance(error, MrlError) and not isinstance(error, RewardError):
         return str(error)[:_MAX_ERROR]
+    if isinstance(error, MemoryError):
+        error = MemoryError(f"{error} (judge.memory_mib = {part.memory_mib} is what it may allocate)")
     where = traceback.extract_tb(error.__traceback__)
     place = f" at {where[-1].filename}:{where[-1].lineno}" if where else ""
     return f"{type(error).__name__}: {error}{place}"[:_MAX_ERROR]

@@ -20,6 +20,38 @@ async def native_async(request: Request) -> Verdict:
     return scored(float(str(request.gold) in request.response), "looked")
 
 
+ALL_64 = asyncio.Barrier(64)
+
+
+async def waits_for_all(request: Request) -> float:
+    """Answers once 64 samples wait at the same time."""
+    await ALL_64.wait()
+    return float(str(request.gold) in request.response)
+
+
+async def waits(request: Request) -> float:
+    """For ever, where the response says so."""
+    if "hang" in request.response:
+        await asyncio.sleep(1000)
+    if "time out" in request.response:
+        raise TimeoutError("the service took too long")
+    if "kill" in request.response:
+        os.abort()
+    await asyncio.sleep(0.01)
+    return float(str(request.gold) in request.response)
+
+
+async def blocks(request: Request) -> float:
+    """An async function that never awaits."""
+    time.sleep(1000 if "hang" in request.response else 0.1)
+    return float(str(request.gold) in request.response)
+
+
+async def waits_group(requests: list[Request]) -> list[float]:
+    await ALL_64.wait()
+    return [float(str(r.gold) in r.response) for r in requests]
+
+
 def native_group(requests: list[Request]) -> list[float]:
     """Rank by length: the shortest right response gets 1."""
     right = [r for r in requests if str(r.gold) in r.response]
@@ -100,6 +132,11 @@ def prints(request: Request) -> float:
 
 def allocates(request: Request) -> float:
     return float(len(bytearray(8 * 2**30)))
+
+
+def runs_out_of_memory_in_c(request: Request) -> float:
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
+    os.abort()
 
 
 def above_range(request: Request) -> float:

@@ -14,6 +14,7 @@ import pytest
 
 from mrl.config.judge import JudgeSection
 from mrl.errors import RewardError
+from mrl.judges import dispatch
 from mrl.judges.pool import JudgePool, check_judges
 from mrl.samples import Status, VerdictKind
 
@@ -121,7 +122,8 @@ def test_a_failure_that_passes_is_retried(make_pair: Any, judge_all: Any, tmp_pa
         ("gives_infinity", "inf"),
         ("gives_text", "not str"),
         ("above_range", "value_range"),
-        ("allocates", "MemoryError"),
+        ("allocates", "judge.memory_mib = 2048"),
+        ("runs_out_of_memory_in_c", "judge.memory_mib = 2048"),
     ],
 )
 def test_broken_rewards_are_never_values(name: str, says: str, make_pair: Any, judge_all: Any) -> None:
@@ -129,6 +131,59 @@ def test_broken_rewards_are_never_values(name: str, says: str, make_pair: Any, j
         (verdict,) = judge_all(pool, [make_pair(1, "x", "1")]).values()
     assert verdict.kind is VerdictKind.UNJUDGED
     assert says in verdict.reason
+
+
+def test_one_process_keeps_64_awaited_samples_in_flight(make_pair: Any, judge_all: Any) -> None:
+    """Each answer is given only once 64 wait together, so fewer would never end."""
+    with JudgePool(plugin("waits_for_all", retries=0, deadline_seconds=80.0)) as pool:
+        verdicts = judge_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(64)])
+    assert [v.value for v in verdicts.values()] == [1.0] * 64
+
+
+def test_awaited_groups_are_in_flight_together(make_pair: Any, judge_all: Any) -> None:
+    section = plugin("waits_group", group=True, retries=0, deadline_seconds=80.0)
+    pairs = [make_pair(g, f"it is {s}", "1", sample_index=s) for g in range(64) for s in range(2)]
+    with JudgePool(section, group_size=2) as pool:
+        verdicts = judge_all(pool, pairs)
+    assert {k for k, v in verdicts.items() if v.value == 1.0} == {f"{g}.1" for g in range(64)}
+
+
+def test_a_wait_that_never_ends_is_unjudged_and_costs_the_others_nothing(
+    make_pair: Any, judge_all: Any
+) -> None:
+    texts = {3: "hang", 5: "time out"}
+    pairs = [make_pair(n, texts.get(n, f"it is {n}"), str(n)) for n in range(40)]
+    with JudgePool(plugin("waits", retries=0, deadline_seconds=2.0)) as pool:
+        verdicts = judge_all(pool, pairs)
+        counts = pool.counts()
+    assert "no verdict in 2 s" in verdicts["3.0"].reason
+    assert "the service took too long" in verdicts["5.0"].reason
+    assert {k for k, v in verdicts.items() if v.kind is VerdictKind.UNJUDGED} == {"3.0", "5.0"}
+    assert "processes_lost" not in counts
+
+
+def test_a_sample_that_kills_a_waiting_judge_is_told_from_those_beside_it(
+    make_pair: Any, judge_all: Any
+) -> None:
+    pairs = [make_pair(n, "kill" if n == 3 else f"it is {n}", str(n)) for n in range(12)]
+    with JudgePool(plugin("waits", retries=1)) as pool:
+        verdicts = judge_all(pool, pairs)
+    assert all(v.kind is VerdictKind.SCORED for v in verdicts.values())
+    assert [n for n in range(12) if verdicts[f"{n}.0"].value == 0.0] == [3]
+    assert "dies of this sample" in verdicts["3.0"].reason
+
+
+def test_an_async_function_that_blocks_is_slow_but_not_killed(
+    make_pair: Any, judge_all: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
+    monkeypatch.setattr(dispatch, "WAITING_GRACE_SECONDS", 0.5)
+    with JudgePool(plugin("blocks", retries=0, deadline_seconds=2.0)) as pool:
+        verdicts = judge_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(40)])
+        assert [v.value for v in verdicts.values()] == [1.0] * 40
+        assert "processes_lost" not in pool.counts()
+        (verdict,) = judge_all(pool, [make_pair(99, "hang", "1")]).values()
+    assert "no verdict in 2 s" in verdict.reason
 
 
 def test_a_judge_that_prints_does_not_disturb_the_channel(make_pair: Any, judge_all: Any) -> None:
