@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launch.cluster import SLOT
-from launch.placement import Placement
 from launch.waiting import wait_all
 from mrl.config.root import Config
 from mrl.observe.phases import PhaseClock
 
 
 class ActorGroup:
-    """Actors that are never restarted, each in half of a slot beside one of the other kind; number i is `<kind> i`."""
+    """Actors that are never restarted; number i is `<kind> i`."""
 
     kind = "worker"
 
@@ -21,28 +20,35 @@ class ActorGroup:
         self,
         actor_class: type,
         config: Config,
-        placement: Placement,
         clock: PhaseClock,
         *,
-        slots: Iterable[int],
+        strategies: Iterable[Any],
+        slot_share: float,
         gpus: float,
+        threads: int = 1,
         environment: Mapping[str, str],
         log_folder: str,
     ) -> None:
-        """`gpus`: what each actor reserves of its slot's GPU; `slots`: where each actor lives."""
+        """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it reserves of a slot
+        and its GPU; `threads`: calls of it that may run at once.
+        """
         import ray
 
         self._config, self._clock = config, clock
-        actor = ray.remote(max_restarts=0, max_task_retries=0)(actor_class)
+        actor: Any = ray.remote(actor_class)
+        resources = {SLOT: slot_share} if slot_share else {}
         self.actors = [
             actor.options(
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=threads,
                 num_cpus=0,
                 num_gpus=gpus,
-                resources={SLOT: 0.5},
-                scheduling_strategy=placement.strategy(slot),
+                resources=resources,
+                scheduling_strategy=strategy,
                 runtime_env={"env_vars": dict(environment)},
             ).remote(config, number, log_folder)
-            for number, slot in enumerate(slots)
+            for number, strategy in enumerate(strategies)
         ]
 
     def name(self, number: int) -> str:

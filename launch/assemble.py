@@ -20,11 +20,12 @@ from launch.cluster import cluster, has_gpus
 from launch.fits import check_engines, check_judging, check_model
 from launch.hybrid import Hybrid
 from launch.placement import place
+from launch.reward_group import RewardGroup
 from launch.rollout_group import RolloutGroup
 from launch.train_group import TrainGroup
 from mrl.config.root import Config
 from mrl.data.load import Dataset, load_data
-from mrl.judges.pool import JudgePool
+from mrl.judges.pool import JudgePool, first_of_each_domain
 from mrl.loops.collect import Collector, Judges
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
@@ -34,6 +35,8 @@ from mrl.prepare import tiny_model
 
 log = logging.getLogger(__name__)
 
+NUM_TRIED = 64
+"""Prompts among which the first of each domain is tried by its judge before a run."""
 WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What workers inherit of the driver's environment; nothing else."""
 
@@ -89,16 +92,27 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
             log.warning(doubt)
         dataset = load_data(config.data, config.judge, tokenizer)
         print("data: " + ", ".join(dataset.report.lines()), flush=True)
-        check_judging(config, dataset.stream(config.run.seed).take(64))
+        check_judging(config, dataset.stream(config.run.seed).take(NUM_TRIED))
     with contextlib.ExitStack() as stack:
         with clock.phase("cluster"):
             stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
-        judges = stack.enter_context(JudgePool(config.judge, group_size=config.loop.samples_per_prompt))
+        judges = stack.enter_context(reward_processes(config, dataset, clock, log_folder))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
         yield Parts(config, hybrid, judges, dataset, tokenizer, clock)
+
+
+def reward_processes(
+    config: Config, dataset: Dataset, clock: PhaseClock, log_folder: Path
+) -> contextlib.AbstractContextManager[Judges]:
+    """The judges' processes: on the driver's node, or on each node of the connected cluster."""
+    if config.judge.nodes == "driver":
+        return JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
+    group = RewardGroup(config, clock, environment=_environment(config), log_folder=str(log_folder))
+    trial = first_of_each_domain(dataset.stream(config.run.seed).take(NUM_TRIED))
+    return group.started(trial)
 
 
 @contextlib.contextmanager

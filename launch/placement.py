@@ -7,6 +7,7 @@ that the launcher gives each node; never from hostnames or addresses.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from launch.cluster import SLOT
@@ -33,13 +34,12 @@ class Placement:
     group: Any
     slots: tuple[Slot, ...]
 
-    def strategy(self, rank: int) -> Any:
-        """Scheduling strategy that puts an actor on the slot of a rank."""
+    def strategies(self, ranks: Iterable[int]) -> list[Any]:
+        """Scheduling strategies that put an actor on the slot of each rank."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(
-            self.group, placement_group_bundle_index=self.slots[rank].bundle
-        )
+        bundles = [self.slots[rank].bundle for rank in ranks]
+        return [PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=b) for b in bundles]
 
     def remove(self) -> None:
         from ray.util.placement_group import remove_placement_group
@@ -60,14 +60,29 @@ def place(num_slots: int, *, gpus: bool, deadline_seconds: float) -> Placement:
     return Placement(group, tuple(_ordered(group)))
 
 
+def node_strategies() -> list[Any]:
+    """Scheduling strategies that put one actor on each node of the cluster, in the nodes' order."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    numbers = _node_numbers()
+    return [NodeAffinitySchedulingStrategy(n, soft=False) for n in sorted(numbers, key=lambda n: numbers[n])]
+
+
 def _ordered(group: Any) -> list[Slot]:
-    import ray
     from ray.util.placement_group import placement_group_table
 
-    nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    numbers = _node_numbers()
     where = placement_group_table(group)["bundles_to_node_id"]
-    slots = [Slot(int(b), _node_number(nodes[n], len(nodes)), n) for b, n in where.items()]
+    slots = [Slot(int(bundle), numbers[node], node) for bundle, node in where.items()]
     return sorted(slots, key=lambda slot: (slot.node, slot.bundle))
+
+
+def _node_numbers() -> dict[str, int]:
+    """The launcher's number of each node that has slots, by Ray's name of the node."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)]
+    return {node["NodeID"]: _node_number(node, len(nodes)) for node in nodes}
 
 
 def _node_number(node: dict[str, Any], num_nodes: int) -> int:

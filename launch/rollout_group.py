@@ -26,8 +26,11 @@ class RolloutGroup(ActorGroup):
         self, config: Config, placement: Placement, clock: PhaseClock, *, sleeps: bool, **options: Any
     ) -> None:
         """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
-        slots = [engine * config.rollout.tp for engine in range(config.num_engines)]
-        super().__init__(RolloutActor, config, placement, clock, slots=slots, gpus=0.0, **options)
+        first_slots = [engine * config.rollout.tp for engine in range(config.num_engines)]
+        strategies = placement.strategies(first_slots)
+        super().__init__(
+            RolloutActor, config, clock, strategies=strategies, slot_share=0.5, gpus=0.0, **options
+        )
         self._polls: dict[int, Any] = {}
         self._open = [0] * len(self.actors)
         self._sleeps = sleeps

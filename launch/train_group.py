@@ -34,7 +34,8 @@ class TrainGroup(ActorGroup):
         """`options`: GPUs, environment and log folder of the actors."""
         layout = config.training.layout
         self.layout = Layout(**layout.model_dump())
-        super().__init__(TrainActor, config, placement, clock, slots=range(layout.world_size), **options)
+        strategies = placement.strategies(range(layout.world_size))
+        super().__init__(TrainActor, config, clock, strategies=strategies, slot_share=0.5, **options)
 
     def start_calls(self) -> dict[str, Any]:
         """Starts all ranks' construction; the calls are awaited by the caller beside the engines'."""

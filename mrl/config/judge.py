@@ -163,7 +163,9 @@ class JudgeSection(JudgeSpec):
     domains: dict[str, JudgeSpec] = {}
     """The judge of each domain; a domain that is not named here has the judge above."""
     pool_workers: int = Field(default=2, ge=1)
-    """Processes per kind of work."""
+    """Processes per kind of work (on each node that has any)."""
+    nodes: Literal["driver", "all"] = "driver"
+    """Reward processes run on the driver's node, or on every node of the run, each with its share of the prompts."""
     retries: int = Field(default=2, ge=0)
     """Further attempts after a judge failed on a sample."""
     tasks_per_worker: int = Field(default=2000, ge=1)

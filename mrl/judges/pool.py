@@ -234,11 +234,10 @@ def check_judges(
         _log.log(
             logging.INFO if boundary.has_cgroup else logging.WARNING, "code judge: %s", boundary.describe()
         )
-    first = {prompt.domain: prompt for prompt in reversed(prompts)}
     once = section.model_copy(update={"retries": 0})
     with JudgePool(once, group_size=1) as pool:
         waiting = {}
-        for number, prompt in enumerate(first.values()):
+        for number, prompt in enumerate(first_of_each_domain(prompts)):
             sample = _smoke_sample(dataclasses.replace(prompt, index=number))
             pool.submit(sample, prompt)
             waiting[sample.sample_id] = prompt.domain
@@ -257,6 +256,11 @@ def check_judges(
         raise RewardError(
             f"the judges of domains {sorted(waiting.values())} gave no verdict in {deadline_seconds:g} s"
         )
+
+
+def first_of_each_domain(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """One prompt for each domain among them."""
+    return list({prompt.domain: prompt for prompt in reversed(prompts)}.values())
 
 
 def _smoke_sample(prompt: Prompt) -> Sample:

@@ -1,0 +1,122 @@
+"""Reward processes behind actors: the interface of one pool, each node's own, and a lost node is named."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from launch.cluster import cluster
+from launch.reward_group import RewardGroup
+from mrl.config.load import load
+from mrl.errors import ConfigError, WorkerLost
+from mrl.observe.phases import PhaseClock
+from mrl.samples import Prompt, Sample, Status, Verdict
+from tests.launch.two_nodes import ROOT, write_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+PLUGIN = '''
+import os
+
+def rank(requests):
+    """The longest response of its group gets 1."""
+    longest = max(len(r.response) for r in requests)
+    return [float(len(r.response) == longest) for r in requests]
+'''
+
+
+@contextlib.contextmanager
+def group(folder: Path, *words: str) -> Iterator[RewardGroup]:
+    """Of a one-node Ray, with samples judged by whole groups of 4."""
+    (folder / "plugin.py").write_text(PLUGIN)
+    judge = [
+        "judge.kind=plugin",
+        f"judge.path={folder}/plugin.py:rank",
+        "judge.group=true",
+        "judge.nodes=all",
+    ]
+    config = load([str(write_run(folder))], [*judge, *words])
+    with cluster(config.launch, num_slots=1):
+        environment = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}
+        made = RewardGroup(config, PhaseClock(), environment=environment, log_folder=str(folder / "logs"))
+        with made.started([prompt(0)]):
+            yield made
+
+
+def prompt(index: int) -> Prompt:
+    return Prompt(index=index, tokens=np.zeros(1, np.int32), text="", gold="1", row=f"rows:{index}")
+
+
+def pairs(index: int) -> list[tuple[Sample, Prompt]]:
+    """Four samples of a prompt, each longer than the one before."""
+    one = np.zeros(1, np.int32)
+    sample = Sample(
+        prompt_index=index,
+        sample_index=0,
+        prompt_tokens=one,
+        response_tokens=one,
+        loss_mask=one.astype(bool),
+        sampler_logprobs=one.astype(np.float32),
+        policy_versions=one,
+        status=Status.FINISHED,
+    )
+    return [
+        (dataclasses.replace(sample, sample_index=n, response_text="x" * n), prompt(index)) for n in range(4)
+    ]
+
+
+def collect(rewards: RewardGroup, count: int) -> dict[str, Verdict]:
+    verdicts: dict[str, Verdict] = {}
+    deadline = time.monotonic() + 120.0
+    while len(verdicts) < count:
+        assert time.monotonic() < deadline, f"{len(verdicts)} of {count} verdicts"
+        verdicts.update(rewards.collect(1.0))
+    return verdicts
+
+
+def reward_processes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [c for c in children if "mrl.judges.worker" in " ".join(_command(c))]
+
+
+def _command(process: psutil.Process) -> list[Any]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path: Path) -> None:
+    with group(tmp_path) as rewards:
+        rewards.submit_all(pair for index in range(6) for pair in pairs(index))
+        rewards.submit_all(pairs(6)[:2])
+        verdicts = collect(rewards, 24)
+        assert {k for k, v in verdicts.items() if v.value == 1.0} == {f"{n}.3" for n in range(6)}
+        assert rewards.collect(0.1) == [], "the seventh group is not whole"
+        rewards.flush_groups()
+        assert {k: v.value for k, v in collect(rewards, 2).items()} == {"6.0": 0.0, "6.1": 1.0}
+        (judge,) = reward_processes()
+        actor = judge.parent()
+        assert actor is not None
+        rewards.submit_all(pairs(7))
+        os.kill(actor.pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="rewards of node 0 died"):
+            collect(rewards, 4)
+    assert not psutil.wait_procs([judge], timeout=20)[1]
+
+
+def test_a_judge_that_fails_on_a_node_ends_the_start_with_the_nodes_name(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"rewards of node 0.*no function 'rang'"),
+        group(tmp_path, f"judge.path={tmp_path}/plugin.py:rang"),
+    ):
+        pass
+    assert not reward_processes()
