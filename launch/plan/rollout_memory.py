@@ -51,20 +51,15 @@ def _kv_bytes(facts: Facts, rollout: RolloutSection) -> int:
     return per_layer * facts.num_layers * ELEMENT_BYTES[rollout.dtype]
 
 
-BATCHED_TOKENS = 8192
-"""Tokens vLLM prefills at one time."""
-
-
 def kv_cache_bytes(
     facts: Facts, rollout: RolloutSection, hardware: Hardware, engine: EngineMemory
 ) -> tuple[int, int]:
     """(KV cache, working memory) of one engine rank: on GPU what memory_fraction leaves, on CPU what is configured."""
     element = ELEMENT_BYTES[rollout.dtype]
-    tokens = BATCHED_TOKENS
     inner = facts.expert_inner * facts.top_k
     per_token = (4 + facts.top_k) * facts.hidden + 3 * inner // rollout.tp
     logits = 2 * rollout.max_num_seqs * facts.vocab * 4
-    working = tokens * per_token * element + logits
+    working = rollout.max_num_batched_tokens * per_token * element + logits
     if hardware.kind == "cpu":
         return rollout.kv_cache_bytes, working
     granted = int(rollout.memory_fraction * hardware.memory_bytes)

@@ -24,6 +24,8 @@ class RolloutSection(Section):
     """Form of the engine's linear weights: fp8_block quantises them at every hand-over to float8 with a scale for each 128 x 128 block (DeepSeek-V3's form), half the bytes of bfloat16."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Requests an engine runs at one time."""
+    max_num_batched_tokens: int = Field(default=8192, ge=1)
+    """Tokens an engine computes in one pass, at least one for each of max_num_seqs; what is left of a prompt waits for the next pass."""
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """KV cache of one engine rank on CPU."""
     memory_fraction: float = Field(default=0.6, gt=0, le=1)
@@ -38,6 +40,15 @@ class RolloutSection(Section):
     """Release the engine's memory while training runs, where the platform can (CUDA)."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end a response; the tokenizer's end-of-text always does."""
+
+    @model_validator(mode="after")
+    def _every_request_has_a_token_in_a_pass(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"rollout.max_num_batched_tokens = {self.max_num_batched_tokens} must be at least rollout.max_num_seqs = "
+                f"{self.max_num_seqs}: each running request needs a token of a pass"
+            )
+        return self
 
     @model_validator(mode="after")
     def _quantised_engines_compute_in_bfloat16(self) -> Self:

@@ -29,6 +29,8 @@ from resharding.session import Progress, Session
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _MEMORY = ("weights", "kv_cache")
 """vLLM's tags of what sleeps and wakes."""
+_CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
+"""By name: vLLM imports it in the processes of its workers."""
 _RECEIVE_DEADLINES = 20
 """Longest hand-over, in units of sync.deadline_seconds (which bounds each single wait)."""
 
@@ -89,9 +91,10 @@ class RolloutEngine:
 
         import resharding.vllm.plugin as plugin
 
+        seqs = self._rollout.max_num_seqs
         quantise = quantised.overrides(self._rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
         platform: dict[str, Any] = (
-            {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes}
+            {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
             if on_cpu
             else {
                 "gpu_memory_utilization": self._rollout.memory_fraction,
@@ -106,7 +109,8 @@ class RolloutEngine:
             distributed_executor_backend="uni" if self._rollout.tp == 1 else "mp",
             dtype=self._rollout.dtype,
             max_model_len=self._max_length,
-            max_num_seqs=self._rollout.max_num_seqs,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=min(self._rollout.max_num_batched_tokens, seqs * self._max_length),
             enforce_eager=eager,
             enable_prefix_caching=self._rollout.prefix_cache and not self._deterministic,
             logprobs_mode="processed_logprobs",

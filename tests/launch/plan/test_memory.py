@@ -111,6 +111,9 @@ def test_the_cache_gets_what_the_fraction_leaves() -> None:
     engine = engine_memory(facts, rollout)
     cache, working = kv_cache_bytes(facts, rollout, hardware, engine)
     assert cache + working + engine.weights == int(0.8 * hardware.memory_bytes)
+    narrow = rollout.model_copy(update={"max_num_batched_tokens": 2048})
+    assert sum(kv_cache_bytes(facts, narrow, hardware, engine)) == cache + working
+    assert kv_cache_bytes(facts, narrow, hardware, engine)[1] < working
 
 
 SLOT = SlotMemory(

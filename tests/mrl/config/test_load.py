@@ -74,6 +74,10 @@ def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -
         (["training.layout.vpp=2"], "vpp = 2 needs pp"),
         (["training.layout.dp=3", "rollout.tp=2"], "rollout.tp = 2 does not divide the training world of 3"),
         (["rollout.max_response_tokens=512", "model.max_length=512"], "leaves no room for a prompt"),
+        (
+            ["rollout.max_num_batched_tokens=64", "rollout.max_num_seqs=65"],
+            "at least rollout.max_num_seqs = 65",
+        ),
         (["loop.steps=many"], "loop.steps"),
         (["loop.steps"], "neither a configuration file nor"),
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),

@@ -1,0 +1,37 @@
+"""vLLM's worker on CPU, which leaves the seeds of responses alone until they have a token to draw.
+
+vLLM 0.32 samples every scheduled request, also those whose prompt is not yet computed to its end (it is longer than what
+is left of the batch, or the request was preempted and starts over), throws such tokens away and winds the request's random
+stream back with `Generator.set_offset`, which only CUDA's generators have. Here those streams are out of reach while the
+sampler runs: nothing is drawn from them, so nothing has to be wound back, and a response's tokens do not depend on how its
+prompt was split. vLLM takes a worker class by name (`worker_cls`), so that it is not patched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class SeededCpuWorker(CPUWorker):
+    """One rank of an engine on CPU."""
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        with _streams_of_unfinished_prompts_put_away(self.model_runner):
+            return super().sample_tokens(grammar_output)
+
+
+@contextlib.contextmanager
+def _streams_of_unfinished_prompts_put_away(runner: Any) -> Iterator[None]:
+    """The batch's generators (row to generator) lack the rows whose token is thrown away."""
+    generators = runner.input_batch.generators
+    thrown_away = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs])
+    put_away = {int(row): generators.pop(row) for row in thrown_away if row in generators}
+    try:
+        yield
+    finally:
+        generators.update(put_away)

@@ -1,0 +1,96 @@
+"""What an engine answers does not depend on how many tokens it computes in one pass, nor on how much fits its KV cache."""
+
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.config.rollout import RolloutSection
+from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.request import Request, Response
+from tests.engines import EngineHost
+from tests.mrl.rollout import driving
+
+pytestmark = pytest.mark.engine
+NARROW = {"max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20}
+"""64 tokens in a pass, and a KV cache of four blocks of 128 tokens (tp 1; eight with tp 2)."""
+ASKED = {
+    "together longer than a pass": driving.requests(32, seed=1, length=40, ignore_stop=True),
+    "each longer than a pass": driving.requests(6, seed=2, length=200, ignore_stop=True),
+    "outgrowing the cache": driving.requests(16, seed=3, length=110, max_tokens=40, ignore_stop=True),
+}
+
+
+def engine(model: Path, **rollout: Any) -> EngineHost:
+    settings = {"dtype": "float32", "compiled": False, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
+    return EngineHost(
+        rollout=RolloutSection(**(settings | rollout)),
+        model_path=str(model),
+        max_length=256,
+        seed=1,
+        real_weights=True,
+    )
+
+
+def generate_and_count(engine: RolloutEngine, requests: list[Request]) -> tuple[list[Response], int, int]:
+    """The responses in the requests' order, how often a prompt was seen half computed between two steps, and how often
+    requests were preempted."""
+    scheduler: Any = engine._engine.engine_core.engine_core.scheduler
+    finished: list[Response] = []
+    preemptions: dict[str, int] = {}
+    split = 0
+    engine.submit(requests)
+    while engine.num_unfinished:
+        finished += engine.poll()
+        for request in scheduler.requests.values():
+            preemptions[request.request_id] = request.num_preemptions
+            split += 0 < request.num_computed_tokens < request.num_prompt_tokens
+    order = {r.request_id: i for i, r in enumerate(requests)}
+    return sorted(finished, key=lambda r: order[r.request_id]), split, sum(preemptions.values())
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path) -> dict[str, list[Response]]:
+    """The answers of an engine that computes every prompt in one pass and preempts nothing."""
+    host = engine(tiny_model)
+    answers = {name: host.call(generate_and_count, requests) for name, requests in ASKED.items()}
+    host.close()
+    assert all(split == preempted == 0 for _, split, preempted in answers.values())
+    return {name: responses for name, (responses, _, _) in answers.items()}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def narrow(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[EngineHost]:
+    """With tp 2 vLLM samples in worker processes of its own."""
+    host = engine(tiny_model, tp=request.param, **NARROW)
+    yield host
+    host.close()
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_a_split_or_preempted_prompt_has_the_tokens_of_a_whole_one(
+    narrow: EngineHost, expected: dict[str, list[Response]], case: str
+) -> None:
+    """Log-probs agree to rounding only: a matrix product of other rows rounds differently."""
+    responses, split, preempted = narrow.call(generate_and_count, ASKED[case])
+    assert split and (preempted > 0) == (case == "outgrowing the cache")
+    assert [r.tokens.tolist() for r in responses] == [r.tokens.tolist() for r in expected[case]]
+    for response, whole in zip(responses, expected[case], strict=True):
+        assert abs(response.logprobs - whole.logprobs).max() < 1e-5
+
+
+def generate_with_vllms_own_worker(engine: RolloutEngine, requests: list[Request]) -> None:
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    worker: Any = engine._engine.model_executor.driver_worker.worker
+    worker.sample_tokens = types.MethodType(CPUWorker.sample_tokens, worker)
+    driving.generate(engine, requests)
+
+
+@pytest.mark.parametrize("narrow", [1], ids=["tp1"], indirect=True)
+def test_vllms_own_worker_still_needs_ours(narrow: EngineHost) -> None:
+    """When this fails, mrl/rollout/cpu_worker.py can go. It leaves the engine unusable: the last test of it."""
+    with pytest.raises(RuntimeError, match="does not use offset"):
+        narrow.call(generate_with_vllms_own_worker, ASKED["each longer than a pass"])
