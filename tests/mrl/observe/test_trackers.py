@@ -1,6 +1,7 @@
 """A tracker that fails or hangs is switched off with one warning; the others and training go on."""
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -8,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from mrl.config.observe import ObserveSection
 from mrl.errors import ConfigError
 from mrl.observe import trackers
+from mrl.observe.tracked_run import TrackedRun
 from mrl.observe.trackers import GuardedTracker
+from mrl.observe.wandb_tracker import LAST_STEP, after_synced
 
 
 class Failing:
+    next_step = 0
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         raise ConnectionError("server gone")
 
@@ -21,6 +27,8 @@ class Failing:
 
 
 class Hanging:
+    next_step = 0
+
     def __init__(self) -> None:
         self.entered = threading.Event()
 
@@ -56,22 +64,53 @@ def test_a_hanging_tracker_never_delays_a_step() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_an_absent_package_is_named_with_its_extra(tmp_path: Path) -> None:
+def test_an_absent_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ConfigError, match=r"mrl\[wandb\]"):
-        trackers.start(("wandb",), tmp_path, first_step=0, run_name="r", deadline_seconds=1)
+        trackers.start(ObserveSection(trackers=("wandb",)), TrackedRun(tmp_path, "r", {}, 0), history=[])
 
 
-def test_tensorboard_shows_no_step_twice_after_resume(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+class Keeping:
+    """A tracker that already holds the steps before `next_step`."""
 
-    for first_step, last_step in ((0, 4), (2, 6)):
-        (tracker,) = trackers.start(
-            ("tensorboard",), tmp_path, first_step=first_step, run_name="r", deadline_seconds=60
-        )
-        for step in range(first_step, last_step):
-            tracker.log(step, {"reward/mean": float(step)})
-        tracker.close()
-        assert tracker.enabled
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [e.step for e in events.Scalars("reward/mean")] == [0, 1, 2, 3, 4, 5]
+    def __init__(self, next_step: int) -> None:
+        self.next_step = next_step
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def close(self) -> None: ...
+
+
+def test_a_tracker_takes_the_rows_it_lacks_before_new_ones() -> None:
+    keeping = Keeping(next_step=2)
+    history = [{"step": float(step), "a": step / 10} for step in range(4)]
+    tracker = GuardedTracker("keeping", lambda: keeping, deadline_seconds=30, history=history)
+    for step in (3, 4):
+        tracker.log(step, {"a": 1.0})
+    tracker.close()
+    assert keeping.rows == [(2, {"a": 0.2}), (3, {"a": 0.3}), (4, {"a": 1.0})]
+
+
+def test_one_word_is_a_list_of_one_tracker() -> None:
+    assert ObserveSection.model_validate({"trackers": "wandb"}).trackers == ("wandb",)
+
+
+def test_offline_starts_that_nobody_synced_are_put_aside(tmp_path: Path) -> None:
+    def made(name: str, *files: str, last: int) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in files:
+            (folder / file).touch()
+        (folder / LAST_STEP).write_text(str(last))
+        return folder
+
+    synced = made("offline-run-1-abc", "run-abc.wandb", "run-abc.wandb.synced", last=4)
+    unsynced = made("offline-run-2-abc", "run-abc.wandb", last=9)
+    others = made("offline-run-2-xyz", "run-xyz.wandb", last=7)
+    own = made("offline-run-3-abc", "run-abc.wandb", last=0)
+    assert after_synced(own, "abc") == 5
+    left = {folder.name for folder in tmp_path.iterdir()}
+    assert left == {synced.name, f"replaced-{unsynced.name}", others.name, own.name}

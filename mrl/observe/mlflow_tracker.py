@@ -1,0 +1,86 @@
+"""MLflow: one run for all starts of a training run, every metric of a step once.
+
+Points cannot be taken back there: a step that is run again after a death keeps its first figures. The store itself is
+asked for the last step of each metric, because a death may fall into the middle of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mrl.config.observe import MlflowSection
+from mrl.observe.tracked_run import TrackedRun
+
+BATCH = 100
+"""Parameters MLflow takes at once."""
+
+
+class MlflowTracker:
+    """One MLflow run whose id is kept in the run folder; settings are its parameters, those changed later its tags."""
+
+    next_step = 0
+
+    def __init__(self, run: TrackedRun, section: MlflowSection) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param, RunTag
+
+        self._client, self._metric = MlflowClient(tracking_uri=section.tracking_uri), Metric
+        self._id = self._kept_id(run.folder / "mlflow_id", section, run.name)
+        data = self._client.get_run(self._id).data
+        self._last_steps = {
+            name: max(point.step for point in self._client.get_metric_history(self._id, name))
+            for name in data.metrics
+        }
+        settings = dict(flat(run.config))
+        added = [Param(key, value) for key, value in settings.items() if key not in data.params]
+        for start in range(0, len(added), BATCH):
+            self._client.log_batch(self._id, params=added[start : start + BATCH])
+        changed = {k: v for k, v in settings.items() if data.params.get(k, v) != v or k in data.tags}
+        tags = [RunTag(key, value) for key, value in {**section.tags, **changed}.items()]
+        self._client.log_batch(self._id, tags=tags)
+
+    def _kept_id(self, path: Path, section: MlflowSection, run_name: str) -> str:
+        """The run's id, made at the first start."""
+        if path.is_file():
+            run_id = path.read_text()
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        experiment = self._client.get_experiment_by_name(section.experiment_name)
+        experiment_id = (
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(section.experiment_name)
+        )
+        run = self._client.create_run(experiment_id, run_name=section.run_name or run_name)
+        path.write_text(run.info.run_id)
+        return run.info.run_id
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        points = [
+            self._metric(name, value, now, step)
+            for name, value in ((k.replace("@", "_at_"), v) for k, v in metrics.items())
+            if step > self._last_steps.get(name, -1)
+        ]
+        if points:
+            self._client.log_batch(self._id, metrics=points)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted name, text) of every setting; what is no text is written as JSON.
+
+    >>> dict(flat({"a": {"b": None, "c": [1, 2]}, "d": "x"}))
+    {'a.b': 'null', 'a.c': '[1, 2]', 'd': 'x'}
+    """
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,82 @@
+"""Weights & Biases: one run for all starts of a training run, every step once.
+
+A history there is append-only and its steps only rise. Online the server's last step is asked, and nothing up to it is
+sent: a step that is run again after a death keeps its first figures. Offline every start has a folder of its own, and
+`wandb sync` joins folders of one id as they are, so that an earlier start's folder that nobody synced is put aside and the
+new one takes the whole history from metrics.jsonl: its figures are those of the steps that count. What is already
+synced is not sent again; wandb writes its file every 15 s, so that what a killed start had logged since is not in it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from mrl.config.observe import WandbSection
+from mrl.errors import ConfigError
+from mrl.observe.tracked_run import TrackedRun
+
+LAST_STEP = "last_step"
+"""File in an offline start's folder: the last step it was given."""
+
+
+class WandbTracker:
+    """One run whose id is kept in the run folder, so that a resumed run continues it."""
+
+    def __init__(self, run: TrackedRun, section: WandbSection, *, deadline_seconds: float) -> None:
+        import wandb
+
+        mode = section.mode or wandb.setup().settings.mode
+        if mode == "online" and not wandb.login(prompt=False):
+            raise ConfigError(
+                "no API key; run `wandb login`, set WANDB_API_KEY, or write observe.wandb.mode=offline"
+            )
+        self._run = wandb.init(
+            id=_kept_id(run.folder / "wandb_id"),
+            resume="allow",
+            project=section.project,
+            entity=section.entity,
+            name=section.name or run.name,
+            group=section.group,
+            tags=section.tags or None,
+            mode=section.mode,
+            dir=str(run.folder),
+            config=dict(run.config),
+            allow_val_change=True,
+            # The console is the driver's own; wandb's hook at exit must not wait for a server longer than we do.
+            settings=wandb.Settings(console="off", finish_timeout=deadline_seconds),
+        )
+        self._folder = Path(self._run.dir).parent
+        self.next_step = (
+            after_synced(self._folder, self._run.id) if self._run.offline else int(self._run.step)
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step, commit=True)
+        if self._run.offline:
+            (self._folder / LAST_STEP).write_text(str(step))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _kept_id(path: Path) -> str:
+    """The run's id, made at the first start."""
+    if not path.is_file():
+        path.write_text(uuid.uuid4().hex[:8])
+    return path.read_text()
+
+
+def after_synced(folder: Path, run_id: str) -> int:
+    """First step that earlier offline starts did not sync; folders of those that synced nothing are put aside."""
+    first = 0
+    for earlier in sorted(folder.parent.glob(f"offline-run-*-{run_id}")):
+        if earlier == folder:
+            continue
+        if any(earlier.glob("*.wandb.synced")):
+            last = earlier / LAST_STEP
+            first = max(first, int(last.read_text()) + 1 if last.is_file() else 0)
+        else:
+            earlier.rename(earlier.with_name(f"replaced-{earlier.name}"))
+    return first

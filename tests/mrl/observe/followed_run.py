@@ -1,0 +1,47 @@
+"""Start number START of a run that trains nothing: python -m tests.mrl.observe.followed_run FOLDER FIRST LAST START END.
+
+It writes the rows of steps FIRST to LAST with a real Recorder, closes it where END is "closes", and waits to be killed.
+"""
+
+import sys
+import time
+
+from mrl.config.root import Config
+from mrl.loops.recorder import Recorder
+from mrl.observe.phases import PhaseClock
+from mrl.observe.run_folder import RunFolder
+
+
+def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> None:
+    config = Config.model_validate(
+        {
+            "run": {"name": "followed", "folder": folder},
+            "model": {"path": "m"},
+            "data": {"train": "t.jsonl"},
+            "judge": {"kind": "maths"},
+            "loop": {"steps": 10 * attempt},
+            "observe": {
+                "trackers": ["tensorboard", "wandb", "mlflow"],
+                "tracker_deadline_seconds": 60,
+                "wandb": {"project": "proofs", "group": "g", "tags": ["a", "b"], "mode": "offline"},
+                "mlflow": {
+                    "tracking_uri": f"sqlite:///{folder}/mlflow.db",
+                    "experiment_name": "proofs",
+                    "tags": {"team": "t"},
+                },
+            },
+        }
+    )
+    run_folder = RunFolder(config.run_folder)
+    recorder = Recorder(config, run_folder, PhaseClock(), first_step=first)
+    for step in range(first, last + 1):
+        recorder.row(step, {"reward/mean": attempt + step / 100, "val/accuracy@8": 0.5})
+    if closes:
+        recorder.close()
+    print("written", flush=True)
+    time.sleep(100)
+
+
+if __name__ == "__main__":
+    folder, first, last, attempt, end = sys.argv[1:]
+    main(folder, int(first), int(last), attempt=int(attempt), closes=end == "closes")
