@@ -1,12 +1,16 @@
 """The policy losses as functions of checked flat tokens, before aggregation.
 
 Owns the formulas and their registry. Checking, old log-probs, aggregation and metrics are losses.policy_loss's.
-Notation: rho = exp(logprobs - old_logprobs), A the advantage, sg stop-gradient.
+Notation: rho = exp(logprobs - old_logprobs), A the advantage, sg stop-gradient, |y| the sequence's tokens.
+
+A token's value passes gradient to that token's own log-prob only, also where the value is made of its sequence: so a
+token that a correction weighs with 0 gets none.
 
 Deviations, numbered:
 1. The log ratio is bounded at +-20 before exp, so that a wild token is finite; it passes no gradient outside.
 2. CISPO bounds are offsets from 1 as everywhere else (weight <= 1 + clip_high), not the cap itself.
-3. TOPR's positive samples are chosen by raw reward (`scores`); without scores by the sign of the advantage.
+3. TOPR's positive samples are chosen by raw reward (`scores`), those above 0 and not from 0 on, which is the same for
+   rewards of +1 and -1 and also right for 1 and 0; without scores by the sign of the advantage.
 """
 
 from __future__ import annotations
@@ -42,13 +46,23 @@ class Tokens:
         """[N] rho per token."""
         return torch.exp((self.logprobs - self.old_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO))
 
+    def sequence_log_ratio(self) -> Tensor:
+        """[N] sum of log rho over the token's sequence, without gradient."""
+        log_ratio = (self.logprobs - self.old_logprobs).detach()
+        return self.segments.spread(self.segments.sum(log_ratio, self.reduce))
+
+    def sequence_length(self) -> Tensor:
+        """[N] |y| of the token's sequence, at least 1."""
+        lengths = self.segments.sum(self.mask.to(self.logprobs.dtype), self.reduce)
+        return self.segments.spread(lengths.clamp(min=1))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PerToken:
     """What a loss returns: values to minimise, and what the metrics are computed from (detached)."""
 
     loss: Tensor
-    """[N]."""
+    """[N]; each with gradient to the token's own log-prob only (a correction's weights are multiplied with it)."""
     ratio: Tensor
     """[N] the ratio that the loss clips or measures."""
     clipped_low: Tensor
@@ -78,15 +92,18 @@ def dual_clip(
 def gspo(
     tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4, normalise: bool = True
 ) -> PerToken:
-    """PPO clip with one ratio per sequence, exp(mean of log rho over its tokens) (arXiv 2507.18071, eq. 5-7).
+    """PPO clip with one ratio per sequence, s = exp(mean of log rho over its tokens) (GSPO, arXiv 2507.18071, eq. 5-7).
 
-    `normalise=False` takes exp(sum), the plain sequence ratio.
+    In the token form sg(s) pi / sg(pi) (GSPO-token, eq. 13-14): the value is the sequence's, the gradient the token's
+    own. Where A is the sequence's both forms have the same gradient; with a correction only this one weighs each token's.
+    `normalise=False` takes s = exp(sum), the plain sequence ratio, whose gradient is |y| times as large.
     """
-    log_ratio = tokens.logprobs - tokens.old_logprobs
-    total = tokens.segments.sum(log_ratio, tokens.reduce)
+    length, exponent = tokens.sequence_length(), tokens.sequence_log_ratio()
     if normalise:
-        total = total / tokens.segments.sum(tokens.mask.to(total.dtype), tokens.reduce).clamp(min=1)
-    ratio = tokens.segments.spread(torch.exp(total.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)))
+        exponent = exponent / length
+    own = tokens.logprobs - tokens.logprobs.detach()  # 0, with the gradient of the log-prob
+    own = torch.where(exponent.abs() <= _MAX_LOG_RATIO, own if normalise else own * length, 0.0)
+    ratio = torch.exp(exponent.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO) + own)
     return _clipped(tokens, ratio, clip_low, clip_high, None)
 
 
@@ -111,8 +128,11 @@ def cispo(
 def topr(
     tokens: Tokens, *, clip_low: float = 1.0, clip_high: float = 0.0, positive_above: float = 0.0
 ) -> PerToken:
-    """Positive samples -A logprobs, others -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2503.14286)."""
-    ratio = tokens.ratio().detach()
+    """Positive samples -A logprobs, others -sg(clip(R, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2503.14286).
+
+    R = exp(sum of log rho) is the ratio of the whole trajectory, which the paper clips to [0, 1].
+    """
+    ratio = torch.exp(tokens.sequence_log_ratio().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO))
     scores = tokens.advantages if tokens.scores is None else tokens.scores
     positive = scores > positive_above
     weight = torch.where(positive, torch.ones_like(ratio), ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -132,9 +152,12 @@ def reinforce(tokens: Tokens) -> PerToken:
 
 
 def kimi15(tokens: Tokens, *, tau: float = 0.1) -> PerToken:
-    """-A logprobs + tau / 2 (logprobs - old_logprobs)^2 (arXiv 2501.12599, eq. 3)."""
-    plain = reinforce(tokens)
-    pull = tau / 2 * (tokens.logprobs - tokens.old_logprobs).square()
+    """-A logprobs, plus tau / 2 (sum of log rho)^2 over each sequence's tokens together (arXiv 2501.12599, eq. 3).
+
+    A token's share of the square is tau / 2 sg(sum) log rho; its gradient is the square's, tau sg(sum).
+    """
+    plain, log_ratio = reinforce(tokens), tokens.logprobs - tokens.old_logprobs
+    pull = tau * tokens.sequence_log_ratio() * (log_ratio - log_ratio.detach() / 2)
     return dataclasses.replace(plain, loss=plain.loss + pull)
 
 

@@ -39,7 +39,7 @@ class DualClipLoss(Section):
 
 
 class GspoLoss(Section):
-    """Clipped surrogate with the length-normalised ratio of the sequence (arXiv 2507.18071)."""
+    """Clipped surrogate with the length-normalised ratio of the sequence, in its token form (arXiv 2507.18071)."""
 
     name: Literal["gspo"] = "gspo"
     """Loss."""
@@ -65,7 +65,7 @@ class CispoLoss(Section):
 
 
 class ToprLoss(Section):
-    """REINFORCE on positive samples, truncated ratio on the others (arXiv 2503.14286)."""
+    """REINFORCE on positive samples, truncated ratio of the whole sequence on the others (arXiv 2503.14286)."""
 
     name: Literal["topr"] = "topr"
     """Loss."""
@@ -85,12 +85,12 @@ class ReinforceLoss(Section):
 
 
 class Kimi15Loss(Section):
-    """REINFORCE with a quadratic pull towards the old policy (Kimi k1.5, arXiv 2501.12599)."""
+    """REINFORCE with a quadratic pull of each sequence towards the old policy (Kimi k1.5, arXiv 2501.12599)."""
 
     name: Literal["kimi15"] = "kimi15"
     """Loss."""
     tau: float = Field(default=0.1, ge=0)
-    """Strength of the pull: tau / 2 * (log ratio)^2."""
+    """Strength of the pull: tau / 2 * (log ratio of the sequence)^2; the paper gives no number."""
 
 
 class CustomLoss(Section):

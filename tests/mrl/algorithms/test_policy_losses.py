@@ -1,5 +1,8 @@
 """Policy losses: golden numbers per formula, finite differences, and the registry."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -151,7 +154,7 @@ def test_topr_splits_by_raw_score_and_not_by_advantage() -> None:
     assert float(by_sign) == pytest.approx(-0.25 * 0.6065306597126334)
 
 
-def test_kimi15(golden) -> None:
+def test_kimi15_squares_the_log_ratio_of_the_sequence(golden) -> None:
     case = golden("D08")
     case.check(per_token("kimi15", case, tau=case.params["tau"]), case.expected["loss"])
 
@@ -185,7 +188,7 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
     start = batch.arrays["logprobs"]
     variable = start.clone().requires_grad_()
     loss(variable).backward()
-    frozen = start if name in ("cispo", "topr") else None
+    frozen = start if name in ("cispo", "topr", "gspo") else None
     step = 1e-6
     assert variable.grad is not None
     assert float(variable.grad.abs().max()) > 1e-3
@@ -197,11 +200,16 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
 
 
 def _detached_weight(name: str, batch, frozen: Tensor) -> Tensor:
-    """The stop-gradient factors of cispo and topr, written out on their own."""
-    ratio = torch.exp(frozen - batch.arrays["old_logprobs"])
+    """The stop-gradient factors of cispo, topr and gspo (with its clip), written out on their own."""
+    log_ratio = (frozen - batch.arrays["old_logprobs"]) * batch.mask
+    advantages, total = batch.arrays["advantages"], log_ratio.sum(1, keepdim=True)
     if name == "cispo":
-        return ratio.clamp(0.9, 1.2)
-    return torch.where(batch.arrays["advantages"] > 0, torch.ones_like(ratio), ratio.clamp(0, 1))
+        return log_ratio.exp().clamp(0.9, 1.2)
+    if name == "topr":
+        return torch.where(advantages > 0, 1.0, total.exp().clamp(0, 1))
+    ratio = torch.exp(total / batch.mask.sum(1, keepdim=True).clamp(min=1))
+    clipped = ((ratio > 1.04) & (advantages > 0)) | ((ratio < 0.95) & (advantages < 0))
+    return ratio.expand_as(advantages).masked_fill(clipped, 0.0)
 
 
 def test_finite_differences_cover_every_loss() -> None:
@@ -209,9 +217,9 @@ def test_finite_differences_cover_every_loss() -> None:
 
 
 def test_on_policy_gradient_is_reinforce(batch) -> None:
-    """At logprobs = old_logprobs every loss has the gradient of REINFORCE (gspo: spread over the sequence)."""
+    """At logprobs = old_logprobs every loss has the gradient of REINFORCE."""
     wanted = _gradient("reinforce", batch)
-    for name in ("ppo_clip", "dual_clip", "cispo", "topr", "kimi15"):
+    for name in OPTIONS:
         torch.testing.assert_close(_gradient(name, batch), wanted, atol=1e-12, rtol=0)
 
 
@@ -227,6 +235,115 @@ def _gradient(name: str, batch) -> Tensor:
     loss.backward()
     assert variable.grad is not None
     return variable.grad
+
+
+def _per_sequence_gradient(
+    batch: Any, aggregation: str, weights: Tensor | None, bounds: tuple[float, float]
+) -> Tensor:
+    """GSPO's gradient by hand, a sequence after the other: -w s A / denominator on tokens of unclipped sequences."""
+    gradient = torch.zeros_like(batch.arrays["logprobs"])
+    lengths = batch.mask.sum(1)
+    for row in range(len(batch.mask)):
+        for column in range(batch.mask.shape[1]):
+            if not batch.mask[row, column]:
+                continue
+            inside = batch.mask[row]
+            log_ratio = batch.arrays["logprobs"][row][inside] - batch.arrays["old_logprobs"][row][inside]
+            ratio, advantage = math.exp(log_ratio.mean()), float(batch.arrays["advantages"][row, column])
+            if (advantage > 0 and ratio > 1 + bounds[1]) or (advantage < 0 and ratio < 1 - bounds[0]):
+                continue
+            per_sequence = int((lengths > 0).sum()) * int(lengths[row])
+            divisor = per_sequence if aggregation == "sequence_mean" else int(lengths.sum())
+            weight = 1.0 if weights is None else float(weights[row, column])
+            gradient[row, column] = -weight * ratio * advantage / divisor
+    return gradient
+
+
+def _plain_gspo(batch: Any, logprobs: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """GSPO's loss as its paper writes it (eq. 5 to 7), a mean over sequences."""
+    losses = []
+    for row in range(len(batch.mask)):
+        inside = batch.mask[row]
+        if not inside.any():
+            continue
+        ratio = (logprobs[row][inside] - batch.arrays["old_logprobs"][row][inside]).mean().exp()
+        advantage = batch.arrays["advantages"][row, 0]
+        clipped = ratio.clamp(1 - bounds[0], 1 + bounds[1])
+        losses.append(-torch.minimum(ratio * advantage, clipped * advantage))
+    return torch.stack(losses).mean()
+
+
+def _gspo(batch: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """(loss, gradient)."""
+    variable = batch.arrays["logprobs"].clone().requires_grad_()
+    named = {name: batch.arrays[name] for name in ("old_logprobs", "advantages")}
+    loss, _ = policy_loss("gspo", logprobs=variable, loss_mask=batch.mask, **named, **options)
+    loss.backward()
+    assert variable.grad is not None
+    return loss.detach(), variable.grad
+
+
+@pytest.mark.parametrize("bounds", [(0.05, 0.04), (1.0, 9.0)], ids=["tight", "wide"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
+def test_gspos_gradient_is_each_tokens_own(aggregation, weighted, bounds, batch) -> None:
+    """The value is the sequence's ratio; a correction weighs the gradient of the token it belongs to."""
+    weights = None
+    if weighted:
+        weights = torch.exp(batch.arrays["old_logprobs"] - batch.arrays["sampler_logprobs"])
+        weights = weights.masked_fill((weights < 0.85) | (weights > 1.2), 0.0)
+        assert 0.1 < float((weights[batch.mask] == 0).double().mean()) < 0.9
+    options = {"aggregation": aggregation, "weights": weights, "clip_low": bounds[0], "clip_high": bounds[1]}
+    _, gradient = _gspo(batch, **options)
+    expected = _per_sequence_gradient(batch, aggregation, weights, bounds)
+    torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
+
+
+def test_gspo_without_weights_is_the_papers_sequence_form(batch) -> None:
+    """Value and gradient, where the advantage is the sequence's."""
+    batch.arrays["advantages"] = batch.arrays["advantages"][:, :1].expand_as(batch.mask)
+    for bounds in ((0.05, 0.04), (1.0, 9.0)):
+        plain = batch.arrays["logprobs"].clone().requires_grad_()
+        expected = _plain_gspo(batch, plain, bounds)
+        expected.backward()
+        loss, gradient = _gspo(batch, aggregation="sequence_mean", clip_low=bounds[0], clip_high=bounds[1])
+        torch.testing.assert_close(loss, expected.detach(), atol=1e-14, rtol=0)
+        torch.testing.assert_close(gradient, plain.grad, atol=1e-14, rtol=0)
+
+
+def test_gspos_plain_ratio_has_the_gradient_of_its_product(batch) -> None:
+    """normalise = False: the loss of a sequence is -exp(sum of log rho) A, each of its tokens has that of the product."""
+    batch.arrays["advantages"] = batch.arrays["advantages"][:, :1].expand_as(batch.mask)
+    plain = batch.arrays["logprobs"].clone().requires_grad_()
+    total = ((plain - batch.arrays["old_logprobs"]) * batch.mask).sum(1)
+    active = batch.mask.any(1)
+    expected = -(total.exp() * batch.arrays["advantages"][:, 0])[active].mean()
+    expected.backward()
+    wide = {"clip_low": 1.0, "clip_high": 99.0}
+    loss, gradient = _gspo(batch, aggregation="sequence_mean", normalise=False, **wide)
+    torch.testing.assert_close(loss, expected.detach(), atol=1e-14, rtol=0)
+    torch.testing.assert_close(gradient, plain.grad, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_tokens_weight_scales_its_own_gradient_and_no_others(name, aggregation, batch) -> None:
+    """So a token with weight 0 gets exactly none, whatever the loss makes of its sequence."""
+    constant = 10.0 if aggregation == "constant" else None
+
+    def gradient(weights: Tensor | None) -> Tensor:
+        variable = batch.arrays["logprobs"].clone().requires_grad_()
+        named = {n: batch.arrays[n] for n in ("old_logprobs", "advantages")}
+        options = {"aggregation": aggregation, "constant": constant, "weights": weights, **OPTIONS[name]}
+        policy_loss(name, logprobs=variable, loss_mask=batch.mask, **named, **options)[0].backward()
+        assert variable.grad is not None
+        return variable.grad
+
+    weights = (batch.arrays["values"] * 2).clamp(min=0.0)
+    dropped = batch.mask & (weights == 0)
+    assert bool(dropped.any(1).logical_and((batch.mask & (weights > 0)).any(1)).any())
+    assert not bool(gradient(weights)[dropped].any())
+    torch.testing.assert_close(gradient(weights), gradient(None) * weights, atol=1e-14, rtol=0)
 
 
 def test_a_users_loss_is_one_registration_away(batch) -> None:
