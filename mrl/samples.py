@@ -70,6 +70,9 @@ class Prompt:
     row: str = ""
     """Where the row came from: file:line."""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The row's columns but the prompt's, as the row has them."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The prompt as messages, where the row had them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,12 +1,19 @@
 """Where prompts come from: files, their shapes, domains and their mix."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from mrl.config.section import Section
 
-Format = Literal["auto", "plain", "verl", "trl", "gsm8k"]
+Format = Literal["auto", "plain", "verl", "trl", "messages", "gsm8k", "math", "ifeval"]
+
+RESERVED_ARGUMENTS = frozenset(
+    ("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message")
+    + ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
+    + ("return_assistant_tokens_mask", "tokenizer_kwargs")
+)
+"""Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the template."""
 
 
 class ColumnMap(Section):
@@ -20,6 +27,10 @@ class ColumnMap(Section):
     """Column with the domain, where one file mixes several."""
     tag: str | None = None
     """Column that splits metrics inside a domain (for instance difficulty or source)."""
+    tools: str | None = None
+    """Column with the tools that the chat template shows the model; by default "tools"."""
+    chat_template_kwargs: str | None = None
+    """Column with a row's own arguments of the chat template; by default "chat_template_kwargs"."""
 
 
 class DataEntry(Section):
@@ -58,12 +69,16 @@ class DataSection(Section):
     """Longest prompt in tokens."""
     over_long: Literal["filter", "refuse"] = "filter"
     """Longer prompts are left out and counted, or end the run before engines start."""
+    unusable: Literal["refuse", "filter"] = "refuse"
+    """Rows that cannot be read, or whose ground truth cannot be judged, end the run, or are left out and counted."""
     dedupe: bool = True
     """Keep the first of rows with the same prompt and domain; the number left out is reported."""
     overlap: Literal["report", "drop", "refuse"] = "report"
     """Training prompts that are validation prompts too: count them, leave them out of training, or end the run."""
     chat_template: bool = True
     """Render messages with the tokenizer's chat template where it has one; prompts given as text stay as they are."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further arguments of the chat template (enable_thinking, ...); a row's own column of this name goes before."""
     shuffle: bool = True
     """Visit each epoch's rows in an order drawn from (seed, epoch); false keeps the file's order."""
 
@@ -73,6 +88,20 @@ class DataSection(Section):
         if value is not None and not value:
             raise ValueError("names no file")
         return value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _free_arguments(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(RESERVED_ARGUMENTS & value.keys())
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: set by the loader (tools come from the rows' column)")
+        return value
+
+    @model_validator(mode="after")
+    def _template_for_its_arguments(self) -> "DataSection":
+        if self.chat_template_kwargs and not self.chat_template:
+            raise ValueError("chat_template_kwargs are the template's arguments, and chat_template is false")
+        return self
 
     @model_validator(mode="after")
     def _probabilities_all_or_none(self) -> "DataSection":

@@ -36,6 +36,11 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
         raise DataError(f"{path}: holds no rows")
 
 
+def from_arrow(path: str | Path) -> bool:
+    """True where rows have Arrow's fixed fields, so that a null may stand for a field that is not there."""
+    return Path(path).suffix == ".parquet"
+
+
 def _read_jsonl(path: Path) -> Iterator[RawRow]:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:

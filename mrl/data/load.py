@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.config.data import DataEntry, DataSection
 from mrl.config.judge import JudgeSection
-from mrl.data.files import read_rows
-from mrl.data.shapes import Row, read_row, shape_of
+from mrl.data.files import from_arrow, read_rows
+from mrl.data.shapes import Row, fields_of, read_row, shape_of
 from mrl.data.stream import PromptStream, Source, validation_order
-from mrl.data.tokenise import encode, render
-from mrl.errors import DataError
+from mrl.data.tokenise import encode, render, template_names
+from mrl.data.unread import Unread
+from mrl.errors import ConfigError, DataError
 from mrl.judges.gold import parse_gold
 from mrl.samples import Prompt
 
@@ -25,14 +28,28 @@ class LoadReport:
     """Counts of what happened to the rows; logged by the run."""
 
     rows: int = 0
+    """Training prompts that are left."""
     validation_rows: int = 0
+    """Validation prompts that are left."""
     duplicates: int = 0
+    """Rows left out because an earlier one has their prompt and domain."""
+    contradicting: int = 0
+    """Duplicates whose ground truth is another one than the row's that was kept."""
     over_long: int = 0
+    """Rows left out because their prompt is longer than `data.max_prompt_tokens`."""
+    unusable: int = 0
+    """Rows left out because they cannot be read or judged, where `data.unusable` is filter."""
+    without_ground_truth: int = 0
+    """Rows that are kept and have none (their judge needs none)."""
     overlapping: int = 0
     """Training prompts that are validation prompts too."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """Sentences about columns, tools and keys that the model does not read."""
 
     def lines(self) -> list[str]:
-        return [f"{field.name}: {getattr(self, field.name)}" for field in dataclasses.fields(self)]
+        """The counts in one line, then the notes."""
+        counts = [f.name for f in dataclasses.fields(self) if f.name != "notes"]
+        return [", ".join(f"{name}: {getattr(self, name)}" for name in counts), *self.notes]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,8 +71,13 @@ class Dataset:
 
 
 def load_data(section: DataSection, judge: JudgeSection, tokenizer: Any) -> Dataset:
-    """Read, check, tokenise. Raises DataError that names every bad row it shows by file and line."""
+    """Read, check, tokenise.
+
+    Raises DataError that names every bad row it shows by file and line, and ConfigError for arguments that the chat
+    template never names.
+    """
     report = LoadReport()
+    _check_arguments(section, tokenizer)
     prepare = _Preparation(section, judge, tokenizer, report)
     train = [prepare.source(entry) for entry in section.train_entries()]
     report.rows = sum(len(source.rows) for source in train)
@@ -77,32 +99,74 @@ class _Preparation:
     report: LoadReport
 
     def source(self, entry: DataEntry) -> Source:
-        rows = _collect(lambda: self._checked(entry), entry)
+        rows = self._usable(entry)
         rows = self._without_duplicates(rows)
-        prompts = self._without_over_long(self._tokenised(rows))
+        self.report.without_ground_truth += sum(row.gold is None for row in rows)
+        prompts = self._without_over_long(self._tokenised(rows, entry))
         name = f"{entry.domain}:{','.join(entry.paths)}"
         share = entry.probability if entry.probability is not None else float(len(prompts))
         return Source(name, prompts, share)
 
-    def _checked(self, entry: DataEntry) -> Iterator[Row | DataError]:
+    def _usable(self, entry: DataEntry) -> list[Row]:
+        good: list[Row] = []
+        bad: list[DataError] = []
+        columns: set[str] = set()
+        for row in self._checked(entry, columns):
+            good.append(row) if isinstance(row, Row) else bad.append(row)
+        if bad:
+            said = f"{len(bad)} of {len(bad) + len(good)} rows of {entry.path} are unusable:\n{_shown(bad)}"
+            if self.section.unusable == "refuse" or not good:
+                raise DataError(said)
+            self.report.unusable += len(bad)
+            self.report.notes.append(said)
+        if columns:
+            self.report.notes.append(
+                f"{entry.path}: read by reward functions alone: {', '.join(sorted(columns))}"
+            )
+        return good
+
+    def _checked(self, entry: DataEntry, others: set[str]) -> Iterator[Row | DataError]:
+        """The rows, or what is wrong with them; columns that are not the loader's go into `others`."""
         shape = entry.format
         for path in entry.paths:
             for place, columns in read_rows(path):
                 if shape == "auto":
                     shape = shape_of(columns, place=place)
-                yield _row_or_error(columns, place=place, entry=entry, shape=shape, judge=self.judge)
+                others |= columns.keys() - fields_of(shape, entry.columns).columns()
+                yield self._row(columns, place, entry, shape, from_arrow(path))
+
+    def _row(
+        self, columns: dict[str, Any], place: str, entry: DataEntry, shape: str, arrow: bool
+    ) -> Row | DataError:
+        try:
+            row = read_row(columns, place=place, entry=entry, shape=shape, from_arrow=arrow)
+            gold = parse_gold(row.gold, domain=row.domain, section=self.judge, place=place)
+        except DataError as error:
+            return error
+        return dataclasses.replace(row, gold=gold)
 
     def _without_duplicates(self, rows: Sequence[Row]) -> list[Row]:
         if not self.section.dedupe:
             return list(rows)
         kept: dict[tuple[str, bytes], Row] = {}
         for row in rows:
-            kept.setdefault((row.domain, _prompt_key(row)), row)
+            first = kept.setdefault((row.domain, _prompt_key(row)), row)
+            self.report.contradicting += first.gold != row.gold
         self.report.duplicates += len(rows) - len(kept)
         return list(kept.values())
 
-    def _tokenised(self, rows: Sequence[Row]) -> list[Prompt]:
-        rendered = [render(row, self.tokenizer, chat_template=self.section.chat_template) for row in rows]
+    def _render(self, row: Row) -> tuple[str, bool]:
+        section = self.section
+        return render(
+            row,
+            self.tokenizer,
+            chat_template=section.chat_template,
+            chat_template_kwargs=section.chat_template_kwargs,
+        )
+
+    def _tokenised(self, rows: Sequence[Row], entry: DataEntry) -> list[Prompt]:
+        rendered = [self._render(row) for row in rows]
+        self._note_unread(rows, rendered, entry)
         texts = [text for text, _ in rendered]
         tokens = encode(texts, [templated for _, templated in rendered], self.tokenizer)
         return [
@@ -114,12 +178,31 @@ class _Preparation:
                 domain=row.domain,
                 tag=row.tag,
                 row=row.place,
-                metadata={**row.metadata, "messages": row.prompt}
-                if not isinstance(row.prompt, str)
-                else row.metadata,
+                metadata=row.metadata,
+                messages=() if isinstance(row.prompt, str) else row.prompt,
             )
             for number, (row, text, ids) in enumerate(zip(rows, texts, tokens, strict=True))
         ]
+
+    def _note_unread(
+        self, rows: Sequence[Row], rendered: Sequence[tuple[str, bool]], entry: DataEntry
+    ) -> None:
+        """Notes tools, keys of messages and row arguments that no prompt's text shows."""
+        unread = Unread(lambda row: self._render(row)[0], template_names(self.tokenizer))
+        not_shown = 0
+        for row, (text, templated) in zip(rows, rendered, strict=True):
+            if templated:
+                unread.look(row, text)
+            else:
+                not_shown += bool(row.tools or row.chat_template_kwargs)
+        if unread.names():
+            self.report.notes.append(
+                f"{entry.path}: the chat template does not use {', '.join(unread.names())}; the model reads none of it"
+            )
+        if not_shown:
+            self.report.notes.append(
+                f"{entry.path}: {not_shown} rows have tools or chat_template_kwargs and a prompt that no template renders"
+            )
 
     def _without_over_long(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         limit = self.section.max_prompt_tokens
@@ -137,37 +220,31 @@ class _Preparation:
         return kept
 
 
-def _row_or_error(
-    columns: dict[str, Any], *, place: str, entry: DataEntry, shape: str, judge: JudgeSection
-) -> Row | DataError:
-    try:
-        row = read_row(columns, place=place, entry=entry, shape=shape)
-        gold = parse_gold(row.gold, domain=row.domain, section=judge, place=place)
-    except DataError as error:
-        return error
-    return dataclasses.replace(row, gold=gold)
+def _shown(bad: Sequence[DataError]) -> str:
+    shown = "\n".join(str(error) for error in bad[:_SHOWN_PROBLEMS])
+    return shown + (f"\n... and {len(bad) - _SHOWN_PROBLEMS} more" if len(bad) > _SHOWN_PROBLEMS else "")
 
 
-def _collect(rows: Callable[[], Iterator[Row | DataError]], entry: DataEntry) -> list[Row]:
-    good: list[Row] = []
-    bad: list[DataError] = []
-    for row in rows():
-        if isinstance(row, DataError):
-            bad.append(row)
-        else:
-            good.append(row)
-    if bad:
-        shown = "\n".join(str(error) for error in bad[:_SHOWN_PROBLEMS])
-        more = f"\n... and {len(bad) - _SHOWN_PROBLEMS} more" if len(bad) > _SHOWN_PROBLEMS else ""
-        raise DataError(
-            f"{len(bad)} of {len(bad) + len(good)} rows of {entry.path} are unusable:\n{shown}{more}"
-        )
-    return good
+def _check_arguments(section: DataSection, tokenizer: Any) -> None:
+    """Refuses template arguments without a template, and ones whose name stands nowhere in it."""
+    names = template_names(tokenizer)
+    for name in section.chat_template_kwargs:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            raise ConfigError(
+                f"data.chat_template_kwargs.{name}: "
+                + ("the chat template never names it" if names else "the tokenizer has no chat template")
+                + (f"; did you mean '{close[0]}'?" if close else "")
+            )
 
 
 def _prompt_key(row: Row) -> bytes:
-    text = row.prompt if isinstance(row.prompt, str) else repr([sorted(m.items()) for m in row.prompt])
-    return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
+    seen = (
+        row.prompt.strip()
+        if isinstance(row.prompt, str)
+        else json.dumps([row.prompt, row.tools, dict(row.chat_template_kwargs)], sort_keys=True, default=repr)
+    )
+    return hashlib.sha256(seen.encode("utf-8", "surrogatepass")).digest()
 
 
 def _without_overlap(

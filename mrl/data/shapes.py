@@ -1,9 +1,14 @@
-"""The shapes rows come in: our plain one, verl's, TRL's and GSM8K's, and a column map over any of them.
+"""The formats rows come in, and a column map over any of them. docs/data.md shows a row of each.
 
-plain   {"prompt": text or messages, "answer": gold, "domain"?, "tag"?}
-verl    {"prompt": messages, "reward_model": {"ground_truth": gold}, "data_source", "extra_info"}
-trl     {"prompt": text or messages, "solution" | "answer" | "ground_truth": gold, further columns}
-gsm8k   {"question": text, "answer": text that ends in "#### gold"}
+plain      {"prompt": text or messages, "answer": ground truth, "domain"?, "tag"?}
+verl       {"prompt": messages, "reward_model": {"ground_truth": ground truth}, "data_source", "extra_info"}
+trl        {"prompt": text or messages, "solution" | "answer" | "ground_truth": ground truth, further columns}
+messages   {"messages": messages, "solution" | "answer" | "ground_truth": ground truth}
+gsm8k      {"question": text, "answer": text that ends in "#### ground truth"}
+math       {"problem": text, "answer" | "solution": ground truth, perhaps in a text's last \\boxed{}}
+ifeval     {"prompt": text, "instruction_id_list": names, "kwargs": arguments of each}
+
+Any row may have "tools" and "chat_template_kwargs". Columns that are not the prompt go to reward functions unchanged.
 """
 
 from __future__ import annotations
@@ -13,11 +18,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrl.config.data import ColumnMap, DataEntry
+from mrl.data.messages import Messages, read_messages, read_template_arguments, read_tools, without_nulls
 from mrl.errors import DataError
 
-Messages = tuple[dict[str, str], ...]
+_PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 
-_TRL_GOLD = ("solution", "answer", "ground_truth")
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fields:
+    """Names of the columns of a format; a dotted name reaches into a nested column."""
+
+    prompt: str
+    answer: tuple[str, ...]
+    """The first of these that a row has holds the ground truth."""
+    needs_answer: bool = False
+    domain: str | None = None
+    tag: str | None = None
+    tools: str = "tools"
+    chat_template_kwargs: str = "chat_template_kwargs"
+
+    def columns(self) -> set[str]:
+        """The top-level columns that are read."""
+        names = (self.prompt, *self.answer, self.domain, self.tag, self.tools, self.chat_template_kwargs)
+        return {name.partition(".")[0] for name in names if name}
+
+
+_ANSWERS = ("solution", "answer", "ground_truth")
+_FORMATS = {
+    "plain": Fields("prompt", ("answer",), domain="domain", tag="tag"),
+    "verl": Fields("prompt", ("reward_model.ground_truth",), needs_answer=True, tag="data_source"),
+    "trl": Fields("prompt", _ANSWERS),
+    "messages": Fields("messages", _ANSWERS),
+    "gsm8k": Fields("question", ("answer",), needs_answer=True),
+    "math": Fields("problem", ("answer", "solution")),
+    "ifeval": Fields("prompt", ("instruction_id_list", "kwargs"), needs_answer=True),
+}
+_QUESTIONS = ("gsm8k", "math", "ifeval")
+"""Formats whose prompt is a question in plain words: it becomes the message of a user."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,71 +68,99 @@ class Row:
     domain: str
     tag: str
     metadata: Mapping[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    """JSON schemas that the chat template shows the model; None where the row has no such column."""
+    chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def shape_of(columns: Mapping[str, Any], *, place: str) -> str:
     """The format a row looks like."""
     if "reward_model" in columns:
         return "verl"
-    if "question" in columns and "prompt" not in columns:
-        return "gsm8k"
+    if "instruction_id_list" in columns:
+        return "ifeval"
     if "prompt" in columns:
         return "plain" if "answer" in columns else "trl"
+    for column, shape in (("question", "gsm8k"), ("problem", "math"), ("messages", "messages")):
+        if column in columns:
+            return shape
     raise DataError(
         f"{place}: cannot tell the format from the columns {sorted(columns)}; set data.format and data.columns"
     )
 
 
-def read_row(columns: Mapping[str, Any], *, place: str, entry: DataEntry, shape: str) -> Row:
-    """Understand one row. Raises DataError naming the place and the missing or malformed column."""
-    mapped = entry.columns
-    prompt = _prompt(columns, mapped, shape, place)
+def fields_of(shape: str, mapped: ColumnMap) -> Fields:
+    """The columns of a format, with the map's names in place of the format's own."""
+    own = {name: value for name, value in mapped if value is not None}
+    if mapped.answer:
+        own |= {"answer": (mapped.answer,), "needs_answer": True}
+    return dataclasses.replace(_FORMATS[shape], **own)
+
+
+def read_row(
+    columns: Mapping[str, Any], *, place: str, entry: DataEntry, shape: str, from_arrow: bool = False
+) -> Row:
+    """Understand one row. Raises DataError naming the place and the missing or malformed column.
+
+    In rows `from_arrow` a null field of a message or tool means that there is no such field.
+    """
+    fields = fields_of(shape, entry.columns)
+    _refuse_pictures(columns, place)
+    clean = without_nulls if from_arrow else _as_it_is
+    prompt = _prompt(clean(_column(columns, fields.prompt, place)), fields, shape, place)
     if entry.system is not None:
         own = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
         prompt = ({"role": "system", "content": entry.system}, *own)
-    domain = _optional(columns, mapped.domain or ("domain" if shape == "plain" else None)) or entry.domain
-    tag_column = mapped.tag or {"plain": "tag", "verl": "data_source"}.get(shape)
     return Row(
         place=place,
         prompt=prompt,
-        gold=_gold(columns, mapped, shape, place),
-        domain=str(domain),
-        tag=str(_optional(columns, tag_column) or ""),
-        metadata=_metadata(columns, shape),
+        gold=_gold(columns, fields, shape, place),
+        domain=str(_optional(columns, fields.domain) or entry.domain),
+        tag=str(_optional(columns, fields.tag) or ""),
+        metadata={n: v for n, v in columns.items() if n != fields.prompt or shape == "messages"},
+        tools=read_tools(clean(_optional(columns, fields.tools)), place=place),
+        chat_template_kwargs=read_template_arguments(
+            clean(_optional(columns, fields.chat_template_kwargs)), place=place
+        ),
     )
 
 
-def _prompt(columns: Mapping[str, Any], mapped: ColumnMap, shape: str, place: str) -> str | Messages:
-    name = mapped.prompt or ("question" if shape == "gsm8k" else "prompt")
-    value = _column(columns, name, place)
+def _refuse_pictures(columns: Mapping[str, Any], place: str) -> None:
+    held = [name for name in _PICTURES if columns.get(name)]
+    if held:
+        raise DataError(
+            f"{place}: the row has something in {held}, and the models trained here take text alone; "
+            "leave these columns out of the file if the prompt does not need them"
+        )
+
+
+def _prompt(value: Any, fields: Fields, shape: str, place: str) -> str | Messages:
+    if shape == "messages":
+        return _up_to_the_last_question(read_messages(value, name=fields.prompt, place=place), place)
     if isinstance(value, str):
         if not value.strip():
-            raise DataError(f"{place}: column {name!r} is empty")
-        return ({"role": "user", "content": value},) if shape == "gsm8k" else value
-    return _messages(value, name, place)
+            raise DataError(f"{place}: column {fields.prompt!r} is empty")
+        return ({"role": "user", "content": value},) if shape in _QUESTIONS else value
+    return read_messages(value, name=fields.prompt, place=place)
 
 
-def _messages(value: Any, name: str, place: str) -> Messages:
-    wrong = f"{place}: column {name!r} must be text or a list of {{role, content}}"
-    if not isinstance(value, list) or not value:
-        raise DataError(f"{wrong}; it is {type(value).__name__} {str(value)[:80]!r}")
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"{wrong}; one message is {str(message)[:80]!r}")
-        if not isinstance(message.get("content"), str):
-            raise DataError(f"{wrong}; the content of a message is {str(message.get('content'))[:80]!r}")
-    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+def _up_to_the_last_question(messages: Messages, place: str) -> Messages:
+    """A conversation without its last answers, which are the policy's to give."""
+    end = len(messages)
+    while end and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    if not end:
+        raise DataError(f"{place}: all messages are the assistant's; a prompt ends with another role's")
+    return messages[:end]
 
 
-def _gold(columns: Mapping[str, Any], mapped: ColumnMap, shape: str, place: str) -> Any:
-    if mapped.answer:
-        value = _column(columns, mapped.answer, place)
-    elif shape == "verl":
-        value = _column(columns, "reward_model.ground_truth", place)
-    elif shape == "trl":
-        value = next((columns[name] for name in _TRL_GOLD if columns.get(name) is not None), None)
-    else:
-        value = columns.get("answer")
+def _gold(columns: Mapping[str, Any], fields: Fields, shape: str, place: str) -> Any:
+    values = (_optional(columns, name) for name in fields.answer)
+    value = next((value for value in values if value is not None), None)
+    if value is None and fields.needs_answer:
+        _column(columns, fields.answer[0], place)
+    if shape == "ifeval" and "kwargs" in fields.answer:
+        return {"instruction_id_list": value, "kwargs": columns.get("kwargs")}
     if shape != "gsm8k":
         return value
     if not isinstance(value, str) or "####" not in value:
@@ -105,29 +170,21 @@ def _gold(columns: Mapping[str, Any], mapped: ColumnMap, shape: str, place: str)
     return value.rpartition("####")[2].strip()
 
 
-def _metadata(columns: Mapping[str, Any], shape: str) -> dict[str, Any]:
-    if shape == "verl":
-        extra = columns.get("extra_info")
-        return {
-            "data_source": columns.get("data_source"),
-            "extra_info": dict(extra) if isinstance(extra, dict) else {},
-        }
-    return {name: value for name, value in columns.items() if name not in ("prompt", "question")}
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _column(columns: Mapping[str, Any], name: str, place: str) -> Any:
-    value: Any = columns
-    for part in name.split("."):
-        if not isinstance(value, dict | Mapping) or value.get(part) is None:
-            raise DataError(f"{place}: no column {name!r}; the row has {sorted(columns)}")
-        value = value[part]
+    value = _optional(columns, name)
+    if value is None:
+        raise DataError(f"{place}: no column {name!r}; the row has {sorted(columns)}")
     return value
 
 
 def _optional(columns: Mapping[str, Any], name: str | None) -> Any:
     value: Any = columns
     for part in (name or "").split("."):
-        if not isinstance(value, dict | Mapping):
+        if not isinstance(value, Mapping):
             return None
         value = value.get(part)
     return value

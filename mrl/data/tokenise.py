@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mrl.data.shapes import Messages, Row
+from mrl.data.shapes import Row
 from mrl.errors import DataError
 
 
-def render(row: Row, tokenizer: Any, *, chat_template: bool) -> tuple[str, bool]:
-    """The text the model reads, and whether a chat template made it (its special tokens are in the text then)."""
+def render(
+    row: Row, tokenizer: Any, *, chat_template: bool, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> tuple[str, bool]:
+    """The text the model reads, and whether a chat template made it (its special tokens are in the text then).
+
+    `chat_template_kwargs` are the template's arguments for all rows; a row's own go before them.
+    """
     if isinstance(row.prompt, str):
         return row.prompt, False
     if chat_template and getattr(tokenizer, "chat_template", None):
-        return _apply(row.prompt, tokenizer, row.place), True
+        return _apply(row, tokenizer, {**(chat_template_kwargs or {}), **row.chat_template_kwargs}), True
+    if row.tools:
+        raise DataError(f"{row.place}: the row has tools and there is no chat template to show them with")
     if len(row.prompt) == 1:
         return row.prompt[0]["content"], False
     raise DataError(
         f"{row.place}: the prompt has {len(row.prompt)} messages and there is no chat template to join them with; "
         "use a tokenizer with one (and data.chat_template=true) or give the prompt as text"
     )
+
+
+def template_names(tokenizer: Any) -> set[str]:
+    """The words that stand in the chat template; an argument that is none of them has no effect. Empty without one."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    source = "\n".join(template.values()) if isinstance(template, dict) else template
+    return set(re.findall(r"[A-Za-z_]\w*", source))
 
 
 def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
@@ -41,15 +56,24 @@ def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> l
     return [tokens for tokens in found if tokens is not None]
 
 
-def _apply(messages: Messages, tokenizer: Any, place: str) -> str:
+def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
+    """The prompt up to where the policy goes on: after the assistant's header, or inside its last message, as in TRL."""
     import jinja2
 
+    goes_on = row.prompt[-1]["role"] == "assistant"  # type: ignore[index]
     try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            list(row.prompt),
+            tools=row.tools,
+            tokenize=False,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+            **arguments,
+        )
     except (jinja2.TemplateError, ValueError, TypeError) as error:
-        roles = [message["role"] for message in messages]
+        roles = [message["role"] for message in row.prompt]  # type: ignore[index]
         raise DataError(
-            f"{place}: the chat template refuses messages with the roles {roles}: {error}"
+            f"{row.place}: the chat template refuses messages with the roles {roles}: {error}"
         ) from error
     return str(text)
 

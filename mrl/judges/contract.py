@@ -30,7 +30,7 @@ class Request:
     gold: Any
     """What the domain's gold parser made of the row's answer at load."""
     prompt: str = ""
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
     """The prompt as messages, where the row had them."""
     domain: str = "default"
     tag: str = ""
@@ -76,7 +76,7 @@ def request_for(sample: Sample, prompt: Prompt, *, gold: Any, deadline_seconds: 
         response=sample.response_text,
         gold=gold,
         prompt=prompt.text,
-        messages=tuple(prompt.metadata.get("messages", ())),
+        messages=prompt.messages,
         domain=prompt.domain,
         tag=prompt.tag,
         status=sample.status,

@@ -144,18 +144,19 @@ async def _awaited(answer: Any) -> Any:
 
 
 def _verl_arguments(request: Request) -> dict[str, Any]:
+    extra = request.metadata.get("extra_info")
     return {
         "data_source": request.metadata.get("data_source") or request.tag or request.domain,
         "solution_str": request.response,
         "ground_truth": request.gold,
-        "extra_info": dict(request.metadata.get("extra_info") or {}),
+        "extra_info": dict(extra) if isinstance(extra, dict) else extra or {},
     }
 
 
 def _trl_arguments(requests: Sequence[Request]) -> dict[str, Any]:
     as_messages = bool(requests[0].messages)
     columns: dict[str, list[Any]] = {}
-    for name in sorted(set().union(*(request.metadata for request in requests)) - {"messages"}):
+    for name in sorted(set().union(*(request.metadata for request in requests))):
         columns[str(name)] = [request.metadata.get(name) for request in requests]
     return {
         **columns,

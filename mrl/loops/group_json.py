@@ -26,7 +26,13 @@ def to_json(group: Group) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Group:
-    return Group(Prompt(**_arrays(value["prompt"])), tuple(_sample(s) for s in value["samples"]))
+    return Group(_prompt(value["prompt"]), tuple(_sample(s) for s in value["samples"]))
+
+
+def _prompt(value: dict[str, Any]) -> Prompt:
+    fields: dict[str, Any] = _arrays(value)
+    fields["messages"] = tuple(value["messages"])
+    return Prompt(**fields)
 
 
 def _sample(value: dict[str, Any]) -> Sample:

@@ -55,3 +55,24 @@ def write_rows(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+TOOL_TEMPLATE = """\
+{%- if tools %}[system]Tools:{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+{% endif -%}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}[tool {{ m.name }} {{ m.tool_call_id }}]{{ m.content }}
+{%- else %}[{{ m.role }}]{{ m.content if m.content is string else '' }}
+{%- for call in m.tool_calls or [] %}<call {{ call.id }}>{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{% endif %}"""
+"""A template that uses what Qwen3's does: tools, tool calls and their answers, and an argument that turns thinking off."""
+
+
+@pytest.fixture(scope="session")
+def tool_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TOOL_TEMPLATE
+    return tokenizer

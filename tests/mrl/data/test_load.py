@@ -36,6 +36,42 @@ def test_repeated_prompts_are_dropped_and_counted(write_rows: Any, plain_tokeniz
     assert load_data(DataSection(train=train, dedupe=False), MATHS, plain_tokenizer).report.rows == 4
 
 
+def test_duplicates_with_another_ground_truth_are_counted(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1), row(1), row(1, answer=3)])
+    report = load_data(DataSection(train=train), MATHS, plain_tokenizer).report
+    assert (report.rows, report.duplicates, report.contradicting) == (1, 2, 1)
+
+
+def test_unusable_rows_are_left_out_and_counted_where_that_is_asked_for(
+    write_rows: Any, plain_tokenizer: Any
+) -> None:
+    train = write_rows([row(1), row(2, answer=None), row(3)])
+    report = load_data(DataSection(train=train, unusable="filter"), MATHS, plain_tokenizer).report
+    assert (report.rows, report.unusable) == (2, 1)
+    assert any(f"{train}:2: the row has no" in note for note in report.notes)
+    with pytest.raises(DataError, match="1 of 1 rows"):
+        load_data(
+            DataSection(train=write_rows([row(1, answer=None)]), unusable="filter"), MATHS, plain_tokenizer
+        )
+
+
+def test_rows_without_ground_truth_are_counted(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1), row(2, answer=None)])
+    report = load_data(
+        DataSection(train=train), JudgeSection.model_validate({"kind": "format"}), plain_tokenizer
+    ).report
+    assert (report.rows, report.without_ground_truth) == (2, 1)
+
+
+def test_columns_that_only_reward_functions_read_are_named(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1, tag="easy", level=3), row(2, source="book")])
+    data = load_data(DataSection(train=train), MATHS, plain_tokenizer)
+    assert f"{train}: read by reward functions alone: level, source" in data.report.notes
+    assert data.train[0].rows[1].metadata["source"] == "book"
+    assert data.report.lines()[0].startswith("rows: 2, validation_rows: 0, ")
+    assert data.report.lines()[1:] == data.report.notes
+
+
 def test_over_long_prompts_are_filtered_or_refused(write_rows: Any, plain_tokenizer: Any) -> None:
     train = write_rows([row(1), row(2, prompt="x" * 50)])
     data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)
@@ -127,4 +163,4 @@ def test_messages_reach_judges_and_tokens_alike(write_rows: Any, chat_tokenizer:
     train = write_rows([{"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"}])
     (prompt,) = load_data(DataSection(train=train), MATHS, chat_tokenizer).stream(0).take(1)
     assert prompt.text == "<user>1+1<assistant>"
-    assert prompt.metadata["messages"] == ({"role": "user", "content": "1+1"},)
+    assert prompt.messages == ({"role": "user", "content": "1+1"},)

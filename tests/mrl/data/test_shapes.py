@@ -36,7 +36,11 @@ def test_each_shape(
 
 def test_metadata_is_what_plug_ins_expect() -> None:
     row = read_row(VERL, place="f:1", entry=DataEntry(path="f"), shape="verl")
-    assert row.metadata == {"data_source": "openai/gsm8k", "extra_info": {"split": "train", "index": 7}}
+    assert row.metadata == {name: value for name, value in VERL.items() if name != "prompt"}
+    row = read_row(
+        {**VERL, "extra_info": "from a book"}, place="f:1", entry=DataEntry(path="f"), shape="verl"
+    )
+    assert row.metadata["extra_info"] == "from a book"
     row = read_row(
         {"prompt": "q", "solution": "4", "level": 3}, place="f:1", entry=DataEntry(path="f"), shape="trl"
     )

@@ -27,7 +27,7 @@ def test_a_group_comes_back_equal_to_the_last_bit() -> None:
         VerdictKind.SCORED, 0.1 + 0.2, "why", {"maths": 1.0}, token_values=np.array([0.1, 0.7], np.float32)
     )
     judged = dataclasses.replace(sample(3, 0, 2, 2), verdict=verdict)
-    group = Group(
-        Prompt(3, judged.prompt_tokens, "1+1=", "2", metadata={"a": [1, 2]}), (judged, sample(3, 1, 2, 4))
-    )
+    messages = ({"role": "user", "content": "1+1="},)
+    prompt = Prompt(3, judged.prompt_tokens, "1+1=", "2", metadata={"a": [1, 2]}, messages=messages)
+    group = Group(prompt, (judged, sample(3, 1, 2, 4)))
     assert same(group, from_json(json.loads(json.dumps(to_json(group)))))

@@ -1,0 +1,104 @@
+"""Messages, tools and template arguments of a row, checked. Every key of a message reaches the chat template.
+
+Three things are put into the form that templates expect; everything else passes as the row has it.
+
+- Text that stands for structure (messages, tools, tool_calls, the arguments of a call) is parsed from JSON: templates
+  want objects there, and vLLM's server hands them objects too.
+- Content in parts of type "text" is joined by line ends, as vLLM does for templates that read text.
+- Arrow gives every row all fields that any row has, null where a row has none: such nulls are left out, as TRL does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mrl.config.data import RESERVED_ARGUMENTS
+from mrl.errors import DataError
+
+Messages = tuple[dict[str, Any], ...]
+
+
+def read_messages(value: Any, *, name: str, place: str) -> Messages:
+    """Messages of column `name`. Raises DataError naming the place for anything that is no message or no text."""
+    value = _parsed(value)
+    wrong = f"{place}: column {name!r} must be text or a list of {{role, content}}"
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{wrong}; it is {type(value).__name__} {str(value)[:80]!r}")
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise DataError(f"{wrong}; one message is {str(message)[:80]!r}")
+    return tuple(_message(message, wrong, place) for message in value)
+
+
+def read_tools(value: Any, *, place: str) -> list[dict[str, Any]] | None:
+    """Tools as JSON schemas, None where the row has none; the list or its elements may be JSON text."""
+    value = _parsed(value)
+    if value is None:
+        return None
+    tools = [_parsed(tool) for tool in value] if isinstance(value, list) else None
+    if tools is None or not all(isinstance(tool, dict) for tool in tools):
+        raise DataError(f"{place}: tools are a list of JSON schemas, not {str(value)[:80]!r}")
+    return tools
+
+
+def read_template_arguments(value: Any, *, place: str) -> dict[str, Any]:
+    """Further arguments of the chat template, an object or JSON text; empty where the row has none."""
+    value = _parsed(value)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not RESERVED_ARGUMENTS.isdisjoint(value):
+        raise DataError(
+            f"{place}: chat_template_kwargs is an object of template arguments other than "
+            f"{', '.join(sorted(RESERVED_ARGUMENTS))}; it is {str(value)[:80]!r}"
+        )
+    return value
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without the null fields of its objects, at any depth; null elements of lists stay."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _message(message: dict[str, Any], wrong: str, place: str) -> dict[str, Any]:
+    content, calls = message.get("content"), _parsed(message.get("tool_calls"))
+    changed: dict[str, Any] = {}
+    if isinstance(content, list):
+        changed["content"] = "\n".join(_text(part, place) for part in content)
+    elif not isinstance(content, str) and not (content is None and calls):
+        raise DataError(f"{wrong}; the content of a message is {str(content)[:80]!r}")
+    if isinstance(calls, list):
+        changed["tool_calls"] = [_call(call) for call in calls]
+    return {**message, **changed}
+
+
+def _text(part: Any, place: str) -> str:
+    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise DataError(
+            f"{place}: a message has a content part of type {kind!r}; only parts of type 'text' are read, because "
+            "the models trained here take text alone"
+        )
+    return part["text"]
+
+
+def _call(call: Any) -> Any:
+    """A tool call whose arguments are an object; text that is no JSON object stays text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = _parsed(function.get("arguments")) if isinstance(function, dict) else None
+    if function is None or not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(value: Any) -> Any:
+    """The object or list that JSON text stands for; anything else as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,67 @@
+"""What of the rows leaves no trace in the text the model reads.
+
+A chat template may pass over tools, a key of a message, or whole roles, and says nothing. Whether it does is found by
+rendering a row once more without the thing: the same text means that the template did not use it there. A thing that
+changed none of the first rows that have it is reported by name. A row's own argument counts as used where the
+template names it, because its value may be what the template takes anyway.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+from mrl.data.shapes import Row
+from mrl.errors import DataError
+
+_TRIES = 20
+"""Rows that each thing is looked for in; a template decides by what is there, rarely by which row it is."""
+
+
+class Unread:
+    """Finds what a template does not use. `render` is the text of a row; `names` are the words in the template."""
+
+    def __init__(self, render: Callable[[Row], str], names: Set[str]) -> None:
+        self._render = render
+        self._names = names
+        self._tries: Counter[str] = Counter()
+        self._used: set[str] = set()
+
+    def look(self, row: Row, text: str) -> None:
+        """Takes note of a templated row and its text."""
+        for thing, without in _without_each(row):
+            if thing not in self._used and self._tries[thing] < _TRIES:
+                self._tries[thing] += 1
+                if self._differs(without, text):
+                    self._used.add(thing)
+        for name in row.chat_template_kwargs:
+            self._tries[name] += 1
+            if name in self._names:
+                self._used.add(name)
+
+    def names(self) -> list[str]:
+        """`tools`, `role.key` and row arguments that no looked-at text shows."""
+        return sorted(self._tries.keys() - self._used)
+
+    def _differs(self, row: Row, text: str) -> bool:
+        try:
+            return self._render(row) != text
+        except DataError:  # the template asks for it
+            return True
+
+
+def _without_each(row: Row) -> Iterator[tuple[str, Row]]:
+    """Each thing of a row with the row as it would be without it."""
+    if row.tools:
+        yield "tools", dataclasses.replace(row, tools=None)
+    assert not isinstance(row.prompt, str)
+    for thing in {(m["role"], key) for m in row.prompt for key in m if key != "role"}:
+        role, key = thing
+        prompt = tuple(_left_out(m, key) if m["role"] == role else m for m in row.prompt)
+        yield f"{role}.{key}", dataclasses.replace(row, prompt=prompt)
+
+
+def _left_out(message: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != key}
