@@ -1,12 +1,14 @@
-"""Reading raw rows from jsonl and parquet files. What the columns mean is `shapes`' business."""
+"""Reading raw rows from files and data sets of the Hugging Face hub. What the columns mean is `shapes`' business."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mrl.errors import DataError
 
@@ -15,19 +17,20 @@ RawRow = tuple[str, dict[str, Any]]
 
 
 def read_rows(path: str | Path) -> Iterator[RawRow]:
-    """Rows of one file with their place. Lines and parquet rows are counted from 1.
+    """Rows of one file with their place, counted from 1: lines of text files, rows of parquet and of a JSON list.
 
     Raises DataError for a file that is missing, empty, of unknown kind or unreadable, and for a bad line.
     """
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: no such file (working directory {Path.cwd()})")
-    if path.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")):
-        rows = _read_jsonl(path)
-    elif path.suffix == ".parquet":
-        rows = _read_parquet(path)
+    for endings, reader in _READERS.items():
+        if path.name.endswith(endings):
+            rows = reader(path)
+            break
     else:
-        raise DataError(f"{path}: unknown kind of file; give .jsonl, .jsonl.gz or .parquet")
+        known = ", ".join(ending for endings in _READERS for ending in endings)
+        raise DataError(f"{path}: unknown kind of file; known: {known}")
     empty = True
     for row in rows:
         empty = False
@@ -42,11 +45,17 @@ def from_arrow(path: str | Path) -> bool:
 
 
 def _read_jsonl(path: Path) -> Iterator[RawRow]:
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield f"{path}:{number}", _parse_line(line, f"{path}:{number}")
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield f"{path}:{number}", _parse_line(line, f"{path}:{number}")
+            yield file  # type: ignore[misc]
     except (OSError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
@@ -56,9 +65,49 @@ def _parse_line(line: bytes, place: str) -> dict[str, Any]:
         row = json.loads(line)
     except ValueError as error:
         raise DataError(f"{place}: no JSON: {error}; the line starts with {line[:60]!r}") from error
+    return _object(row, place)
+
+
+def _object(row: Any, place: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{place}: a row is an object with named columns, this one is a {type(row).__name__}")
     return row
+
+
+def _read_json(path: Path) -> Iterator[RawRow]:
+    """One list of rows; a file that does not start as a list holds a row in each line."""
+    with _open(path) as file:
+        start = file.read(4096).lstrip()[:1]
+        if start != b"[":
+            yield from _read_jsonl(path)
+            return
+        file.seek(0)
+        try:
+            rows = json.load(file)
+        except ValueError as error:
+            raise DataError(f"{path}: no JSON: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}:{number}", _object(row, f"{path}:{number}")
+
+
+def _read_csv(path: Path) -> Iterator[RawRow]:
+    """Columns by the header's names, all text; an empty cell is null. A place is the line a row ends in."""
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            names = list(reader.fieldnames or ())
+            if len(set(names)) < len(names):
+                raise DataError(f"{path}: the header names a column twice: {names}")
+            for row in reader:
+                place = f"{path}:{reader.line_num}"
+                if None in row or None in row.values():
+                    raise DataError(f"{place}: the row has not as many cells as the header ({len(names)})")
+                yield place, {name: cell or None for name, cell in row.items()}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as csv: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
@@ -74,3 +123,11 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
                     yield f"{path}:{number}", row
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as parquet: {error}") from error
+
+
+_READERS: dict[tuple[str, ...], Callable[[Path], Iterator[RawRow]]] = {
+    (".jsonl", ".jsonl.gz", ".ndjson"): _read_jsonl,
+    (".json", ".json.gz"): _read_json,
+    (".parquet",): _read_parquet,
+    (".csv",): _read_csv,
+}

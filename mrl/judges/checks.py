@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 CHECKS: Mapping[str, Callable[..., bool]] = {}
 """Filled below, at import, and never after."""
 
-Relation = Literal["at_least", "at_most", "exactly"]
+Relation = Literal["at_least", "at_most", "exactly", "around"]
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
@@ -59,8 +59,11 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _holds(count: int, relation: Relation, wanted: int) -> bool:
+    """Around is up to a tenth off, and always up to one."""
     if relation == "exactly":
         return count == wanted
+    if relation == "around":
+        return abs(count - wanted) <= max(1, round(wanted / 10))
     return count >= wanted if relation == "at_least" else count <= wanted
 
 
@@ -93,6 +96,13 @@ def num_paragraphs(text: str, *, relation: Relation, count: int) -> bool:
 
 
 @check
+def num_divided_parts(text: str, *, divider: str, relation: Relation, count: int) -> bool:
+    """Number of parts between dividers (*** for instance); a divider may open or close the text, two never meet."""
+    parts = [part.strip() for part in text.split(divider)]
+    return all(parts[1:-1]) and _holds(sum(map(bool, parts)), relation, count)
+
+
+@check
 def num_lines(text: str, *, relation: Relation, count: int) -> bool:
     """Number of lines that hold something."""
     return _holds(sum(bool(line.strip()) for line in text.splitlines()), relation, count)
@@ -117,9 +127,10 @@ def num_numbered_items(text: str, *, relation: Relation, count: int) -> bool:
 
 
 @check
-def num_sections(text: str, *, relation: Relation, count: int) -> bool:
-    """Number of markdown headings."""
-    return _holds(len(_SECTION.findall(text)), relation, count)
+def num_sections(text: str, *, relation: Relation, count: int, splitter: str = "") -> bool:
+    """Number of markdown headings; with a splitter ("Section"), of places where it stands before a number."""
+    marks = re.findall(rf"{re.escape(splitter)}\s?[0-9]", text, re.IGNORECASE) if splitter else None
+    return _holds(len(_SECTION.findall(text) if marks is None else marks), relation, count)
 
 
 @check
@@ -149,8 +160,8 @@ def letter_frequency(text: str, *, letter: str, relation: Relation, count: int) 
 
 @check
 def word_frequency(text: str, *, word: str, relation: Relation, count: int) -> bool:
-    """How often a word occurs, as a whole word in either case."""
-    return _holds(_words(text).count(word.lower()), relation, count)
+    """How often a word or phrase occurs, as whole words in either case."""
+    return _holds(len(_phrase(word).findall(text)), relation, count)
 
 
 @check
@@ -167,14 +178,15 @@ def avoids_words(text: str, *, words: list[str]) -> bool:
 
 @check
 def starts_with(text: str, *, phrase: str) -> bool:
-    """The response starts with the phrase."""
-    return text.lstrip().startswith(phrase)
+    """The response starts with the phrase, in either case."""
+    return text.lstrip().lower().startswith(phrase.strip().lower())
 
 
 @check
 def ends_with(text: str, *, phrase: str) -> bool:
-    """The response ends with the phrase."""
-    return text.rstrip().endswith(phrase)
+    """The response ends with the phrase, in either case; a quotation mark that closes the response may follow."""
+    body, phrase = text.rstrip().lower(), phrase.strip().lower()
+    return body.endswith(phrase) or body.removesuffix('"').rstrip().endswith(phrase)
 
 
 @check
@@ -223,14 +235,17 @@ def has_title(text: str) -> bool:
 
 @check
 def has_postscript(text: str, *, marker: str) -> bool:
-    """A line that starts with the marker (P.S.) and goes on."""
-    return re.search(rf"^\s{{0,8}}{re.escape(marker)}[ \t]*\S", text, re.MULTILINE) is not None
+    """A line that starts with the marker (P.S.), in either case, and goes on."""
+    line = rf"^\s{{0,8}}{re.escape(marker)}[ \t]*\S"
+    return re.search(line, text, re.MULTILINE | re.IGNORECASE) is not None
 
 
 @check
-def paragraph_starts_with(text: str, *, number: int, word: str) -> bool:
-    """Paragraph `number` (from 1) starts with the word."""
+def paragraph_starts_with(text: str, *, number: int, word: str, total: int = 0) -> bool:
+    """Paragraph `number` (from 1) starts with the word; with `total`, there are so many paragraphs."""
     paragraphs = _paragraphs(text)
+    if total and len(paragraphs) != total:
+        return False
     return 1 <= number <= len(paragraphs) and _words(paragraphs[number - 1])[:1] == [word.lower()]
 
 
@@ -238,6 +253,12 @@ def paragraph_starts_with(text: str, *, number: int, word: str) -> bool:
 def one_of(text: str, *, options: list[str]) -> bool:
     """The response is exactly one of the options."""
     return text.strip() in options
+
+
+@check
+def contains_one_of(text: str, *, options: list[str]) -> bool:
+    """One of the options occurs, letter by letter."""
+    return any(option in text for option in options)
 
 
 @check
@@ -249,14 +270,14 @@ def two_different_responses(text: str) -> bool:
 
 @check
 def language_letters(text: str, *, script: str) -> bool:
-    """At least 90% of the letters belong to a script (latin, cyrillic, greek, arabic, han, hangul, kana, devanagari)."""
+    """At least 90% of the letters belong to a script (latin, cyrillic, greek, ...: see `SCRIPTS`)."""
     letters = [ord(c) for c in text if c.isalpha()]
-    ranges = _SCRIPTS.get(script, ())
+    ranges = SCRIPTS.get(script, ())
     inside = sum(any(low <= c <= high for low, high in ranges) for c in letters)
     return bool(letters) and inside >= 0.9 * len(letters)
 
 
-_SCRIPTS: Mapping[str, tuple[tuple[int, int], ...]] = {
+SCRIPTS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "latin": ((0x41, 0x24F), (0x1E00, 0x1EFF)),
     "cyrillic": ((0x400, 0x52F),),
     "greek": ((0x370, 0x3FF), (0x1F00, 0x1FFF)),
@@ -265,6 +286,15 @@ _SCRIPTS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "hangul": ((0xAC00, 0xD7AF),),
     "kana": ((0x3040, 0x30FF),),
     "devanagari": ((0x900, 0x97F),),
+    "bengali": ((0x980, 0x9FF),),
+    "gurmukhi": ((0xA00, 0xA7F),),
+    "gujarati": ((0xA80, 0xAFF),),
+    "tamil": ((0xB80, 0xBFF),),
+    "telugu": ((0xC00, 0xC7F),),
+    "kannada": ((0xC80, 0xCFF),),
+    "malayalam": ((0xD00, 0xD7F),),
+    "thai": ((0xE00, 0xE7F),),
+    "hebrew": ((0x590, 0x5FF),),
 }
 
 

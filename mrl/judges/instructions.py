@@ -1,6 +1,8 @@
 """Instruction checks: a row names the checks its response has to pass.
 
 [{"check": "num_words", "relation": "at_most", "count": 50}, {"check": "no_commas"}]
+
+IFEval's and RLVR-IFeval's own forms are understood too (see `ifeval`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from mrl.config.judge import InstructionRules
 from mrl.errors import DataError
 from mrl.judges.checks import CHECKS, arguments_error
 from mrl.judges.contract import Request, refused, scored
+from mrl.judges.ifeval import checks_of
 from mrl.samples import Verdict
 
 MAX_CHARS = 500_000
@@ -32,7 +35,7 @@ def parse_checks(raw: Any, *, place: str) -> tuple[Check, ...]:
     if isinstance(raw, str) and raw[:1] in ("[", "{"):
         raw = _parsed(raw, place)
     if isinstance(raw, dict):
-        raw = [raw]
+        raw = checks_of(raw, place=place) or [raw]
     if not isinstance(raw, list) or not raw:
         raise DataError(
             f"{place}: the answer of an instruction row is a list of checks, not {str(raw)[:80]!r}"
@@ -79,7 +82,7 @@ def judge(response: str, checks: Sequence[Check], rules: InstructionRules = Inst
 class InstructionJudge:
     """Scores with `judge`."""
 
-    name, version = "instructions", "1"
+    name, version = "instructions", "2"
 
     def __init__(self, rules: InstructionRules) -> None:
         self._rules = rules

@@ -17,6 +17,8 @@ from mrl.samples import Verdict
 NAME = "maths"
 VERSION = "1"
 
+_LAST_BOX = {"extraction": ("boxed",), "several": "last"}
+
 _exact_gold = functools.lru_cache(maxsize=4096)(exact_number)
 
 
@@ -51,8 +53,11 @@ def judge_symbolically(response: str, gold: str, rules: MathsRules) -> Verdict:
 
 
 def parse_gold(raw: object, *, rules: MathsRules, place: str) -> str:
-    """The gold answer as tidy text. Raises DataError for one that nothing could equal."""
+    """The gold answer as tidy text: of a solution that boxes its answer, the last box. Raises DataError for one that
+    nothing could equal."""
     text = tidy(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
+    if text and "boxed" in text:
+        text = final_answer(text, rules.model_copy(update=_LAST_BOX)).text
     if not text:
         raise DataError(f"{place}: a gold answer is a number or text, not {raw!r}")
     if exact_number(text) is not None:

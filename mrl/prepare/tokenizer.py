@@ -5,10 +5,10 @@ Both come out as a folder that `transformers.AutoTokenizer` loads. Id 0 is paddi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from mrl.data.files import read_rows
 from mrl.errors import DataError
 
 PAD, END = "<pad>", "<end>"
@@ -46,29 +46,10 @@ def write_bpe(files: Sequence[str | Path], folder: str | Path, *, vocab_size: in
 
 
 def texts(files: Iterable[str | Path]) -> Iterator[str]:
-    """Every string in the rows of jsonl or parquet files, nested ones included."""
+    """Every string in the rows of data files, nested ones included."""
     for file in files:
-        path = Path(file)
-        if not path.is_file():
-            raise DataError(f"{path} does not exist; a tokenizer cannot be made from it")
-        if path.suffix == ".parquet":
-            import pyarrow.parquet
-
-            rows: Iterable = pyarrow.parquet.read_table(path).to_pylist()
-        else:
-            rows = _json_rows(path)
-        for row in rows:
+        for _, row in read_rows(file):
             yield from _strings(row)
-
-
-def _json_rows(path: Path) -> Iterator[object]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not a JSON row ({error})") from error
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -35,6 +35,28 @@ def test_jsonl_gzip_and_parquet_give_the_same_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_of_rows_is_read_and_lines_under_the_same_ending_too(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("\n" + json.dumps(ROWS, indent=1))
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(json.dumps(ROWS).encode()))
+    (tmp_path / "c.json").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for name in ("a.json", "b.json.gz", "c.json"):
+        assert list(read_rows(tmp_path / name)) == [
+            (f"{tmp_path / name}:{n}", row) for n, row in enumerate(ROWS, 1)
+        ]
+
+
+def test_cells_of_csv_are_text_and_empty_ones_null(tmp_path: Path) -> None:
+    """An answer of 007 or 1e3 is not the number a reader of types would make of it."""
+    text = '\ufeffprompt,answer,tag\n"two\nlines, a ""comma""",007,\nb,1e3,easy\n'
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    assert list(read_rows(tmp_path / "a.csv")) == [
+        (f"{tmp_path}/a.csv:3", {"prompt": 'two\nlines, a "comma"', "answer": "007", "tag": None}),
+        (f"{tmp_path}/a.csv:4", {"prompt": "b", "answer": "1e3", "tag": "easy"}),
+    ]
+    (tmp_path / "b.csv").write_text("prompt,answer\n" + "x" * 200_000 + ",1\n")
+    assert len(next(read_rows(tmp_path / "b.csv"))[1]["prompt"]) == 200_000
+
+
 def test_lines_are_counted_from_one_and_empty_ones_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n')
     assert [place.rpartition(":")[2] for place, _ in read_rows(tmp_path / "a.jsonl")] == ["1", "3"]
@@ -50,7 +72,16 @@ def test_lines_are_counted_from_one_and_empty_ones_skipped(tmp_path: Path) -> No
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-20], "cannot be read"),
         ("a.parquet", b"no parquet", "cannot be read as parquet"),
-        ("a.csv", b"a,b", "unknown kind"),
+        ("a.tsv", b"a\tb", r"unknown kind.*\.csv"),
+        ("a.csv", b"a,b", "holds no rows"),
+        ("a.csv", b"a,a\n1,2\n", "names a column twice"),
+        ("a.csv", b"a,b\n1,2\n3\n", r"a\.csv:3: .*header \(2\)"),
+        ("a.csv", b"a,b\n1,2,3\n", r"a\.csv:2: .*header \(2\)"),
+        ("a.csv", b'a,b\n1,"2\n', "cannot be read as csv"),
+        ("a.csv", b"a,b\n1,\xff\n", "cannot be read as csv"),
+        ("a.json", b'[{"a": 1}, 2]', r"a\.json:2: .*int"),
+        ("a.json", b'[{"a": 1}', r"a\.json: no JSON"),
+        ("a.json", b"[]", "holds no rows"),
         ("missing.jsonl", None, "no such file"),
     ],
 )

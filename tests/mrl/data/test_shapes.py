@@ -1,5 +1,6 @@
 """Rows of each shape, through the same reader."""
 
+import json
 from typing import Any
 
 import pytest
@@ -20,14 +21,41 @@ SHAPES = [
     ({"prompt": [*USER], "solution": "4", "level": 3}, "trl", USER, "4", "", "default"),
     ({"prompt": "q", "ground_truth": "4"}, "trl", "q", "4", "", "default"),
     ({"question": "q", "answer": "two and two\n#### 4"}, "gsm8k", USER, "4", "", "default"),
+    (
+        {"messages": [*USER, {"role": "assistant", "content": "It is 4."}], "ground_truth": "4"},
+        "messages",
+        USER,
+        "4",
+        "",
+        "default",
+    ),
+    (
+        {"problem": "q", "solution": "so \\boxed{4}", "level": "2"},
+        "math",
+        USER,
+        "so \\boxed{4}",
+        "",
+        "default",
+    ),
+    ({"problem": "q", "solution": "so \\boxed{4}", "answer": "4"}, "math", USER, "4", "", "default"),
+    (
+        {"prompt": "q", "instruction_id_list": ["startend:quotation"], "kwargs": [{}], "key": 7},
+        "ifeval",
+        USER,
+        {"instruction_id_list": ["startend:quotation"], "kwargs": [{}]},
+        "",
+        "default",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("columns", "shape", "prompt", "gold", "tag", "domain"), SHAPES, ids=[s[1] for s in SHAPES]
+    ("columns", "shape", "prompt", "gold", "tag", "domain"),
+    SHAPES,
+    ids=[f"{s[1]}-{n}" for n, s in enumerate(SHAPES)],
 )
 def test_each_shape(
-    columns: dict[str, Any], shape: str, prompt: Any, gold: str, tag: str, domain: str
+    columns: dict[str, Any], shape: str, prompt: Any, gold: Any, tag: str, domain: str
 ) -> None:
     assert shape_of(columns, place="f:1") == shape
     row = read_row(columns, place="f:1", entry=DataEntry(path="f"), shape=shape)
@@ -45,6 +73,17 @@ def test_metadata_is_what_plug_ins_expect() -> None:
         {"prompt": "q", "solution": "4", "level": 3}, place="f:1", entry=DataEntry(path="f"), shape="trl"
     )
     assert row.metadata == {"solution": "4", "level": 3}
+
+
+def test_a_conversation_is_a_prompt_up_to_its_last_question_and_reaches_reward_functions_whole() -> None:
+    asked = [*USER, {"role": "assistant", "content": "which?"}, {"role": "user", "content": "the first"}]
+    for answers in ([], [{"role": "assistant", "content": "4"}, {"role": "assistant", "content": "or 5"}]):
+        columns = {"messages": [*asked, *answers]}
+        row = read_row(columns, place="f:1", entry=DataEntry(path="f"), shape="messages")
+        assert row.prompt == tuple(asked)
+        assert row.metadata == columns
+    text = {"messages": json.dumps(asked)}
+    assert read_row(text, place="f:1", entry=DataEntry(path="f"), shape="messages").prompt == tuple(asked)
 
 
 def test_columns_can_be_mapped_and_reach_inside() -> None:
@@ -68,6 +107,7 @@ def test_a_system_message_comes_first() -> None:
         ({"answer": "4"}, "plain"), ({"prompt": "", "answer": "4"}, "plain"), ({"prompt": 3, "answer": "4"}, "plain"),
         ({"prompt": [], "answer": "4"}, "plain"), ({"prompt": [{"content": "q"}]}, "trl"),
         ({"prompt": [{"role": "user", "content": None}]}, "trl"), ({"prompt": "q", "reward_model": {}}, "verl"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "messages"), ({"messages": "hello"}, "messages"),
         ({"question": "q", "answer": "no marker"}, "gsm8k"), ({"question": "q"}, "gsm8k"),
     ],
 )  # fmt: skip

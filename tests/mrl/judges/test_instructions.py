@@ -16,6 +16,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "num_words": ({"relation": "exactly", "count": 3}, "one two three", "one two"),
     "num_sentences": ({"relation": "at_least", "count": 2}, "A cat. A dog!", "A cat."),
     "num_paragraphs": ({"relation": "exactly", "count": 3}, POEM, "one\ntwo"),
+    "num_divided_parts": (
+        {"divider": "***", "relation": "exactly", "count": 2},
+        "a\n\nb\n***\nc",
+        "a\n***\n***\nb",
+    ),
     "num_lines": ({"relation": "at_most", "count": 2}, "a\n\nb", "a\nb\nc"),
     "num_characters": ({"relation": "at_most", "count": 5}, " abcde ", "abcdef"),
     "num_bullets": ({"relation": "exactly", "count": 2}, "* a\n- b", "* a"),
@@ -39,6 +44,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "has_postscript": ({"marker": "P.S."}, POEM, "text P.S."),
     "paragraph_starts_with": ({"number": 2, "word": "second"}, POEM, "Second\n\nthird"),
     "one_of": ({"options": ["yes", "no"]}, " yes ", "yes and no"),
+    "contains_one_of": ({"options": ["Yes.", "No."]}, "No. Never.", "Nothing."),
     "two_different_responses": ({}, "one\n******\ntwo", "one\n******\none"),
     "language_letters": ({"script": "cyrillic"}, "\u043f\u0440\u0438\u0432\u0435\u0442 42", "hello"),
 }

@@ -139,8 +139,27 @@ def test_tolerance_and_percent_rules() -> None:
     assert judge("\\boxed{\\sqrt{4}}", "2", MathsRules(symbolic=False)).value == 0.0
 
 
+def test_the_ground_truth_of_a_solution_is_its_last_box() -> None:
+    solution = "First \\boxed{3}, then $x = \\boxed{\\frac{1}{2}}$. " + "And so on. " * 100
+    assert parse_gold(solution, rules=RULES, place="f:1") == "\\frac{1}{2}"
+
+
 @pytest.mark.parametrize(
-    "raw", [None, "", "  ", True, [1], {"a": 1}, "\\frac{1}{0}", "9^{9^{9}}", "+*/", "\\frac{1}{"]
+    "raw",
+    [
+        None,
+        "",
+        "  ",
+        True,
+        [1],
+        {"a": 1},
+        "so \\boxed{}",
+        "so \\boxed{4",
+        "\\frac{1}{0}",
+        "9^{9^{9}}",
+        "+*/",
+        "\\frac{1}{",
+    ],
 )
 def test_unusable_golds_are_named_at_load(raw: object) -> None:
     with pytest.raises(DataError, match=r"file\.jsonl:7"):
