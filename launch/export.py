@@ -1,49 +1,48 @@
-"""`mrl export`: a run's checkpoint as a Hugging Face folder that transformers and vLLM load unedited. SPMD under torchrun."""
+"""`mrl export`: a run's checkpoint as a Hugging Face folder that transformers and vLLM load unedited. One process, no engine."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from launch.spmd import run_torchrun, start_worker
 from mrl.config.load import load
-from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.training.checkpoint_folder import latest_checkpoint
+from mrl.training import hf_export
+from mrl.training.checkpoint_folder import latest_checkpoint, read_manifest, verify
+from mrl.training.checkpoint_reader import DistributedCheckpoint
+from mrl.training.hf_folder import read_config
 
 
-def run_ranks(run_folder: str, out: str, *, step: int | None = None) -> int:
-    """Exports the newest valid checkpoint of a run, or that of one step; torchrun's exit code."""
-    _checkpoint(run_folder, step)
-    config = _config(run_folder)
-    words = [run_folder, out, *([] if step is None else [str(step)])]
-    return run_torchrun("launch.export", words, config)
+def export_run(
+    run_folder: str, out: str | None, *, step: int | None = None, max_shard_bytes: int | None = None
+) -> str:
+    """Exports the newest valid checkpoint of a run, or that of one step, to the new folder `out`; returns what was written, as text.
+
+    Without `out` nothing is written: the text says what would be, after the checkpoint was found to hold all of it.
+    """
+    config, checkpoint = load([Path(run_folder) / "config.yaml"]), find_checkpoint(run_folder, step)
+    source, dtype = Path(config.model.path), str(read_manifest(checkpoint)["about"]["dtype"])
+    size = max_shard_bytes or config.export.max_shard_bytes
+    if out is None:
+        hf_config = read_config(source)
+        hf_export.plan_copies(DistributedCheckpoint(checkpoint), hf_config)
+        files = hf_export.plan_files(hf_config, dtype=dtype, file_bytes=size)
+    else:
+        files = hf_export.export(checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size)
+    return (
+        f"{checkpoint} -> {out or 'nothing, this is a dry run'}: {files.num_tensors:,} tensors, {files.num_parameters:,} parameters, "
+        f"{files.num_bytes:,} bytes of {dtype} in {len(files.members)} file{'s' if len(files.members) > 1 else ''}"
+    )
 
 
-def main(arguments: Sequence[str]) -> None:
-    """One rank."""
-    run_folder, out, *step = arguments
-    worker = start_worker(_config(run_folder), load=False)
-    worker.load_checkpoint(str(_checkpoint(run_folder, int(step[0]) if step else None)))
-    worker.export_hf(out)
-    worker.close()
-
-
-def _config(run_folder: str) -> Config:
-    return load([Path(run_folder) / "config.yaml"])
-
-
-def _checkpoint(run_folder: str, step: int | None) -> Path:
+def find_checkpoint(run_folder: str, step: int | None) -> Path:
+    """A valid checkpoint of a run: that of `step`, or the newest. ConfigError where there is none, CheckpointError where it is damaged."""
     folder = Path(run_folder) / "checkpoints"
-    present = sorted(p.name for p in folder.glob("step-*"))
     path = latest_checkpoint(folder) if step is None else folder / f"step-{step:06d}"
     if path is None or not path.is_dir():
+        present = sorted(p.name for p in folder.glob("step-*"))
         raise ConfigError(
             f"{path or folder} is no checkpoint of {run_folder}; there are {', '.join(present) or 'none'}"
         )
+    if step is not None:
+        verify(path)
     return path
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     """One rank."""
     from transformers import AutoTokenizer
 
+    from mrl.training import hf_export
     from mrl.training.supervised import cross_entropy
 
     config = load(*split_arguments(arguments))
@@ -58,8 +60,12 @@ def main(arguments: Sequence[str]) -> None:
                 f"warm start {step}/{section.steps}  loss {metrics['loss']:.4f}  {time.monotonic() - start:.0f} s",
                 flush=True,
             )
-    worker.export_hf(section.output)
+    shards = Path(section.output).with_name(Path(section.output).name + ".shards")
+    worker.save_weights(shards)
     worker.close()
+    if rank == 0:
+        hf_export.export(shards, Path(section.output), source=Path(config.model.path), dtype=training.dtype)
+        shutil.rmtree(shards)
 
 
 def read_rows(path: str) -> list[tuple[str, str]]:

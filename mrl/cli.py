@@ -73,8 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     export = commands.add_parser("export", help="a run's checkpoint as a Hugging Face folder")
     export.add_argument("folder", help="run folder")
-    export.add_argument("--out", required=True, help="folder to write to")
+    where = export.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", help="folder to write to")
+    where.add_argument("--dry-run", action="store_true", help="check the checkpoint and count, write nothing")
     export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
+    export.add_argument(
+        "--max-shard-bytes", type=int, help="largest file; the run's export.max_shard_bytes by default"
+    )
     export.set_defaults(run=_export)
     _config_command(commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation")
     plan = _config_command(
@@ -147,9 +152,11 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from launch.export import run_ranks
+    from launch.export import export_run
 
-    return run_ranks(options.folder, options.out, step=options.step)
+    size = options.max_shard_bytes
+    print(export_run(options.folder, options.out, step=options.step, max_shard_bytes=size))
+    return 0
 
 
 def _eval(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from pydantic import Field, model_validator
 from mrl.config.algorithm import AlgorithmSection
 from mrl.config.critic import CriticSection
 from mrl.config.data import DataSection
+from mrl.config.export import ExportSection
 from mrl.config.judge import JudgeSection
 from mrl.config.loop import LaunchSection, LoopSection, RunSection
 from mrl.config.model import ModelSection
@@ -43,6 +44,8 @@ class Config(Section):
     """Processes and machines."""
     observe: ObserveSection = ObserveSection()
     """Trackers and dumps."""
+    export: ExportSection = ExportSection()
+    """Checkpoints as Hugging Face folders."""
     warm_start: WarmStartSection | None = Field(default=None)
     """Supervised start, run by `mrl warm-start`."""
 

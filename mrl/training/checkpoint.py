@@ -23,7 +23,7 @@ from megatron.core import dist_checkpointing, tensor_parallel
 from mrl.errors import CheckpointError
 from mrl.training import checkpoint_folder
 from mrl.training.checkpoint_writer import write_sharded
-from mrl.training.hf_export import commit_folder, sync_folder, write_durably
+from mrl.training.durable import commit_folder, sync, write_durably
 from mrl.training.parallel import run_everywhere, run_on_rank_zero
 
 SHARDING = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
@@ -44,15 +44,19 @@ class TrainingState:
     def sharded(self, *, loading: bool) -> dict[str, Any]:
         """The sharded state dict that Megatron saves from or loads into."""
         self._optimizer.prime()
-        one = len(self._models) == 1
-        state: dict[str, Any] = {
-            "model" if one else f"model{number}": model.sharded_state_dict(prefix="", metadata=dict(SHARDING))
-            for number, model in enumerate(self._models)
-        }
+        state = self.sharded_weights()
         state["optimizer"] = self._optimizer.megatron.sharded_state_dict(
             dict(state), is_loading=loading, metadata=dict(SHARDING)
         )
         return state
+
+    def sharded_weights(self) -> dict[str, Any]:
+        """The model's part of it."""
+        one = len(self._models) == 1
+        return {
+            "model" if one else f"model{number}": model.sharded_state_dict(prefix="", metadata=dict(SHARDING))
+            for number, model in enumerate(self._models)
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a loaded state dict."""
@@ -81,6 +85,13 @@ def save(
     except CheckpointError:  # a full disk needs its space back
         run_on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
         raise
+
+
+def save_weights(folder: Path, state: TrainingState) -> None:
+    """Write the model alone into a folder, for hf_export.export to read; all ranks together, CheckpointError on all alike."""
+    run_on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))
+    run_on_rank_zero(lambda: folder.mkdir(parents=True))
+    write_sharded(state.sharded_weights(), folder)
 
 
 def load(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +159,7 @@ def _commit(path: Path, partial: Path, files: dict[str, Any], about: dict[str, A
     manifest = {"version": checkpoint_folder.VERSION, "about": about, "files": files}
     write_durably(partial / checkpoint_folder.MANIFEST, json.dumps(manifest, indent=1).encode())
     for folder in {(partial / name).parent for name in files}:
-        sync_folder(folder)
+        sync(folder)
     commit_folder(partial, path)
 
 

@@ -1,203 +1,138 @@
-"""Streams full checkpoint tensors out of any layout, one at a time, and writes them as a Hugging Face folder.
+"""Writes a distributed checkpoint as a Hugging Face folder, in one process and whatever layout wrote it.
 
-Each tensor is assembled on rank 0 from the lowest rank that holds each of its pieces; memory stays at one full tensor.
-Files are written as their tensors arrive, into a temporary folder that is renamed when complete.
+Memory stays at one safetensors file. The folder is written under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import math
 import shutil
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 
 from models import float8
-from models.families import Family
-from models.manifest import CheckpointTensor, LocalTensor, Piece
+from models.families import family_of
+from models.layer_rows import HfConfig
+from models.manifest import CheckpointTensor
+from models.stored_names import VOCABULARY, StoredBox, stored_boxes
 from mrl.errors import CheckpointError
-from mrl.training.hf_folder import box
-from resharding.layout import Layout
+from mrl.training.checkpoint_reader import Copy, DistributedCheckpoint
+from mrl.training.durable import commit_folder, sync, write_durably
+from mrl.training.hf_folder import read_config
 
-SAFETENSORS_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
-FILE_BYTES = 4 << 30
-"""Largest safetensors file, unless one tensor is larger."""
+PARTIAL = ".partial"
+FILE_BYTES = 5_000_000_000
+"""Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
+INDEX = "model.safetensors.index.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """One rank's contribution to a checkpoint tensor."""
+class Files:
+    """Which tensors of a folder lie in which of its files."""
 
-    rank: int
-    sources: tuple[tuple[int, str, Piece], ...]
-    """(model chunk, parameter name, piece)."""
-    dtype: torch.dtype
+    members: dict[str, list[CheckpointTensor]]
+    """File name -> its tensors."""
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+
+    @property
+    def index(self) -> dict[str, Any] | None:
+        """The content of model.safetensors.index.json; None where one file holds everything."""
+        if len(self.members) == 1:
+            return None
+        places = {tensor.name: file for file, tensors in self.members.items() for tensor in tensors}
+        return {"metadata": {"total_size": self.num_bytes}, "weight_map": places}
 
 
-def gather_plan(
-    family: Family, hf_config: Mapping[str, Any], layout: Layout, *, dtype: str
-) -> dict[str, list[Part]]:
-    """Checkpoint tensor -> the parts that cover it exactly once, by rank. The same on every rank.
+def plan_files(hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
+    """The files of an export of `dtype` (torch spelling), from config.json alone: no weight is read."""
+    tensors = {t.name: t for t in family_of(hf_config).checkpoint_tensors(hf_config, dtype=dtype)}
+    split = split_torch_state_dict_into_shards(
+        {name: _empty(t, device="meta") for name, t in tensors.items()}, max_shard_size=file_bytes
+    )
+    return Files(
+        {file: [tensors[name] for name in names] for file, names in split.filename_to_tensors.items()},
+        num_tensors=len(tensors),
+        num_parameters=sum(math.prod(t.shape) for t in tensors.values()),
+        num_bytes=int(split.metadata["total_size"]),
+    )
 
-    `dtype` is the parameters'.
+
+def export(checkpoint: Path, out: Path, *, source: Path, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
+    """Write the policy of `checkpoint` to the new folder `out`, with what the folder `source` has beside weights.
+
+    `dtype` is the type of the weights in the folder. CheckpointError where checkpoint and source's config.json are of two
+    models, and where `out` exists.
     """
-    holders: dict[str, dict[tuple[Any, Any], tuple[int, int, str, Piece]]] = defaultdict(dict)
-    kinds: dict[str, torch.dtype] = {}
-    for place in layout.places():
-        for local in family.local_tensors(hf_config, layout, place, dtype=dtype):
-            for piece in local.pieces:
-                kinds[piece.tensor] = getattr(torch, local.dtype)
-                key = (piece.start, piece.shape)
-                holders[piece.tensor].setdefault(key, (place.rank, local.chunk, local.name, piece))
-    plan = {}
-    for name, pieces in holders.items():
-        by_rank: dict[int, list[tuple[int, str, Piece]]] = defaultdict(list)
-        for rank, chunk, local_name, piece in pieces.values():
-            by_rank[rank].append((chunk, local_name, piece))
-        plan[name] = [Part(rank, tuple(by_rank[rank]), kinds[name]) for rank in sorted(by_rank)]
-    return plan
+    hf_config, stored = read_config(source), DistributedCheckpoint(checkpoint)
+    files, copies = plan_files(hf_config, dtype=dtype, file_bytes=file_bytes), plan_copies(stored, hf_config)
+    partial = prepare_folder(out)
+    for name, tensors in files.members.items():
+        _write_file(partial / name, tensors, stored, copies)
+    if files.index is not None:
+        write_durably(partial / INDEX, json.dumps(files.index, indent=2).encode())
+    copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported)
+    commit_folder(partial, out)
+    return files
 
 
-def stream_full_tensors(
-    tensors: Sequence[CheckpointTensor],
-    plan: Mapping[str, list[Part]],
-    parameters: Sequence[tuple[LocalTensor, Tensor]],
-    *,
-    rank: int,
-    device: torch.device,
-) -> Iterator[tuple[CheckpointTensor, Tensor | None]]:
-    """Every checkpoint tensor in order: the full tensor on rank 0, None elsewhere. All ranks iterate together."""
-    ours = {(local.chunk, local.name): parameter for local, parameter in parameters}
-    for tensor in tensors:
-        parts = plan[tensor.name]
-        full = torch.empty(tensor.shape, dtype=parts[0].dtype, device=device) if rank == 0 else None
-        covered = 0
-        for part in parts:
-            covered += _move(part, ours, full, rank=rank, device=device)
-        assert rank != 0 or full is None or covered == full.numel(), (
-            f"{tensor.name}: {covered} elements of {full.numel()}"
-        )
-        yield tensor, full
+def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str, list[Copy]]:
+    """Checkpoint tensor -> what to copy into it; CheckpointError unless both sides have the same tensors in the same shapes."""
+    family, shapes = family_of(hf_config), stored.shapes()
+    boxes = stored_boxes(family, hf_config, shapes)
+    _require_same_elements(stored, shapes, boxes)
+    return {name: [c for box in boxes[name] for c in stored.copies(box)] for name in boxes}
 
 
-def _move(
-    part: Part,
-    ours: Mapping[tuple[int, str], Tensor],
-    full: Tensor | None,
-    *,
-    rank: int,
-    device: torch.device,
-) -> int:
-    size = sum(int(torch.Size(piece.shape).numel()) for _, _, piece in part.sources)
-    flat = None
-    if part.rank == rank:
-        boxes = [
-            box(ours[chunk, name], piece.local_start, piece.shape) for chunk, name, piece in part.sources
-        ]
-        flat = torch.cat([view.reshape(-1) for view in boxes])
-        if rank != 0:
-            dist.send(flat, 0)
-    elif rank == 0:
-        flat = torch.empty(size, dtype=part.dtype, device=device)
-        dist.recv(flat, part.rank)
-    if full is not None and flat is not None:
-        shapes = [torch.Size(piece.shape) for _, _, piece in part.sources]
-        values = flat.split([shape.numel() for shape in shapes])
-        for (_, _, piece), value, shape in zip(part.sources, values, shapes, strict=True):
-            box(full, piece.start, piece.shape).copy_(value.view(shape))
-    return size
+def _require_same_elements(
+    stored: DistributedCheckpoint, shapes: Mapping[str, tuple[int, ...]], boxes: Mapping[str, list[StoredBox]]
+) -> None:
+    """Nothing in the checkpoint is left out, but for the padding of the vocabulary."""
+    used = dict.fromkeys(shapes, 0)
+    for box in (box for members in boxes.values() for box in members):
+        used[box.key] += math.prod(box.shape)
+    for key, shape in shapes.items():
+        padded = key in VOCABULARY and used[key] and shape[0] * shape[1] > used[key]
+        if used[key] != math.prod(shape) and not padded:
+            raise CheckpointError(
+                f"{stored.folder} holds {key} {list(shape)}, of which config.json has {used[key]} elements; they are of two models"
+            )
 
 
-class FolderWriter:
-    """Writes tensors, in a known order and each in its own type, as safetensors files of at most `file_bytes`."""
-
-    def __init__(
-        self, folder: Path, tensors: Sequence[CheckpointTensor], *, file_bytes: int = FILE_BYTES
-    ) -> None:
-        self._folder = folder
-        self._files = _assign_files(tensors, file_bytes=file_bytes)
-        self._stream: BinaryIO | None = None
-        self._open: str | None = None
-        self.total_bytes = 0
-
-    def write(self, tensor: CheckpointTensor, value: Tensor) -> None:
-        """The next tensor; it is converted to the type it has in the folder."""
-        name = next(file for file, members in self._files.items() if tensor in members)
-        if name != self._open:
-            self._start(name)
-        assert self._stream is not None
-        data = value.to("cpu", getattr(torch, tensor.dtype)).contiguous().view(-1).view(torch.uint8)
-        self._stream.write(data.numpy().tobytes())
-        self.total_bytes += data.numel()
-
-    def close(self) -> None:
-        """Finish the files and write the index where there are several."""
-        self._finish_file()
-        if len(self._files) == 1:
-            return
-        weight_map = {tensor.name: file for file, members in self._files.items() for tensor in members}
-        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
-        write_durably(self._folder / "model.safetensors.index.json", json.dumps(index, indent=2).encode())
-
-    def _start(self, name: str) -> None:
-        self._finish_file()
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        at = 0
-        for tensor in self._files[name]:
-            size = _bytes(tensor)
-            header[tensor.name] = {
-                "dtype": SAFETENSORS_TYPES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [at, at + size],
-            }
-            at += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._stream = open(self._folder / name, "wb")  # noqa: SIM115 closed by _finish_file
-        self._stream.write(len(text).to_bytes(8, "little") + text)
-        self._open = name
-
-    def _finish_file(self) -> None:
-        if self._stream is not None:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-            self._stream = None
+def _write_file(
+    path: Path,
+    tensors: Iterable[CheckpointTensor],
+    stored: DistributedCheckpoint,
+    copies: Mapping[str, list[Copy]],
+) -> None:
+    values = {tensor.name: _empty(tensor) for tensor in tensors}
+    stored.read((copy, values[name]) for name in values for copy in copies[name])
+    save_file(values, path, metadata={"format": "pt"})
+    sync(path)
 
 
-def _bytes(tensor: CheckpointTensor) -> int:
-    return int(torch.Size(tensor.shape).numel()) * getattr(torch, tensor.dtype).itemsize
+def _empty(tensor: CheckpointTensor, device: str = "cpu") -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
 
 
-def _assign_files(
-    tensors: Sequence[CheckpointTensor], *, file_bytes: int
-) -> dict[str, list[CheckpointTensor]]:
-    groups: list[list[CheckpointTensor]] = [[]]
-    room = file_bytes
-    for tensor in tensors:
-        size = _bytes(tensor)
-        if groups[-1] and size > room:
-            groups.append([])
-            room = file_bytes
-        groups[-1].append(tensor)
-        room -= size
-    if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{n + 1:05d}-of-{len(groups):05d}.safetensors": g for n, g in enumerate(groups)}
+def require_new(path: Path) -> None:
+    """CheckpointError when `path` exists."""
+    if path.exists():
+        raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
 
 
 def prepare_folder(path: Path) -> Path:
-    """The temporary folder beside `path`; CheckpointError when `path` exists."""
-    if path.exists():
-        raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
-    partial = path.with_name(path.name + ".partial")
+    """The temporary folder beside the new folder `path`."""
+    require_new(path)
+    partial = path.with_name(path.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial
@@ -219,43 +154,3 @@ def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[
     if exported != config:
         text = json.dumps(exported, indent=2) + "\n"
     write_durably(folder / "config.json", text.encode())
-
-
-def finish(
-    writer: FolderWriter | None,
-    partial: Path,
-    path: Path,
-    *,
-    source: Path,
-    dtype: str,
-    changes: Mapping[str, Any],
-) -> None:
-    """Complete the temporary folder and commit it."""
-    assert writer is not None
-    writer.close()
-    copy_side_files(source, partial, dtype=dtype, changes=changes)
-    commit_folder(partial, path)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write and fsync a file."""
-    with open(path, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def commit_folder(partial: Path, path: Path) -> None:
-    """Make a complete folder visible under its name, durably."""
-    sync_folder(partial)
-    os.rename(partial, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """fsync a directory entry."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -25,16 +25,16 @@ from torch import Tensor
 
 from models.build import build_chunks
 from models.families import family_of
-from models.manifest import CheckpointTensor, LocalTensor
+from models.manifest import LocalTensor
 from mrl.config.critic import CriticSection
 from mrl.config.model import ModelSection
 from mrl.config.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.samples import TrainBatch
-from mrl.training import checkpoint, hf_export, hf_folder
+from mrl.training import checkpoint, hf_folder
 from mrl.training.metrics import reduce_metrics
 from mrl.training.optimizer import Optimizer
-from mrl.training.parallel import run_on_rank_zero, start_process_groups, stop_process_groups
+from mrl.training.parallel import start_process_groups, stop_process_groups
 from mrl.training.parameter_memory import ParameterMemory, exportable_allocations
 from mrl.training.passes import Objective, Passes
 from resharding.layout import Layout
@@ -116,7 +116,6 @@ class MegatronWorker:
             device=self.device,
         )
         self._reference: list[Tensor] | None = None
-        self._gather_plan: dict[str, list[hf_export.Part]] | None = None
         self._locals = self._match_names()
         if load:
             self.load_hf(model.path)
@@ -282,42 +281,9 @@ class MegatronWorker:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    def _stream_full_tensors(
-        self, tensors: list[CheckpointTensor]
-    ) -> Iterator[tuple[CheckpointTensor, Tensor | None]]:
-        """Every full checkpoint tensor, one at a time, on rank 0 (None elsewhere); all ranks iterate together."""
-        if self._gather_plan is None:
-            self._gather_plan = hf_export.gather_plan(
-                self.family, self.hf_config, self.layout, dtype=self.training.dtype
-            )
-        return hf_export.stream_full_tensors(
-            tensors,
-            self._gather_plan,
-            [(local, parameter.data) for local, parameter in self._locals],
-            rank=self.place.rank,
-            device=self.device,
-        )
-
-    def export_hf(self, path: str | Path, *, dtype: str | None = None) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load unedited; rank 0 writes, `path` must not exist.
-
-        `dtype` is the type of the weights in the folder, training.dtype when absent.
-        """
-        kind = dtype or self.training.dtype
-        if kind not in hf_export.SAFETENSORS_TYPES:
-            raise ConfigError(f"export dtype {kind!r} is not one of {sorted(hf_export.SAFETENSORS_TYPES)}")
-        path = Path(path)
-        run_on_rank_zero(lambda: hf_export.prepare_folder(path))
-        partial = path.with_name(path.name + ".partial")
-        tensors = self.family.checkpoint_tensors(self.hf_config, dtype=kind)
-        writer = hf_export.FolderWriter(partial, tensors) if self.place.rank == 0 else None
-        for tensor, value in self._stream_full_tensors(tensors):
-            if writer is not None and value is not None:
-                writer.write(tensor, value)
-        source, changes = Path(self.model.path), self.family.exported
-        run_on_rank_zero(
-            lambda: hf_export.finish(writer, partial, path, source=source, dtype=kind, changes=changes)
-        )
+    def save_weights(self, path: str | Path) -> None:
+        """Write the policy's parameters alone to the new folder `path`, in the format of checkpoints; hf_export.export reads it."""
+        checkpoint.save_weights(Path(path), self._states()[""])
 
     def save_checkpoint(self, path: str | Path, extra: dict[str, Any]) -> None:
         """Model, optimizer, schedule, random states, the critic's likewise, and `extra` (rank 0's), committed at once."""

@@ -17,6 +17,7 @@ from mrl.loops.batch import pack, policy_versions
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import denominators
 from mrl.samples import Group, Prompt, Sample, Verdict, VerdictKind
+from mrl.training import hf_export
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.tiny_models import reference_logprobs, write_model
 
@@ -142,8 +143,14 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
         hybrid.rest()
         batch = pack(groups_of(prompts, responses, 2))
         forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
-        hybrid.train.broadcast("export_hf", str(tmp_path / "export"))
+        hybrid.train.broadcast("save_weights", str(tmp_path / "shards"))
         used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
+    hf_export.export(
+        tmp_path / "shards",
+        tmp_path / "export",
+        source=Path(config.model.path),
+        dtype=config.training.dtype,
+    )
     assert used < MEMORY_CAP * config.training.layout.world_size, f"{used >> 20} MiB"
     clear = batch.loss_mask & (forward["router_margin"] > 1e-5)
     assert clear.sum() > 20

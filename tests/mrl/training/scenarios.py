@@ -7,6 +7,7 @@ import hashlib
 import logging
 import logging.handlers
 import queue
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import numpy as np
 import psutil
 import torch
 
+from models.families import family_of
+from models.manifest import LocalTensor
 from mrl.config.model import ModelSection
 from mrl.config.training import LayoutSection, OptimizerSection, TrainingSection
 from mrl.samples import TrainBatch
+from mrl.training import hf_export, hf_folder
 from mrl.training.checkpoint_folder import prune
 from mrl.training.supervised import cross_entropy
 from mrl.training.worker import MegatronWorker
+from resharding.layout import Layout
 from tests.tiny_models import random_batch
 
 TEMPERATURE = 0.7
@@ -59,9 +64,14 @@ def shard_of(batch: TrainBatch, at: MegatronWorker) -> tuple[np.ndarray, TrainBa
 
 
 def digest_parameters(at: MegatronWorker) -> str:
-    """SHA-256 over this rank's share of the checkpoint tensors, by their names; of what is in no checkpoint, by its own."""
+    """digest_boxes of what a rank holds."""
+    return digest_boxes((local, tensor) for local, tensor, _, _ in at.local_tensors())
+
+
+def digest_boxes(held: Iterable[tuple[LocalTensor, torch.Tensor]]) -> str:
+    """SHA-256 over a rank's share of the checkpoint tensors, by their names; of what is in no checkpoint, by its own."""
     found = []
-    for local, tensor, _, _ in at.local_tensors():
+    for local, tensor in held:
         boxes = [
             (
                 p.tensor,
@@ -78,6 +88,18 @@ def digest_parameters(at: MegatronWorker) -> str:
     return total.hexdigest()
 
 
+def digests_of_folder(folder: Path, layout: dict[str, int], *, dtype: str) -> list[str]:
+    """digest_boxes of each rank of a layout, had it loaded the folder."""
+    hf_config, places = hf_folder.read_config(folder), Layout(**LayoutSection(**layout).model_dump())
+    family, digests = family_of(hf_config), []
+    for place in places.places():
+        table = family.local_tensors(hf_config, places, place, dtype=dtype)
+        held = [(local, torch.empty(local.shape, dtype=getattr(torch, local.dtype))) for local in table]
+        hf_folder.load(folder, family, hf_config, held)
+        digests.append(digest_boxes(held))
+    return digests
+
+
 def train(at: MegatronWorker, steps: int, *, seed: int = 1) -> list[dict[str, float]]:
     """Some supervised steps on a fixed batch."""
     batch = random_batch(10, seed=seed)
@@ -86,16 +108,25 @@ def train(at: MegatronWorker, steps: int, *, seed: int = 1) -> list[dict[str, fl
     return [at.update(shard, cross_entropy, count, temperature=TEMPERATURE) for _ in range(steps)]
 
 
+def export(at: MegatronWorker, out: str | Path) -> None:
+    """What the ranks hold as a Hugging Face folder, put together by rank 0 alone; the others need not wait."""
+    out = Path(out)
+    shards = out.with_name(out.name + ".shards")
+    at.save_weights(shards)
+    if at.place.rank == 0:
+        hf_export.export(shards, out, source=Path(at.model.path), dtype=at.training.dtype)
+
+
 def forward_update_export(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, changes: dict[str, Any]
 ) -> dict[str, Any]:
     """Export as loaded, forward with margins, two updates, export again."""
     at = worker(rank, world, port, folder, layout, **changes)
-    at.export_hf(Path(out, "loaded"))
+    export(at, Path(out, "loaded"))
     mine, shard = shard_of(random_batch(10, seed=1), at)
     arrays = at.forward(shard, temperature=TEMPERATURE, with_router_margins=True)
     metrics = train(at, 2)
-    at.export_hf(Path(out, "trained"))
+    export(at, Path(out, "trained"))
     return {
         "samples": mine,
         "arrays": arrays,
@@ -112,7 +143,7 @@ def load_and_export(
     said = queue.SimpleQueue[logging.LogRecord]()
     logging.getLogger("mrl").addHandler(logging.handlers.QueueHandler(said))
     at = worker(rank, world, port, folder, layout)
-    at.export_hf(out)
+    export(at, out)
     return [said.get().getMessage() for _ in range(said.qsize())]
 
 
@@ -186,7 +217,7 @@ def save_then_go_on(
     torch.rand(3)  # the random states must come from the checkpoint
     drawn = torch.rand(2).tolist()
     metrics = train(at, 2)
-    at.export_hf(Path(out, f"after-{rank}-{world}"))
+    export(at, Path(out, f"after-0-{world}"))
     return {"digest": digest, "metrics": metrics, "drawn": drawn}
 
 
@@ -201,7 +232,7 @@ def resume_and_go_on(
     drawn = torch.rand(2).tolist()
     steps = at.optimizer.steps
     metrics = train(at, 2)
-    at.export_hf(out)
+    export(at, out)
     return {"digest": digest, "metrics": metrics, "extra": extra, "drawn": drawn, "steps": steps}
 
 
@@ -235,7 +266,7 @@ def forward_after_export(
     """Log-probs of a trained policy, exported before."""
     at = worker(rank, world, port, folder, layout)
     train(at, 2)
-    at.export_hf(Path(out, "trained"))
+    export(at, Path(out, "trained"))
     return at.forward(random_batch(10, seed=1))
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.training import LayoutSection
+from mrl.training import hf_export
 from tests.mrl.training import scenarios
 from tests.ranks import free_port, run_ranks
 from tests.tiny_models import write_model
@@ -50,6 +51,17 @@ def test_the_same_layout_goes_on_to_the_last_bit(
         np.testing.assert_array_equal(second["extra"]["seeds"], np.arange(3))
     ours, theirs = (load_file(p / "model.safetensors") for p in (tmp_path / "export", out / "after-0-2"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_one_process_exports_what_each_rank_held(
+    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    """The checkpoint of two ranks is put together here, where nothing was started: every piece of every rank, byte by byte."""
+    out, ranks = saved
+    hf_export.export(out / "step-00000002", tmp_path / "export", source=folder, dtype="float32")
+    found = scenarios.digests_of_folder(tmp_path / "export", SAVED, dtype="float32")
+    assert found == [rank["digest"] for rank in ranks]
+    assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2, "vpp": 2}], ids=["one", "tp2", "pp2-vpp2"])

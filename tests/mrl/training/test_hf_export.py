@@ -1,0 +1,225 @@
+"""Exports of distributed checkpoints by one process: bytes, files, memory, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from safetensors.torch import load_file
+
+from launch.export import export_run
+from models.families import family_of
+from models.names import LOCAL
+from mrl.config.load import dump, load
+from mrl.errors import CheckpointError, ConfigError
+from mrl.training import hf_export, hf_folder
+from mrl.training.hf_folder import box
+from resharding.layout import Layout
+from tests.mrl.training.make_golden import FOLDER, SHAPE
+from tests.mrl.training.scenarios import digests_of_folder
+from tests.tiny_models import write_model
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = FOLDER / "version-1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the golden checkpoint's run started from."""
+    return write_model(tmp_path_factory.mktemp("golden") / "model", seed=1, **SHAPE)
+
+
+@pytest.fixture
+def run_folder(model: Path, tmp_path: Path) -> Path:
+    """A run of 128 ranks whose one checkpoint is the golden one."""
+    words = [f"run={{name: run, folder: {tmp_path}}}", f"model.path={model}", "training.layout={dp: 128}"]
+    folder = tmp_path / "run"
+    shutil.copytree(GOLDEN / "checkpoint", folder / "checkpoints" / "step-000002")
+    (folder / "config.yaml").write_text(dump(load([ROOT / "configs/quickstart.yaml"], words)))
+    return folder
+
+
+def write_checkpoint(folder: Path, source: Path) -> None:
+    """The weights of a model folder as a distributed checkpoint with tensors of their own for every layer and expert width."""
+    hf_config, weights = hf_folder.read_config(source), {}
+    for file in set(hf_folder.tensor_files(source).values()):
+        weights |= load_file(file)
+    state: dict[str, Any] = {}
+    experts: dict[str, list[torch.Tensor]] = {}
+    for local in family_of(hf_config).local_tensors(hf_config, Layout(), Layout().place(0), spec=LOCAL):
+        value = torch.empty(local.shape)
+        for piece in local.pieces:
+            box(value, piece.local_start, piece.shape).copy_(
+                box(weights[piece.tensor], piece.start, piece.shape)
+            )
+        if ".local_experts." in local.name:
+            layer, _, rest = local.name.partition(".local_experts.")
+            experts.setdefault(f"{layer}.experts.{rest.partition('.')[2]}", []).append(value)
+        else:
+            state[local.name] = value
+    state |= {key: torch.stack(values) for key, values in experts.items()}
+    torch_checkpoint.save(state, checkpoint_id=folder, no_dist=True)
+
+
+def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(model: Path, tmp_path: Path) -> None:
+    files = hf_export.export(
+        GOLDEN / "checkpoint", tmp_path / "out", source=model, dtype="float32", file_bytes=2000
+    )
+    expected = json.loads((GOLDEN / "expected.json").read_text())["digest"]
+    assert digests_of_folder(tmp_path / "out", {}, dtype="float32") == [expected]
+    index = json.loads((tmp_path / "out" / hf_export.INDEX).read_text())
+    written = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert written == sorted(files.members) == sorted(set(index["weight_map"].values())) and len(written) > 3
+    assert index["metadata"]["total_size"] == files.num_bytes
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_an_export_of_another_type_is_rounded_once(model: Path, tmp_path: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        hf_export.export(GOLDEN / "checkpoint", tmp_path / dtype, source=model, dtype=dtype)
+    exact, rounded = (load_file(tmp_path / d / "model.safetensors") for d in ("float32", "bfloat16"))
+    assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
+    assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_hidden_layers": 2}, {"num_experts": 1}, {"vocab_size": 140}, {"moe_intermediate_size": 4}, {"head_dim": 8}],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_of_another_model_is_refused(
+    changes: dict[str, int], model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    config = json.loads((model / "config.json").read_text()) | changes
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"elements|no tensor for"):
+        hf_export.export(GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_a_folder_without_an_index_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a readable distributed checkpoint"):
+        hf_export.export(tmp_path, tmp_path / "out", source=model, dtype="float32")
+
+
+PUBLISHED = {
+    "Qwen3-235B-A22B": (36_945, 235_093_634_560, 470_187_269_120),
+    "DeepSeek-V3": (45_395, 671_026_419_200, 2 * 671_026_419_200 + 2 * 58 * 256),
+}
+"""Tensors, parameters and bytes of the published bfloat16 folders (DeepSeek-V3 without its prediction layer and float8 scales, with 58
+correction biases of 256 experts in float32). Tensors of Qwen3: 94 layers of 3 x 128 experts, router, four projections and four norms,
+and three outside; of DeepSeek-V3: 61 of seven for attention and two norms, three of three, 58 of 3 x 257 and two, and three outside."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_its_published_tensors_and_sizes(name: str) -> None:
+    hf_config = hf_folder.read_config(ROOT / "configs/models" / name)
+    files = hf_export.plan_files(hf_config, dtype="bfloat16")
+    assert (files.num_tensors, files.num_parameters, files.num_bytes) == PUBLISHED[name]
+    sizes = [
+        sum(math.prod(t.shape) * getattr(torch, t.dtype).itemsize for t in m) for m in files.members.values()
+    ]
+    assert sum(sizes) == files.num_bytes and max(sizes) <= hf_export.FILE_BYTES
+
+
+WATCHED = """
+import sys
+started = []
+sys.addaudithook(lambda event, args: started.append(event) if event in EVENTS else None)
+from mrl.cli import main
+code = main(sys.argv[1:])
+import torch
+engines = [name for name in ("megatron", "ray", "vllm") if name in sys.modules]
+print("seen", code, started, engines, torch.distributed.is_initialized())
+"""
+EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system")
+"""Python's own audit events of all that starts a process."""
+
+
+def test_a_run_of_128_ranks_is_exported_by_one_process_without_engines(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    program = f"EVENTS = {EVENTS!r}{WATCHED}"
+    command = [sys.executable, "-c", program, "export", str(run_folder), "--out", str(out)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    said = done.stdout.splitlines()
+    assert said[-1] == "seen 0 [] [] False", said
+    assert len(said) == 2 and "18 tensors" in said[0], said
+    assert len(load_file(out / "model.safetensors")) == 18
+
+
+def test_a_dry_run_counts_and_writes_nothing(run_folder: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    said = export_run(str(run_folder), None, max_shard_bytes=4000)
+    assert said.endswith("18 tensors, 2,720 parameters, 10,880 bytes of float32 in 3 files"), said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_checkpoint_and_an_absent_step_are_named(run_folder: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"step-000007 is no checkpoint of .*; there are step-000002"):
+        export_run(str(run_folder), out, step=7)
+    file = run_folder / "checkpoints/step-000002/__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp does not have the SHA-256"):
+        export_run(str(run_folder), out, step=2)
+    assert not Path(out).exists()
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from mrl.training import hf_export
+
+def kib(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+source, checkpoint, out = map(Path, sys.argv[1:4])
+hf_export.export(checkpoint, out / "first", source=source, dtype="float32", file_bytes=int(sys.argv[4]))
+before = kib("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+hf_export.export(checkpoint, out / "second", source=source, dtype="float32", file_bytes=int(sys.argv[4]))
+print((kib("VmHWM") - before) << 10)
+"""
+
+
+def test_an_export_takes_the_memory_of_one_file(tmp_path: Path) -> None:
+    shape = {
+        "hidden_size": 256,
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "intermediate_size": 512,
+    }
+    source = write_model(tmp_path / "model", **shape)
+    write_checkpoint(tmp_path / "checkpoint", source)
+    total = (source / "model.safetensors").stat().st_size
+    file_bytes, chunk = 4 << 20, 8 * 2 * 256 * 256 * 4
+    program = [
+        sys.executable,
+        "-c",
+        MEASURED,
+        str(source),
+        str(tmp_path / "checkpoint"),
+        str(tmp_path),
+        str(file_bytes),
+    ]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    peak = int(done.stdout)
+    assert peak < file_bytes + 2 * chunk + (8 << 20) < total / 2, f"{peak >> 20} MiB of {total >> 20} MiB"
+    original, again = load_file(source / "model.safetensors"), {}
+    for file in (tmp_path / "second").glob("*.safetensors"):
+        again |= load_file(file)
+    assert original.keys() == again.keys() and all(torch.equal(original[n], again[n]) for n in original)
