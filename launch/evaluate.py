@@ -2,23 +2,69 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
+from pathlib import Path
+
 from launch.assemble import decoder, load_tokenizer
 from mrl.config.root import Config
-from mrl.data.load import load_data
-from mrl.errors import DataError
+from mrl.data.load import load_validation
+from mrl.errors import ConfigError, DataError
 from mrl.judges.pool import JudgePool
 from mrl.loops.collect import Collector
 from mrl.loops.validate import validate
 from mrl.observe.phases import PhaseClock
+from mrl.observe.samples_log import write_all
 from mrl.rollout.request import Response, Round
+from mrl.samples import Group
+from mrl.training.checkpoint_folder import digests
+
+SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 
 
-def evaluate(config: Config) -> dict[str, float]:
-    """`val/accuracy`, and `val/avg@k` and `val/pass@k` for k = loop.validation.num_samples, over data.validation."""
+def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
+    """`val/accuracy`, and `val/avg@k` and `val/pass@k` for k = loop.validation.num_samples, over data.validation.
+
+    No training row is read. The new folder `out` then has every sample (kind "validation" where greedy, else "sampled") and a
+    summary: the metrics, the settings and what they were measured on. ConfigError where it exists and is not empty.
+    """
+    folder, start, sampled = _new_folder(out) if out else None, time.monotonic(), list[Group]()
+    metrics, greedy = _measure(config, sampled)
+    if folder:
+        write_all(folder / SAMPLES, 0, greedy, kind="validation")
+        write_all(folder / SAMPLES, 0, sampled, kind="sampled")
+        summary = {
+            "metrics": metrics,
+            "model": {"path": config.model.path, "sha256": model_digest(config.model.path)},
+            "seconds": time.monotonic() - start,
+            "settings": config.model_dump(mode="json"),
+        }
+        (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return metrics
+
+
+def model_digest(path: str) -> str:
+    """SHA-256, in hex, over names, sizes and SHA-256 of the files of a model folder: what was measured, wherever it lies."""
+    folder = Path(path)
+    files = digests(folder, sorted(file.name for file in folder.iterdir() if file.is_file()))
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _new_folder(path: str) -> Path:
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--out {path} exists and is not empty; choose a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
+    """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
     from mrl.rollout.engine import RolloutEngine
 
     tokenizer = load_tokenizer(config)
-    prompts = load_data(config.data, config.judge, tokenizer).validation_prompts(
+    prompts = load_validation(config.data, config.judge, tokenizer).validation_prompts(
         config.loop.validation.num_prompts
     )
     if not prompts:
@@ -41,7 +87,7 @@ def evaluate(config: Config) -> dict[str, float]:
                 clock=PhaseClock(),
                 deadline_seconds=config.loop.phase_deadline_seconds,
             )
-            return validate(collector, prompts, config)[0]
+            return validate(collector, prompts, config, on_sampled=sampled.extend)
     finally:
         engine.close()
 

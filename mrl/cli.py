@@ -81,7 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         "--max-shard-bytes", type=int, help="largest file; the run's export.max_shard_bytes by default"
     )
     export.set_defaults(run=_export)
-    _config_command(commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation")
+    evaluate = _config_command(
+        commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation"
+    )
+    evaluate.add_argument("--out", help="new folder for samples.jsonl and summary.json")
     plan = _config_command(
         commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU"
     )
@@ -162,7 +165,7 @@ def _export(options: argparse.Namespace) -> int:
 def _eval(options: argparse.Namespace) -> int:
     from launch.evaluate import evaluate
 
-    for name, value in evaluate(_load(options)).items():
+    for name, value in evaluate(_load(options), out=options.out).items():
         print(f"{name} {value:.4f}")
     return 0
 

@@ -91,6 +91,15 @@ def load_data(section: DataSection, judge: JudgeSection, tokenizer: Any) -> Data
     )
 
 
+def load_validation(section: DataSection, judge: JudgeSection, tokenizer: Any) -> Dataset:
+    """The held-out rows alone: no training file is opened, so that none need be there."""
+    report = LoadReport()
+    prepare = _Preparation(section, judge, tokenizer, report)
+    validation = tuple(prepare.source(entry) for entry in section.validation_entries())
+    report.validation_rows = sum(len(source.rows) for source in validation)
+    return Dataset(train=(), validation=validation, report=report, shuffle=section.shuffle)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Preparation:
     section: DataSection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,9 +13,16 @@ from mrl.samples import Group, Prompt, Sample
 
 
 def validate(
-    collector: Collector, prompts: Sequence[Prompt], config: Config
+    collector: Collector,
+    prompts: Sequence[Prompt],
+    config: Config,
+    *,
+    on_sampled: Callable[[list[Group]], None] = lambda groups: None,
 ) -> tuple[dict[str, float], list[Group]]:
-    """`val/accuracy` (greedy), by domain and tag too, and `val/avg@k`, `val/pass@k` where configured; the greedy groups."""
+    """`val/accuracy` (greedy), by domain and tag too, and `val/avg@k`, `val/pass@k` where configured; the greedy groups.
+
+    `on_sampled` is called with the groups of k samples, where there are any.
+    """
     sampling = dataclasses.replace(sampling_of(config), num_samples=1, greedy=True)
     groups = collector.round(prompts, sampling)
     metrics = {"val/accuracy": _mean([_scores(g) for g in groups]), "val/prompts": float(len(prompts))}
@@ -23,6 +30,7 @@ def validate(
     metrics |= _by(groups, "domain") | _by(groups, "tag")
     if k := config.loop.validation.num_samples:
         sampled = collector.round(prompts, dataclasses.replace(sampling, num_samples=k, greedy=False))
+        on_sampled(sampled)
         metrics[f"val/avg@{k}"] = _mean([_scores(g) for g in sampled])
         metrics[f"val/pass@{k}"] = float(np.mean([max(_scores(g), default=0.0) >= 1.0 for g in sampled]))
     return metrics, groups

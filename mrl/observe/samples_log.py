@@ -22,6 +22,13 @@ class SamplesLog:
         append_lines(self._path, [json.dumps(row) + "\n" for row in itertools.islice(rows, self._limit)])
 
 
+def write_all(path: Path, step: int, groups: Sequence[Group], *, kind: str) -> None:
+    """Appends every sample of the groups; an OSError of the disk is the caller's."""
+    with path.open("a", encoding="utf-8") as file:
+        for group in groups:
+            file.writelines(json.dumps(_row(step, kind, group, sample)) + "\n" for sample in group.samples)
+
+
 def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[str], *, reason: str) -> None:
     """Appends the samples of these ids, with their tokens and why they were written."""
     wanted = set(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,11 +60,25 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
     reference, _ = reference_logprobs(folder, batch_of_tokens([tokens for tokens, _ in served]))
     logprobs = np.concatenate([[0.0, *found] for _, found in served])  # as there, 0 for a first token
     assert np.abs(reference - logprobs).max() < 1e-4
-    more = (f"model.path={folder}", "loop.validation={num_prompts: 8, num_samples: 2}")
-    found = run("eval", *words(task, tmp_path, "eval", *more), log=tmp_path / "eval.log")
+    more = (f"model.path={folder}", "loop.validation={num_prompts: 8, num_samples: 2}", "data.train=/nowhere")
+    out = tmp_path / "evaluated"
+    found = run("eval", *words(task, tmp_path, "eval", *more), "--out", str(out), log=tmp_path / "eval.log")
     greedy = [row["val/accuracy"] for row in rows(whole) if row["step"] == 4]
     assert f"val/accuracy {greedy[0]:.4f}" in found, found[-2000:]
     assert "val/avg@2" in found and "val/pass@2" in found
+    check_written(out, json.loads((out / "summary.json").read_text()), greedy[0])
+
+
+def check_written(out: Path, summary: dict[str, Any], accuracy: object) -> None:
+    """What `mrl eval --out` leaves: every sample, in the run's own form, gives the summary's metrics again."""
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    kinds = [[s["reward"] for s in samples if s["kind"] == kind] for kind in ("validation", "sampled")]
+    assert [len(rewards) for rewards in kinds] == [8, 16] and len(samples) == 24
+    metrics = summary["metrics"]
+    assert metrics["val/accuracy"] == accuracy == pytest.approx(np.mean(kinds[0]))
+    assert metrics["val/avg@2"] == pytest.approx(np.mean(kinds[1]))
+    assert summary["settings"]["loop"]["validation"]["num_samples"] == 2
+    assert len(summary["model"]["sha256"]) == 64
 
 
 def test_a_step_is_measured_against_its_floor(task: Path, tmp_path: Path) -> None:
