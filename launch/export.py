@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from mrl.config.load import load
+from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.observe import metrics_log
+from mrl.observe.model_card import model_card
 from mrl.training import hf_export
-from mrl.training.checkpoint_folder import latest_checkpoint, read_manifest, verify
+from mrl.training.checkpoint_folder import latest_checkpoint, name_of, read_manifest, step_of, verify
 from mrl.training.checkpoint_reader import DistributedCheckpoint
 from mrl.training.hf_folder import read_config
 
@@ -27,17 +31,34 @@ def export_run(
         hf_export.plan_copies(DistributedCheckpoint(checkpoint), hf_config)
         files = hf_export.plan_files(hf_config, dtype=dtype, file_bytes=size)
     else:
-        files = hf_export.export(checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size)
+        card = _card(Path(run_folder), config, step=step_of(checkpoint), dtype=dtype)
+        files = hf_export.export(
+            checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size, card=card
+        )
     return (
         f"{checkpoint} -> {out or 'nothing, this is a dry run'}: {files.num_tensors:,} tensors, {files.num_parameters:,} parameters, "
         f"{files.num_bytes:,} bytes of {dtype} in {len(files.members)} file{'s' if len(files.members) > 1 else ''}"
     )
 
 
+def _card(run_folder: Path, config: Config, *, step: int, dtype: str) -> str:
+    """The model card, with the last validation up to `step`."""
+    versions = run_folder / "versions.json"
+    rows = metrics_log.read(run_folder / "metrics.jsonl")
+    validated = [row for row in rows if "val/accuracy" in row and int(row["step"]) <= step]
+    return model_card(
+        config,
+        step=step,
+        dtype=dtype,
+        versions=json.loads(versions.read_text()) if versions.is_file() else {},
+        row=validated[-1] if validated else None,
+    )
+
+
 def find_checkpoint(run_folder: str, step: int | None) -> Path:
     """A valid checkpoint of a run: that of `step`, or the newest. ConfigError where there is none, CheckpointError where it is damaged."""
     folder = Path(run_folder) / "checkpoints"
-    path = latest_checkpoint(folder) if step is None else folder / f"step-{step:06d}"
+    path = latest_checkpoint(folder) if step is None else folder / name_of(step)
     if path is None or not path.is_dir():
         present = sorted(p.name for p in folder.glob("step-*"))
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from launch.stopping import StopSignals
 from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.errors import MrlError, WorkerLost
+from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
@@ -31,9 +33,14 @@ def train(config: Config) -> int:
         with signals:
             folder.write_config(dump(config), _versions())
             logs = _log_folder(folder)
-            with assembled(config, log_folder=logs) as parts:
-                drill.install(drills, parts.hybrid, parts.clock, folder.path)
-                return _run(parts, folder, signals, start)
+            exports = Exports(config.export, folder.path, run_name=config.run.name)
+            with contextlib.closing(exports):
+                with assembled(config, log_folder=logs) as parts:
+                    drill.install(drills, parts.hybrid, parts.clock, folder.path)
+                    code = _run(parts, folder, signals, start, exports)
+                if code == 0:  # the workers are gone: no GPU waits for the last folder
+                    exports.wait(should_stop=signals.reason)
+                return code
     except KeyboardInterrupt:
         if signals.stepping:
             raise
@@ -46,14 +53,15 @@ def train(config: Config) -> int:
         folder.close()
 
 
-def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float) -> int:
+def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float, exports: Exports) -> int:
     config, train = parts.config, parts.hybrid.train
     with parts.clock.phase("restore"):
         if config.algorithm.needs_reference:
             train.broadcast("snapshot_reference", config.model.reference_path)
         saved = latest_checkpoint(folder.checkpoints)
         state = train.broadcast("load_checkpoint", str(saved))[0] if saved else None
-    recorder = Recorder(config, folder, parts.clock, first_step=int(state["next_step"]) if state else 0)
+    first_step = int(state["next_step"]) if state else 0
+    recorder = Recorder(config, folder, parts.clock, first_step=first_step, exports=exports)
     loop = parts.loop(recorder, should_stop=signals.reason)
     if state:
         loop.restore(state)

@@ -75,3 +75,19 @@ def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
     )
     yield host
     host.close()
+
+
+@pytest.fixture(scope="session")
+def golden_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that the golden checkpoint's run started from."""
+    from tests.golden_run import write_golden_model  # imports Megatron
+
+    return write_golden_model(tmp_path_factory.mktemp("golden") / "model")
+
+
+@pytest.fixture
+def golden_run(golden_model: Path, tmp_path: Path) -> Path:
+    """The folder of a run of 128 ranks with the golden checkpoint."""
+    from tests.golden_run import write_run
+
+    return write_run(tmp_path, golden_model)

@@ -73,6 +73,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _exports_have_checkpoints(self) -> "Config":
+        exports, saves = self.export.every_steps, self.loop.checkpoint.every_steps
+        if exports and (not saves or exports % saves):
+            raise ValueError(
+                f"export.every_steps = {exports} must be a multiple of loop.checkpoint.every_steps = {saves}: a folder is made "
+                "of a checkpoint that was just saved"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> "Config":
         if self.rollout.max_response_tokens >= self.model.max_length:
             raise ValueError(

@@ -9,8 +9,10 @@ from typing import Any
 
 import psutil
 
+from mrl.config.export import ExportSection
 from mrl.config.root import Config
 from mrl.errors import CheckpointError
+from mrl.loops.exports import Exports
 from mrl.loops.finite import BadNumbers
 from mrl.observe import metrics_log, trackers
 from mrl.observe.metrics_log import MetricsLog
@@ -28,8 +30,17 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Everything a run writes. A failing tracker or a full disk never loses a step of training."""
 
-    def __init__(self, config: Config, folder: RunFolder, clock: PhaseClock, *, first_step: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        clock: PhaseClock,
+        *,
+        first_step: int,
+        exports: Exports | None = None,
+    ) -> None:
         self._config, self._folder, self.clock = config, folder, clock
+        self._exports = exports or Exports(ExportSection(), folder.path, run_name=config.run.name)
         self._metrics = MetricsLog(folder.metrics)
         self._metrics.resume_at(first_step)
         self._samples = SamplesLog(folder.samples, limit=config.observe.samples_per_step)
@@ -45,6 +56,7 @@ class Recorder:
         self._write(step, row)
         self.progress.step(step, row)
         self.last_row = row
+        self._exports.poll()  # after the row, which the folder's model card tells
 
     def restore_row(self, step: int, metrics: Mapping[str, float]) -> None:
         """The row of a saved step whose run died before it wrote that."""
@@ -67,7 +79,7 @@ class Recorder:
 
     def checkpoint(self, train: Any, *, step: int, state: Mapping[str, Any]) -> None:
         """A committed checkpoint; a save that fails is loud and leaves the previous one untouched."""
-        path = self._folder.checkpoints / f"step-{step:06d}"
+        path = self._folder.checkpoints / checkpoint_folder.name_of(step)
         try:
             train.broadcast("save_checkpoint", str(path), dict(state))
         except CheckpointError as error:
@@ -85,7 +97,10 @@ class Recorder:
                 raise
             return
         self._failed_saves = 0
-        checkpoint_folder.prune(self._folder.checkpoints, keep=self._config.loop.checkpoint.keep)
+        self._exports.request(step, last=step == self._config.loop.steps)
+        spare = [checkpoint_folder.name_of(needed) for needed in self._exports.needed]
+        keep = self._config.loop.checkpoint.keep
+        checkpoint_folder.prune(self._folder.checkpoints, keep=keep, spare=spare)
 
     def close(self) -> None:
         self.progress.close()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,16 @@ MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 VERSION = 1
 log = logging.getLogger(__name__)
+
+
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint, and of the folder exported from it."""
+    return f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    """The step of a folder that name_of() named."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def digest(path: Path) -> str:
@@ -95,14 +105,17 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     return None
 
 
-def prune(folder: str | Path, *, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints and every abandoned partial one; returns what was removed."""
+def prune(folder: str | Path, *, keep: int, spare: Container[str] = ()) -> list[Path]:
+    """Remove all but the newest `keep` checkpoints and every abandoned partial one; returns what was removed.
+
+    Those with names in `spare` stay too.
+    """
     assert keep >= 1, f"keep = {keep}: at least one checkpoint is kept"
     folder = Path(folder)
     abandoned = (
         [p for p in folder.iterdir() if p.is_dir() and p.name.endswith(PARTIAL)] if folder.is_dir() else []
     )
-    removed = candidates(folder)[keep:] + abandoned
+    removed = [path for path in candidates(folder)[keep:] if path.name not in spare] + abandoned
     for path in removed:
         shutil.rmtree(path)
     return removed

@@ -66,11 +66,19 @@ def plan_files(hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES)
     )
 
 
-def export(checkpoint: Path, out: Path, *, source: Path, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
+def export(
+    checkpoint: Path,
+    out: Path,
+    *,
+    source: Path,
+    dtype: str,
+    file_bytes: int = FILE_BYTES,
+    card: str | None = None,
+) -> Files:
     """Write the policy of `checkpoint` to the new folder `out`, with what the folder `source` has beside weights.
 
-    `dtype` is the type of the weights in the folder. CheckpointError where checkpoint and source's config.json are of two
-    models, and where `out` exists.
+    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. CheckpointError where
+    checkpoint and source's config.json are of two models, and where `out` exists.
     """
     hf_config, stored = read_config(source), DistributedCheckpoint(checkpoint)
     files, copies = plan_files(hf_config, dtype=dtype, file_bytes=file_bytes), plan_copies(stored, hf_config)
@@ -80,6 +88,8 @@ def export(checkpoint: Path, out: Path, *, source: Path, dtype: str, file_bytes:
     if files.index is not None:
         write_durably(partial / INDEX, json.dumps(files.index, indent=2).encode())
     copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported)
+    if card is not None:
+        write_durably(partial / "README.md", card.encode())
     commit_folder(partial, out)
     return files
 

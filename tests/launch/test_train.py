@@ -26,7 +26,8 @@ EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of four steps."""
     folder = tmp_path_factory.mktemp("whole")
-    run("train", *words(task, folder, "whole", *EXACT, "loop.steps=4"), log=folder / "log")
+    more = ("loop.steps=4", "export={every_steps: 2, keep: 1}")
+    run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log")
     return folder / "whole"
 
 
@@ -56,6 +57,10 @@ def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
 def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exported"
     run("export", str(whole), "--out", str(folder), log=tmp_path / "export.log")
+    (beside,) = (whole / "exports").iterdir()  # what the run made itself while it trained
+    assert beside.name == "step-000004" and "val/accuracy" in (beside / "README.md").read_text()
+    for file in folder.iterdir():
+        assert file.read_bytes() == (beside / file.name).read_bytes(), file.name
     served = serve.start(folder, [[3, 4, 5], [6], [7, 8, 9, 10, 11]], log=tmp_path / "serve.log")
     reference, _ = reference_logprobs(folder, batch_of_tokens([tokens for tokens, _ in served]))
     logprobs = np.concatenate([[0.0, *found] for _, found in served])  # as there, 0 for a first token

@@ -6,7 +6,7 @@ import pytest
 
 from mrl.config.data import DataSection
 from mrl.config.judge import JudgeSection
-from mrl.data.load import load_data
+from mrl.data.load import load_data, load_validation
 from mrl.errors import DataError
 
 MATHS = JudgeSection(kind="maths")
@@ -27,6 +27,14 @@ def test_the_simple_case(write_rows: Any, plain_tokenizer: Any) -> None:
     ]  # fmt: skip
     assert (data.report.rows, data.report.validation_rows) == (5, 3)
     assert prompts[0].tokens[0] == 1 and len(prompts[0].tokens) == 1 + len(prompts[0].text)
+
+
+def test_held_out_rows_are_read_without_any_training_file(write_rows: Any, plain_tokenizer: Any) -> None:
+    validation = write_rows([row(n) for n in range(3)], "validation.jsonl")
+    section = DataSection(train="/nowhere/train.jsonl", validation=validation)
+    found = load_validation(section, MATHS, plain_tokenizer).validation_prompts(8)
+    whole = load_data(section.model_copy(update={"train": validation}), MATHS, plain_tokenizer)
+    assert [p.text for p in found] == [p.text for p in whole.validation_prompts(8)] and len(found) == 3
 
 
 def test_repeated_prompts_are_dropped_and_counted(write_rows: Any, plain_tokenizer: Any) -> None:

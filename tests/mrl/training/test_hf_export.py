@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,33 +17,13 @@ from safetensors.torch import load_file
 from launch.export import export_run
 from models.families import family_of
 from models.names import LOCAL
-from mrl.config.load import dump, load
 from mrl.errors import CheckpointError, ConfigError
 from mrl.training import hf_export, hf_folder
 from mrl.training.hf_folder import box
 from resharding.layout import Layout
-from tests.mrl.training.make_golden import FOLDER, SHAPE
+from tests.golden_run import GOLDEN, ROOT
 from tests.mrl.training.scenarios import digests_of_folder
 from tests.tiny_models import write_model
-
-ROOT = Path(__file__).parents[3]
-GOLDEN = FOLDER / "version-1"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the golden checkpoint's run started from."""
-    return write_model(tmp_path_factory.mktemp("golden") / "model", seed=1, **SHAPE)
-
-
-@pytest.fixture
-def run_folder(model: Path, tmp_path: Path) -> Path:
-    """A run of 128 ranks whose one checkpoint is the golden one."""
-    words = [f"run={{name: run, folder: {tmp_path}}}", f"model.path={model}", "training.layout={dp: 128}"]
-    folder = tmp_path / "run"
-    shutil.copytree(GOLDEN / "checkpoint", folder / "checkpoints" / "step-000002")
-    (folder / "config.yaml").write_text(dump(load([ROOT / "configs/quickstart.yaml"], words)))
-    return folder
 
 
 def write_checkpoint(folder: Path, source: Path) -> None:
@@ -69,9 +48,9 @@ def write_checkpoint(folder: Path, source: Path) -> None:
     torch_checkpoint.save(state, checkpoint_id=folder, no_dist=True)
 
 
-def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(model: Path, tmp_path: Path) -> None:
+def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Path, tmp_path: Path) -> None:
     files = hf_export.export(
-        GOLDEN / "checkpoint", tmp_path / "out", source=model, dtype="float32", file_bytes=2000
+        GOLDEN / "checkpoint", tmp_path / "out", source=golden_model, dtype="float32", file_bytes=2000
     )
     expected = json.loads((GOLDEN / "expected.json").read_text())["digest"]
     assert digests_of_folder(tmp_path / "out", {}, dtype="float32") == [expected]
@@ -82,9 +61,9 @@ def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(model: Path, tmp_
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_an_export_of_another_type_is_rounded_once(model: Path, tmp_path: Path) -> None:
+def test_an_export_of_another_type_is_rounded_once(golden_model: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
-        hf_export.export(GOLDEN / "checkpoint", tmp_path / dtype, source=model, dtype=dtype)
+        hf_export.export(GOLDEN / "checkpoint", tmp_path / dtype, source=golden_model, dtype=dtype)
     exact, rounded = (load_file(tmp_path / d / "model.safetensors") for d in ("float32", "bfloat16"))
     assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
     assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
@@ -96,20 +75,20 @@ def test_an_export_of_another_type_is_rounded_once(model: Path, tmp_path: Path) 
     ids=str,
 )  # fmt: skip
 def test_a_checkpoint_of_another_model_is_refused(
-    changes: dict[str, int], model: Path, tmp_path: Path
+    changes: dict[str, int], golden_model: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    config = json.loads((model / "config.json").read_text()) | changes
+    config = json.loads((golden_model / "config.json").read_text()) | changes
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"elements|no tensor for"):
         hf_export.export(GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
-def test_a_folder_without_an_index_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_folder_without_an_index_is_refused(golden_model: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a readable distributed checkpoint"):
-        hf_export.export(tmp_path, tmp_path / "out", source=model, dtype="float32")
+        hf_export.export(tmp_path, tmp_path / "out", source=golden_model, dtype="float32")
 
 
 PUBLISHED = {
@@ -147,11 +126,11 @@ EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spa
 
 
 def test_a_run_of_128_ranks_is_exported_by_one_process_without_engines(
-    run_folder: Path, tmp_path: Path
+    golden_run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    program = f"EVENTS = {EVENTS!r}{WATCHED}"
-    command = [sys.executable, "-c", program, "export", str(run_folder), "--out", str(out)]
+    program = f"EVENTS = frozenset({EVENTS!r}){WATCHED}"
+    command = [sys.executable, "-c", program, "export", str(golden_run), "--out", str(out)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     said = done.stdout.splitlines()
     assert said[-1] == "seen 0 [] [] False", said
@@ -159,23 +138,23 @@ def test_a_run_of_128_ranks_is_exported_by_one_process_without_engines(
     assert len(load_file(out / "model.safetensors")) == 18
 
 
-def test_a_dry_run_counts_and_writes_nothing(run_folder: Path, tmp_path: Path) -> None:
+def test_a_dry_run_counts_and_writes_nothing(golden_run: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    said = export_run(str(run_folder), None, max_shard_bytes=4000)
+    said = export_run(str(golden_run), None, max_shard_bytes=4000)
     assert said.endswith("18 tensors, 2,720 parameters, 10,880 bytes of float32 in 3 files"), said
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_damaged_checkpoint_and_an_absent_step_are_named(run_folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_and_an_absent_step_are_named(golden_run: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     with pytest.raises(ConfigError, match=r"step-000007 is no checkpoint of .*; there are step-000002"):
-        export_run(str(run_folder), out, step=7)
-    file = run_folder / "checkpoints/step-000002/__0_0.distcp"
+        export_run(str(golden_run), out, step=7)
+    file = golden_run / "checkpoints/step-000002/__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp does not have the SHA-256"):
-        export_run(str(run_folder), out, step=2)
+        export_run(str(golden_run), out, step=2)
     assert not Path(out).exists()
 
 

@@ -1,0 +1,147 @@
+"""Hugging Face folders of a run while it trains: `mrl export` beside the driver, which never waits for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mrl.config.export import ExportSection
+from mrl.training.checkpoint_folder import PARTIAL, name_of
+
+PROGRAM = """
+import os, sys
+from mrl.judges.lifeline import die_with_parent
+die_with_parent(int(sys.argv[1]))
+os.nice(10)
+from mrl.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""`mrl export` in a process that ends with the driver, however that ends, and gives way to training."""
+STEP_FOLDER = re.compile(r"step-\d{6}")
+GRACE_SECONDS = 5.0
+log = logging.getLogger(__name__)
+
+
+class Exports:
+    """Makes folders of the checkpoints that a run has just saved, one at a time; whatever happens to one, training goes on."""
+
+    def __init__(self, section: ExportSection, run_folder: Path, *, run_name: str) -> None:
+        self._section, self._run_folder = section, run_folder
+        self.folder = Path(section.folder) / run_name if section.folder else run_folder / "exports"
+        self._running: tuple[int, subprocess.Popen[bytes], float] | None = None
+        self._waiting: int | None = None
+
+    def request(self, step: int, *, last: bool = False) -> None:
+        """The checkpoint of `step` is there and becomes a folder at the next poll() if one is due; an older one that waits does not."""
+        if not self._section.every_steps or (step % self._section.every_steps and not last):
+            return
+        if self._waiting is not None:
+            log.warning(
+                "export of step %d left out: the one before it takes longer than the steps between",
+                self._waiting,
+            )
+        self._waiting = step
+
+    @property
+    def needed(self) -> set[int]:
+        """Steps whose checkpoints must stay."""
+        running = [self._running[0]] if self._running else []
+        return {*running, *([] if self._waiting is None else [self._waiting])}
+
+    def poll(self) -> None:
+        """Look after the running export, and start the next one. Never waits."""
+        if self._running and self._ended(self._running[1], since=self._running[2]):
+            self._finish()
+        if self._running is None and self._waiting is not None:
+            self._start(self._waiting)
+            self._waiting = None
+
+    def wait(self, *, should_stop: Callable[[], object] = lambda: None) -> None:
+        """Until everything requested is written, or there is a reason to stop; each export has its deadline."""
+        self.poll()
+        if self._running:
+            print(f"waiting for the export of step {self._running[0]}", flush=True)
+        while self._running and not should_stop():
+            time.sleep(0.1)
+            self.poll()
+
+    def close(self) -> None:
+        """End what runs still; its unfinished folder is removed."""
+        self._waiting = None
+        if self._running:
+            self._end(self._running[1], f"export of step {self._running[0]} ended with the run")
+            self._finish()
+
+    def _start(self, step: int) -> None:
+        target = self.folder / name_of(step)
+        if target.exists():  # a resumed run
+            return
+        words = ["export", str(self._run_folder), "--step", str(step), "--out", str(target)]
+        command = [sys.executable, "-c", PROGRAM, str(os.getpid()), *words]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for abandoned in self.folder.glob("step-*" + PARTIAL):  # of a driver that was killed
+                shutil.rmtree(abandoned)
+            with open(self._run_folder / "exports.log", "ab") as output:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # a Ctrl-C is the driver's
+                    env=_environment(),
+                )
+        except OSError as error:
+            log.error("export of step %d could not start, training goes on: %s", step, error)
+            return
+        self._running = step, process, time.monotonic()
+
+    def _ended(self, process: subprocess.Popen[bytes], *, since: float) -> bool:
+        if process.poll() is None and time.monotonic() - since > self._section.deadline_seconds:
+            self._end(
+                process, f"an export ended after export.deadline_seconds = {self._section.deadline_seconds:g}"
+            )
+        return process.returncode is not None
+
+    def _end(self, process: subprocess.Popen[bytes], why: str) -> None:
+        log.warning("%s", why)
+        process.kill()  # it holds nothing but its own files
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.error(
+                "process %d does not end after SIGKILL; is it writing to a dead file system?", process.pid
+            )
+
+    def _finish(self) -> None:
+        assert self._running is not None
+        (step, process, _), self._running = self._running, None
+        if process.returncode == 0:
+            self._prune()
+            return
+        shutil.rmtree(self.folder / (name_of(step) + PARTIAL), ignore_errors=True)
+        log.error(
+            "export of step %d FAILED (exit code %s), training goes on; see %s",
+            step, process.returncode, self._run_folder / "exports.log",
+        )  # fmt: skip
+
+    def _prune(self) -> None:
+        """Remove all but the newest `keep` folders."""
+        if self._section.keep is None:
+            return
+        done = sorted(path for path in self.folder.iterdir() if STEP_FOLDER.fullmatch(path.name))
+        for path in done[: -self._section.keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    """The driver's, without GPUs; and without the session's mark, by which the cluster's last processes are found and killed."""
+    inherited = {name: value for name, value in os.environ.items() if name != "MRL_SESSION"}
+    return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,130 @@
+"""README.md of an exported folder: what the weights are, in the form that model hubs read. Says what is known and no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrl.config.root import Config
+
+CACHED = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
+"""A model's folder in the Hugging Face cache."""
+HUB_ROWS = re.compile(r"hf://(?P<name>[^:@]+)")
+LICENSE_KEYS = ("license", "license_name", "license_link", "language")
+"""What a derived model keeps of its base's front matter."""
+FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
+NO_FIGURES = ("val/prompts", "val/unjudged")
+
+
+def model_card(
+    config: Config, *, step: int, dtype: str, versions: Mapping[str, str], row: Mapping[str, Any] | None
+) -> str:
+    """The card of the policy after `step` steps. `row`: the last row of metrics with a validation, None where there is none."""
+    base, matter = base_model(config.model.path), front_matter(Path(config.model.path) / "README.md")
+    algorithm = config.algorithm
+    datasets = dict.fromkeys(found["name"] for path in _files(config) if (found := HUB_ROWS.match(path)))
+    head = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["reinforcement-learning", "mrl", algorithm.estimator.name],
+        **({"base_model": base} if base else {}),
+        **({"datasets": list(datasets)} if datasets else {}),
+        **{key: matter[key] for key in LICENSE_KEYS if key in matter},
+    }
+    lines = [
+        f"# {config.run.name}, step {step}",
+        "",
+        "A policy trained by reinforcement learning with mrl (Megatron-core trains, vLLM generates). This card was written by the export; "
+        "nobody has reviewed the model.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(
+            f"| {what} | {_cell(value)} |"
+            for what, value in _facts(config, step=step, dtype=dtype, base=base)
+        ),
+        f"| versions | {_cell(', '.join(f'{name} {version}' for name, version in versions.items()) or 'not recorded')} |",
+        "",
+        *_validation(config, row),
+    ]
+    return (
+        f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+def base_model(path: str) -> str | None:
+    """The hub's name of a model folder, where the folder's place says it: the cache of the Hugging Face libraries."""
+    found = CACHED.search(str(Path(path).resolve()))
+    return f"{found['owner']}/{found['name']}" if found else None
+
+
+def front_matter(readme: Path) -> dict[str, Any]:
+    """The YAML block that a README begins with; empty where there is none that can be read."""
+    try:
+        found = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
+        matter = yaml.safe_load(found[1]) if found else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return matter if isinstance(matter, dict) else {}
+
+
+def _facts(config: Config, *, step: int, dtype: str, base: str | None) -> list[tuple[str, str]]:
+    algorithm, loop = config.algorithm, config.loop
+    start = base or f"`{Path(config.model.path).name}`"
+    return [
+        (
+            "started from",
+            start + (" (a new model with random weights)" if config.model.new and not base else ""),
+        ),
+        ("algorithm", f"estimator `{algorithm.estimator.name}`, loss `{algorithm.loss.name}`"),
+        ("rewards", ", ".join(f"`{kind}`" for kind in _rewards(config))),
+        ("training data", ", ".join(f"`{_shown(path)}`" for path in _files(config))),
+        (
+            "steps",
+            f"{step} of {loop.steps}, {loop.prompts_per_step} prompts of {loop.samples_per_prompt} samples each",
+        ),
+        ("learning rate", f"{config.training.optimizer.lr:g}"),
+        ("seed", str(config.run.seed)),
+        ("weights", dtype),
+    ]
+
+
+def _rewards(config: Config) -> list[str]:
+    """The kinds of reward of all domains, each once."""
+    specs = [config.judge, *config.judge.domains.values()]
+    kinds = [kind for spec in specs for kind in (spec.kind, *(part.kind for part in spec.parts))]
+    return list(dict.fromkeys(kind for kind in kinds if kind))
+
+
+def _files(config: Config) -> list[str]:
+    return [path for entry in config.data.train_entries() for path in entry.paths]
+
+
+def _shown(path: str) -> str:
+    """A hub's name as it is; of a file its name, not where it lay on the machine that trained."""
+    return path if path.startswith("hf://") else Path(path).name
+
+
+def _validation(config: Config, row: Mapping[str, Any] | None) -> list[str]:
+    if row is None:
+        return ["This run had no validation before these weights were written."]
+    files = ", ".join(
+        f"`{_shown(path)}`" for entry in config.data.validation_entries() for path in entry.paths
+    )
+    figures = [(k, v) for k, v in row.items() if k.startswith("val/") and k not in NO_FIGURES]
+    prompts = f"{int(row['val/prompts'])} prompts of {files}" if "val/prompts" in row else files
+    return [
+        f"Validation at step {int(row['step'])}, on {prompts}, scored by the rewards of the training run:",
+        "",
+        "| metric | value |",
+        "|---|---|",
+        *(f"| {_cell(name)} | {value:.4f} |" for name, value in figures),
+    ]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
