@@ -1,7 +1,7 @@
 """`mrl bench step`: a step of the loop against its floor, in the same processes, dtype and threads.
 
-Floor: one generate call per engine for the batch, the forward passes and the update of the same packed batch, called alone and
-back to back. The step has judging, packing, advantages, the hand-over and all orchestration besides. Validation and saves are in
+Floor: one generate call per engine for the batch, the update of the same packed batch and, where the step has it, the pass before
+it, called alone and back to back. The step has judging, packing, advantages, the hand-over and all orchestration besides. Validation and saves are in
 neither. Steps and floors alternate, so that a change of the machine's speed hits both.
 """
 
@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from launch.assemble import Parts, assembled
 from launch.waiting import wait_all
@@ -74,9 +76,11 @@ class _Bench:
         parts.hybrid.rest()
         batch = pack(trainable(self._groups))
         packed = time.monotonic()
-        forward = parts.hybrid.train.forward(batch, role="policy", temperature=temperature)
+        if parts.config.algorithm.recomputes_policy:
+            forward = parts.hybrid.train.forward(batch, role="policy", temperature=temperature)
+            batch = batch.with_arrays(old_logprobs=forward["logprobs"])
         forwarded = time.monotonic()
-        batch = batch.with_arrays(old_logprobs=forward["logprobs"], advantages=forward["logprobs"] * 0)
+        batch = batch.with_arrays(advantages=np.zeros(batch.num_tokens, np.float32))
         packed_again = time.monotonic()
         parts.hybrid.train.update(batch, denominators(batch))
         return {

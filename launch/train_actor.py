@@ -61,6 +61,17 @@ class TrainActor:
             batch, self._objective(role), denominators, temperature=self._config.rollout.temperature
         )
 
+    def accumulate(self, batch: Any, denominators: dict[str, float]) -> Any:
+        """The first half of the policy's update, with the log-probs and router margins it was computed from."""
+        temperature = self._config.rollout.temperature
+        return self._worker.accumulate(
+            batch,
+            self._objective("policy"),
+            denominators,
+            temperature=temperature,
+            with_router_margins=True,
+        )
+
     def connect(self, addresses: Sequence[str], destinations: Sequence[Any], slots_per_node: int) -> str:
         """Prepares this rank's hand-over to the engine ranks it feeds; returns the digest sessions must carry."""
         from resharding.handover import GatherHandOver, PlannedHandOver

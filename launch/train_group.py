@@ -4,12 +4,13 @@
 |---|---|---|
 | forward | batch split by DP | [N] arrays merged back in batch order |
 | update (of a role) | batch split by DP, denominators broadcast | metrics of rank 0 (already reduced over ranks) |
+| accumulate, then step | the same, of the policy | the same, and between the two the [N] arrays of forward |
 | broadcast | same arguments to every rank | list by rank |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,31 +48,34 @@ class TrainGroup(ActorGroup):
 
     def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]:
         """Per-token arrays [N] of one role: logprobs, entropy, and what the options ask for."""
-        parts = split(batch, self.layout.dp)
-        shards = self._put([batch.select(p) for p in parts])
-        results = self.wait(
-            {
-                self.name(r): self.actors[r].call.remote("forward", shards[self._dp(r)], role=role, **options)
-                for r in range(self.layout.world_size)
-            }
+        parts, results = self._on_shards(
+            batch, lambda actor, shard: actor.call.remote("forward", shard, role=role, **options)
         )
-        by_dp = [self._speaker(results, dp) for dp in range(self.layout.dp)]
-        return {name: merge(batch, parts, [values[name] for values in by_dp]) for name in by_dp[0]}
+        return self._merged(batch, parts, results)
 
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], *, role: str = "policy"
     ) -> dict[str, float]:
         """One optimizer step over the batch; the metrics are already sums over ranks divided by their denominators."""
-        parts = split(batch, self.layout.dp)
-        shards = self._put([batch.select(p) for p in parts])
-        results = self.wait(
-            {
-                self.name(r): self.actors[r].update.remote(shards[self._dp(r)], dict(denominators), role)
-                for r in range(self.layout.world_size)
-            }
+        _, results = self._on_shards(
+            batch, lambda actor, shard: actor.update.remote(shard, dict(denominators), role)
         )
-        metrics, room = next(iter(results.values())), "critic" if role == "critic" else "optim"
-        return {name if "/" in name else f"{room}/{name}": value for name, value in metrics.items()}
+        return _named(results, "critic" if role == "critic" else "optim")
+
+    def accumulate(
+        self, batch: TrainBatch, denominators: Mapping[str, float]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """The policy's update without its optimizer step: what forward() gives, with 0 for tokens that are not trained
+        on, and the metrics so far. No parameter changes before step()."""
+        parts, results = self._on_shards(
+            batch, lambda actor, shard: actor.accumulate.remote(shard, dict(denominators))
+        )
+        metrics, arrays = ({rank: both[i] for rank, both in results.items()} for i in (0, 1))
+        return self._merged(batch, parts, arrays), _named(metrics, "optim")
+
+    def step(self) -> dict[str, float]:
+        """The optimizer step along the gradients of accumulate(); its metrics."""
+        return _named(self.wait(self.calls("call", "step")), "optim")
 
     def connect(self, addresses: Sequence[str], destinations: Sequence[Any]) -> str:
         """Connects each rank to the engine ranks it feeds; the digest all ranks agree on."""
@@ -89,13 +93,23 @@ class TrainGroup(ActorGroup):
         """Starts every rank's side of a hand-over, to be awaited together with the engines'."""
         return self.calls("send", session)
 
-    def _put(self, shards: Sequence[TrainBatch]) -> list[Any]:
+    def _on_shards(
+        self, batch: TrainBatch, call: Callable[[Any, Any], Any]
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """(sample positions of each DP shard, every rank's result); `call` starts it for an actor and its shard."""
         import ray
 
-        return [ray.put(shard) for shard in shards]
+        parts = split(batch, self.layout.dp)
+        shards = [ray.put(batch.select(part)) for part in parts]
+        places = [self.layout.place(rank) for rank in range(self.layout.world_size)]
+        calls = {self.name(p.rank): call(self.actors[p.rank], shards[p.dp]) for p in places}
+        return parts, self.wait(calls)
 
-    def _dp(self, rank: int) -> int:
-        return self.layout.place(rank).dp
+    def _merged(
+        self, batch: TrainBatch, parts: Sequence[np.ndarray], results: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        by_dp = [self._speaker(results, dp) for dp in range(self.layout.dp)]
+        return {name: merge(batch, parts, [values[name] for values in by_dp]) for name in by_dp[0]}
 
     def _speaker(self, results: Mapping[str, Any], dp: int) -> dict[str, np.ndarray]:
         """The result of the rank that holds a DP shard's per-token values: tp 0, last pipeline stage."""
@@ -104,3 +118,9 @@ class TrainGroup(ActorGroup):
             if (place.dp, place.tp, place.cp, place.pp) == (dp, 0, 0, self.layout.pp - 1):
                 return results[self.name(rank)]
         raise AssertionError(f"no rank speaks for dp {dp}")
+
+
+def _named(results: Mapping[str, dict[str, float]], room: str) -> dict[str, float]:
+    """Rank 0's metrics; those without a room of their own get `room`."""
+    metrics = next(iter(results.values()))
+    return {name if "/" in name else f"{room}/{name}": value for name, value in metrics.items()}

@@ -35,13 +35,9 @@ Aggregation = Annotated[_Aggregations, BeforeValidator(named("aggregation", _Agg
 KlKind = Annotated[_KlKinds, BeforeValidator(named("KL kind", _KlKinds))]
 CorrectionKind = Annotated[_Corrections, BeforeValidator(named("correction", _Corrections))]
 OldLogprobs = Annotated[
-    Literal["recomputed", "sampler"],
+    Literal["auto", "recomputed", "sampler"],
     BeforeValidator(
-        gone(
-            {
-                "decoupled": "write recomputed, and a correction.kind (truncated is the usual one) for the weights"
-            }
-        )
+        gone({"decoupled": "write auto, and a correction.kind (truncated is the usual one) for the weights"})
     ),
 ]
 
@@ -236,8 +232,8 @@ class AlgorithmSection(Section):
     """KL to the reference policy."""
     entropy: EntropySection = EntropySection()
     """Entropy bonus."""
-    old_logprobs: OldLogprobs = "recomputed"
-    """What the ratio is taken against: the trainer's recomputation, or the sampler's own."""
+    old_logprobs: OldLogprobs = "auto"
+    """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only where one is needed (auto), or the sampler's."""
     correction: CorrectionSection = CorrectionSection()
     """Train/rollout correction."""
     shaping: ShapingSection = ShapingSection()
@@ -259,6 +255,15 @@ class AlgorithmSection(Section):
         return self.kl.place != "off"
 
     @property
+    def recomputes_policy(self) -> bool:
+        """Whether the policy's log-probs need a pass before the updates.
+
+        With one update a step its own are the old ones, and the sampler is measured in it.
+        """
+        one = self.epochs * self.minibatches == 1
+        return self.old_logprobs == "recomputed" or not one or self.kl.place == "reward"
+
+    @property
     def needs_values(self) -> bool:
         """Whether a critic is trained."""
         return self.estimator.name == "gae"
@@ -269,7 +274,7 @@ class AlgorithmSection(Section):
         if self.old_logprobs == "sampler" and kind != "off":
             raise ValueError(
                 f"correction.kind = {kind} with old_logprobs = sampler: the ratio already holds the difference to the "
-                "sampler; choose correction off, or old_logprobs recomputed"
+                "sampler; choose correction off, or old_logprobs auto"
             )
         return self
 

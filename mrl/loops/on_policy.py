@@ -4,9 +4,9 @@
 |---|---|---|---|
 | generate, judge | prompts of the stream | judged groups | Collector (engines, judge pool) |
 | filter | judged groups | groups to train on, surplus for the next step | GroupSupply |
-| recompute | packed batch | old and reference log-probs, values, mismatch | train ranks |
+| recompute | packed batch | reference log-probs, values; old log-probs and mismatch where they need a pass | train ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
-| update | minibatches | new weights, metrics | train ranks |
+| update | minibatches | mismatch where there was no pass for it, new weights, metrics | train ranks |
 | save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, train ranks |
 | reshard | weights v + 1 | engines at version v + 1 | Hybrid |
 
@@ -45,6 +45,12 @@ class TrainRanks(Protocol):
     def update(
         self, batch: TrainBatch, denominators: dict[str, float], *, role: str = "policy"
     ) -> dict[str, float]: ...
+
+    def accumulate(
+        self, batch: TrainBatch, denominators: dict[str, float]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]: ...
+
+    def step(self) -> dict[str, float]: ...
 
     def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]: ...
 
@@ -152,24 +158,17 @@ class OnPolicyLoop:
         self._row_seconds = time.monotonic() - start
 
     def _recompute(self, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
-        """The packed batch with old and reference log-probs and values by the trainer; the sampler's distance from the first."""
-        batch, loop, temperature = pack(groups), self._config.loop, self._config.rollout.temperature
-        versions = policy_versions(groups)
+        """The packed batch with reference log-probs and values by the trainer; where they need a pass of their own, also
+        with old log-probs, and the sampler's distance from those."""
+        batch, temperature, measured = pack(groups), self._config.rollout.temperature, {}
+        arrays = {"age": ages(batch, policy_versions(groups), version=self.version)}
         with self._clock.phase("recompute"):
-            policy = self._train.forward(
-                batch, role="policy", temperature=temperature, with_router_margins=True
-            )
-            measured = mismatch.measure(
-                batch,
-                policy["logprobs"],
-                policy.get("router_margin"),
-                served=versions == self._supply.served_version,
-                margin=loop.router_margin,
-            )
-            arrays = {
-                "old_logprobs": policy["logprobs"],
-                "age": ages(batch, versions, version=self.version),
-            }
+            if self._recomputes_policy:
+                policy = self._train.forward(
+                    batch, role="policy", temperature=temperature, with_router_margins=True
+                )
+                arrays["old_logprobs"] = policy["logprobs"]
+                measured = self._measured(batch, policy)
             if self._config.algorithm.needs_reference:
                 arrays["ref_logprobs"] = self._train.forward(
                     batch, role="reference", temperature=temperature
@@ -178,8 +177,26 @@ class OnPolicyLoop:
                 arrays["values"] = self._train.forward(batch, role="critic")["values"]
             batch = batch.with_arrays(**arrays)
             finite.check_batch(batch)
-            mismatch.check(measured, loop.max_sampler_mismatch, version=self.version)
         return batch, measured
+
+    @property
+    def _recomputes_policy(self) -> bool:
+        """Where the policy is not updated (the critic's warm-up), nothing else would measure the sampler."""
+        return self._config.algorithm.recomputes_policy or "policy" not in dict(self._updated_roles())
+
+    def _measured(self, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """The sampler's distance from the policy's log-probs [N] of the batch of this step; an error where it is too far."""
+        loop = self._config.loop
+        finite.check_batch(batch.with_arrays(logprobs=policy["logprobs"]))
+        measured = mismatch.measure(
+            batch,
+            policy["logprobs"],
+            policy.get("router_margin"),
+            served=policy_versions(self._groups) == self._supply.served_version,
+            margin=loop.router_margin,
+        )
+        mismatch.check(measured, loop.max_sampler_mismatch, version=self.version)
+        return measured
 
     def _estimate(self, batch: TrainBatch, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
         with self._clock.phase("estimate"):
@@ -208,18 +225,29 @@ class OnPolicyLoop:
         metrics: dict[str, float] = {}
         divisors = denominators(part) | self._algorithm.coefficients()
         for role, room in self._updated_roles():
-            found = self._train.update(part, divisors, role=role)
+            if role == "policy" and not self._recomputes_policy:
+                found = self._measured_update(part, divisors)
+            else:
+                found = self._train.update(part, divisors, role=role)
             finite.check_update(part, found, room)
             metrics |= found
         return metrics
 
+    def _measured_update(self, batch: TrainBatch, divisors: dict[str, float]) -> dict[str, float]:
+        """The step's only update of the policy: its own log-probs measure the sampler before any parameter changes."""
+        policy, metrics = self._train.accumulate(batch, divisors)
+        return metrics | self._measured(batch, policy) | self._train.step()
+
     def _updated_roles(self) -> list[tuple[str, str]]:
-        """(role, first word of its metrics): the critic where there is one, the policy after the critic's warm-up."""
+        """(role, first word of its metrics): the policy after the critic's warm-up, the critic where there is one.
+
+        The policy first: an update of it that is refused leaves both as they were.
+        """
         critic = self._config.critic
         policy = [("policy", "optim")]
         if critic is None:
             return policy
-        return [("critic", "critic")] + (policy if self.next_step > critic.warmup_steps else [])
+        return (policy if self.next_step > critic.warmup_steps else []) + [("critic", "critic")]
 
     def _check_judged(self, groups: Sequence[Group]) -> dict[str, float]:
         fraction = self._supply.unjudged_fraction

@@ -10,6 +10,7 @@ objective's, and metrics are those of one of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -97,20 +98,10 @@ class Passes:
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy (critic: values) [N] of every token but each segment's first; None on ranks without."""
         prepared = self._prepare(batch, all_tokens=True)
-        routers = self._routers() if with_router_margins else []
-        for router in routers:
-            router.margins = []
-        try:
-            with torch.no_grad():
-                found = self._run(prepared, self._forward_loss(temperature), forward_only=True)
-        finally:
-            margins = [router.margins or [] for router in routers]
-            for router in routers:
-                router.margins = None
-        arrays = self._flat_arrays(batch, prepared, found) if self._is_last else {}
-        if with_router_margins:
-            arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
-        return arrays if self._returns_arrays else None
+        margins = self._no_margins(prepared) if with_router_margins else []
+        with torch.no_grad():
+            found = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=margins)
+        return self._arrays_of(batch, prepared, found, margins)
 
     def forward_backward(
         self,
@@ -119,12 +110,17 @@ class Passes:
         denominators: Mapping[str, Any],
         *,
         temperature: float,
-    ) -> list[Mapping[str, Tensor]]:
-        """Accumulate gradients of the objective; returns its metrics per microbatch (empty off the last stage)."""
+        with_router_margins: bool = False,
+    ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
+        """Accumulate gradients of the objective; returns its metrics per microbatch (empty off the last stage), and what
+        forward() returns, by the same weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
-        loss = self._objective_loss(batch, objective, denominators, temperature)
-        return self._run(prepared, loss, forward_only=False)
+        margins = self._no_margins(prepared) if with_router_margins else []
+        found: list[dict[str, Tensor]] = []
+        loss = self._objective_loss(batch, objective, denominators, temperature, found)
+        metrics = self._run(prepared, loss, forward_only=False, margins=margins)
+        return metrics, self._arrays_of(batch, prepared, found, margins)
 
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
         """The same number of microbatches on all ranks: expert parallelism couples them."""
@@ -181,14 +177,29 @@ class Passes:
         )
         return Prepared(plan, tokens, mine, packed, *index)
 
-    def _run(self, prepared: list[Prepared], loss: Callable[..., Any], *, forward_only: bool) -> list[Any]:
-        def forward_step(data: Iterator[Prepared], model: Any) -> tuple[Tensor, Callable[..., Any]]:
-            item = next(data)
-            hidden = model(item.tokens, None, None, packed_seq_params=item.packed)
+    def _run(
+        self,
+        prepared: list[Prepared],
+        loss: Callable[..., Any],
+        *,
+        forward_only: bool,
+        margins: list[Tensor],
+    ) -> list[Any]:
+        """Megatron's schedule over all microbatches; where there are margins, each is lowered to what its routers saw."""
+        routers = self._routers() if margins else []
+
+        def forward_step(
+            data: Iterator[tuple[int, Prepared]], model: Any
+        ) -> tuple[Tensor, Callable[..., Any]]:
+            number, item = next(data)
+            with recorded(routers) as gaps:
+                hidden = model(item.tokens, None, None, packed_seq_params=item.packed)
+            for gap in gaps:
+                torch.minimum(margins[number], gap, out=margins[number])
             return hidden, functools.partial(loss, item)
 
         longest = max(item.tokens.shape[1] for item in prepared)
-        iterators = [iter(prepared) for _ in self._models]
+        iterators: list[Iterator[Any]] = [iter(enumerate(prepared)) for _ in self._models]
         return get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
@@ -207,13 +218,22 @@ class Passes:
         return outputs
 
     def _objective_loss(
-        self, batch: TrainBatch, objective: Objective, denominators: Mapping[str, Any], temperature: float
+        self,
+        batch: TrainBatch,
+        objective: Objective,
+        denominators: Mapping[str, Any],
+        temperature: float,
+        kept: list[dict[str, Tensor]],
     ) -> Callable[..., Any]:
+        """The loss of a microbatch; `kept` takes what _outputs() gave for each, in order."""
+
         def loss(item: Prepared, hidden: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             count = torch.zeros((), dtype=torch.int, device=self._device)
             if not len(item.rows):
+                kept.append({})
                 return hidden.sum() * 0.0, count, {}
             found = self._outputs(item, hidden, temperature)
+            kept.append({name: x.detach() for name, x in found.items()})
             if not all(bool(torch.isfinite(x).all()) for x in found.values()):
                 # Objectives refuse such values, on this rank alone; a loss that is not finite stops all ranks alike.
                 nothing = hidden.sum() * float("nan")
@@ -269,10 +289,24 @@ class Passes:
         on_device = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
         return on_device, torch.from_numpy(segments).to(self._device)
 
+    def _arrays_of(
+        self,
+        batch: TrainBatch,
+        prepared: list[Prepared],
+        found: list[dict[str, Tensor]],
+        margins: list[Tensor],
+    ) -> dict[str, np.ndarray] | None:
+        """[N] arrays in the batch's order of what each microbatch's outputs and margins are; None on ranks without."""
+        arrays = self._flat_arrays(batch, prepared, found) if self._is_last else {}
+        if margins:
+            arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
+        return arrays if self._returns_arrays else None
+
     def _flat_arrays(
         self, batch: TrainBatch, prepared: list[Prepared], found: list[dict[str, Tensor]]
     ) -> dict[str, np.ndarray]:
-        flat = {name: np.zeros(batch.num_tokens, np.float32) for name in found[0]}
+        names = ("values",) if self._chunks.has_value_head else ("logprobs", "entropy")
+        flat = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
         for item, outputs in zip(prepared, found, strict=True):
             index = item.plan.token_index[item.rows.cpu().numpy()]
             for name, values in outputs.items():
@@ -283,16 +317,17 @@ class Passes:
         modules: Iterable[Any] = (m for model in self._chunks.models for m in model.modules())
         return [module for module in modules if isinstance(module, RecordingRouter)]
 
+    def _no_margins(self, prepared: list[Prepared]) -> list[Tensor]:
+        """For each microbatch [k / tp] infinite gaps, one for each token of a router's input."""
+        sizes = [item.tokens.shape[1] // self._layout.tp for item in prepared]
+        return [torch.full((size,), float("inf"), device=self._device) for size in sizes]
+
     def _prefix_margins(
-        self, batch: TrainBatch, prepared: list[Prepared], margins: list[list[Tensor]]
+        self, batch: TrainBatch, prepared: list[Prepared], margins: list[Tensor]
     ) -> np.ndarray:
         """[N] smallest router gap over all layers and the token's prefix (the positions that predicted it)."""
         flat = np.full(batch.num_tokens, np.inf, np.float32)
-        for number, item in enumerate(prepared):
-            length = item.tokens.shape[1] // self._layout.tp
-            smallest = torch.full((length,), float("inf"), device=self._device)
-            for layer in margins:
-                smallest = torch.minimum(smallest, layer[number])
+        for item, smallest in zip(prepared, margins, strict=True):
             if self._layout.tp > 1:
                 smallest = gather_from_sequence_parallel_region(smallest)
             whole = smallest.new_full((len(item.plan.tokens),), float("inf"))
@@ -301,6 +336,22 @@ class Passes:
                 dist.all_reduce(whole, op=dist.ReduceOp.MIN, group=group)
             flat[item.plan.token_index] = whole.cpu().numpy()[item.plan.places]
         return prefix_minimum(flat, batch.cu_seqlens)
+
+
+@contextlib.contextmanager
+def recorded(routers: Iterable[RecordingRouter]) -> Iterator[list[Tensor]]:
+    """Yields a list that holds, afterwards, the gaps of every choice made inside.
+
+    Only what runs inside counts: a layer that is computed again in the backward pass chooses again.
+    """
+    gaps: list[Tensor] = []
+    for router in routers:
+        router.margins = gaps
+    try:
+        yield gaps
+    finally:
+        for router in routers:
+            router.margins = None
 
 
 def prefix_minimum(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:

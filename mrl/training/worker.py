@@ -115,6 +115,8 @@ class MegatronWorker:
             place=self.place,
             device=self.device,
         )
+        self._loss = float("nan")
+        """Of the gradients that wait for step(); not a number while none do."""
         self._reference: list[Tensor] | None = None
         self._locals = self._match_names()
         if load:
@@ -202,13 +204,37 @@ class MegatronWorker:
         A loss or gradient that is not finite, or a step without any token to train on, is skipped on all ranks: no
         parameter changes and `skipped` is 1.
         """
+        metrics, _ = self.accumulate(batch, objective, denominators, temperature=temperature)
+        return metrics | self.step(lr=lr)
+
+    def accumulate(
+        self,
+        batch: TrainBatch,
+        objective: Objective,
+        denominators: Mapping[str, Any],
+        *,
+        temperature: float = 1.0,
+        with_router_margins: bool = False,
+    ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
+        """The first half of update(), which changes no parameter: gradients that step() applies, and their metrics.
+
+        Beside them what forward() returns, by the same weights, with 0 for tokens that are not trained on.
+        """
         for model in self._models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        parts = self._passes.forward_backward(batch, objective, denominators, temperature=temperature)
+        parts, arrays = self._passes.forward_backward(
+            batch, objective, denominators, temperature=temperature, with_router_margins=with_router_margins
+        )
         metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
-        result = self.optimizer.step(finite=bool(np.isfinite(metrics.get("loss", np.nan))), lr=lr)
-        return metrics | {
+        self._loss = metrics.get("loss", float("nan"))
+        return metrics, arrays
+
+    def step(self, *, lr: float | None = None) -> dict[str, float]:
+        """The second half of update(): one optimizer step along the gradients that wait."""
+        result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
+        self._loss = float("nan")
+        return {
             "grad_norm": result.grad_norm,
             "skipped": float(result.skipped),
             "lr": result.lr,

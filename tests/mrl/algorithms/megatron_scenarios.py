@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from mrl.algorithms.objective import Objective
 from mrl.config.algorithm import AlgorithmSection
+from mrl.loops.mismatch import measure
 from mrl.samples import TrainBatch
+from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, worker
 
 EXTRAS: dict[str, Any] = {
@@ -16,6 +21,16 @@ EXTRAS: dict[str, Any] = {
     "entropy": {"coefficient": 0.01},
     "correction": {"kind": "truncated", "high": 1.1},
 }
+
+WITHOUT_A_PASS: list[dict[str, Any]] = [
+    {},
+    {"loss": {"name": "gspo"}},
+    {"correction": {"kind": "truncated", "high": 1.1}},
+    {"correction": {"kind": "icepop", "low": 0.8, "high": 1.2}},
+    {"kl": {"place": "loss", "kind": "k3", "coefficient": 0.5, "times_ratio": True}},
+    {"old_logprobs": "sampler"},
+]
+"""One update a step each, so that nothing needs old log-probs before it."""
 
 
 def update_with_each(
@@ -27,16 +42,69 @@ def update_with_each(
     batch: TrainBatch,
     configs: list[dict[str, Any]],
     microbatch_tokens: int,
+    recompute: str,
 ) -> dict[str, Any]:
-    """Metrics of one update per configuration from the same parameters (lr 0), then one that moves them."""
-    at = worker(rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens)
+    """Metrics of one update per configuration from the same parameters (lr 0), then one that moves them; before it what
+    differs between an update with a pass before it and one without."""
+    at = worker(rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens, recompute=recompute)
     _, shard = shard_of(batch, at)
-    denominators = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float(batch.num_samples)}
+    fresh = batch.loss_mask & (batch.arrays["age"] == 0)
+    denominators = {
+        "num_tokens": float(batch.loss_mask.sum()),
+        "num_fresh_tokens": float(fresh.sum()),
+        "num_sequences": float(batch.num_samples),
+    }
     metrics = []
     for tree in configs:
         objective = Objective(AlgorithmSection.model_validate(tree))
         metrics.append(at.update(shard, objective, denominators, temperature=TEMPERATURE, lr=0.0))
     before = digest_parameters(at)
+    differences = [_without_a_pass(at, shard, tree, denominators) for tree in WITHOUT_A_PASS]
+    assert before == digest_parameters(at)
     moved = at.update(shard, objective, denominators, temperature=TEMPERATURE, lr=1e-3)
     assert np.isfinite(moved["grad_norm"])
-    return {"metrics": metrics, "moved": before != digest_parameters(at)}
+    return {"metrics": metrics, "moved": before != digest_parameters(at), "differences": differences}
+
+
+def _without_a_pass(
+    at: MegatronWorker, shard: TrainBatch, tree: dict[str, Any], denominators: dict[str, float]
+) -> dict[str, float]:
+    """Largest differences between accumulate() after a pass for old log-probs and accumulate() alone, by what is compared.
+
+    Of the gradient relative to its largest element. "margins_at" is the smallest margin, to show that it is no 0 or infinity.
+    """
+    objective = Objective(AlgorithmSection.model_validate(tree))
+    without = {name: array for name, array in shard.arrays.items() if name != "old_logprobs"}
+    shard, served = dataclasses.replace(shard, arrays=without), np.ones(shard.num_tokens, np.bool_)
+    passed = _of_all_ranks(at, at.forward(shard, temperature=TEMPERATURE, with_router_margins=True))
+    found = []
+    for batch in (shard.with_arrays(old_logprobs=passed["logprobs"]), shard):
+        metrics, arrays = at.accumulate(
+            batch, objective, denominators, temperature=TEMPERATURE, with_router_margins=True
+        )
+        gradient = torch.cat([buffer.grad_data.flatten() for buffer in at.memory.buffers])
+        found.append((metrics, gradient, arrays))
+    (before, expected, _), (metrics, gradient, arrays) = found
+    assert metrics.keys() == before.keys()
+    own = _of_all_ranks(at, arrays)
+    measured = [
+        measure(shard, a["logprobs"], a["router_margin"], served=served, margin=1e-4) for a in (passed, own)
+    ]
+    mask, margins = shard.loss_mask, passed["router_margin"][shard.loss_mask]
+    return {
+        "metrics": max(abs(metrics[name] - before[name]) for name in before),
+        "gradient": float((gradient - expected).abs().max() / expected.abs().max()),
+        "logprobs": float(np.abs(own["logprobs"] - passed["logprobs"])[mask].max(initial=0.0)),
+        "untrained": float(np.abs(own["logprobs"][~mask]).max(initial=0.0)),
+        "margins": float(np.abs(own["router_margin"][mask] - margins).max(initial=0.0)),
+        "margins_at": float(margins.min(initial=1.0)),
+        "mismatch": max(abs(measured[0][name] - measured[1][name]) for name in measured[0]),
+        "mismatch_at": measured[0]["policy/sampler_logprob_diff_max"],
+    }
+
+
+def _of_all_ranks(at: MegatronWorker, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    """This data-parallel shard's arrays on every rank, as the driver has them."""
+    everyone: list[Any] = [None] * at.layout.world_size
+    dist.all_gather_object(everyone, (at.place.dp, arrays))
+    return next(found for dp, found in everyone if dp == at.place.dp and found is not None)

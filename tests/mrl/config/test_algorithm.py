@@ -76,7 +76,7 @@ def test_each_loss_has_its_own_default_bounds() -> None:
         ({"kl": {"controller": {"kind": "window", "low": 2, "high": 1}}}, "needs low < high"),
         ({"correction": {"kind": "icepop", "low": 3}}, "must be below correction.high"),
         ({"old_logprobs": "sampler", "correction": {"kind": "icepop"}}, "already holds the difference"),
-        ({"old_logprobs": "decoupled"}, "is gone: write recomputed, and a correction.kind"),
+        ({"old_logprobs": "decoupled"}, "is gone: write auto, and a correction.kind"),
         (
             {"estimator": {"name": "gdpo"}, "kl": {"place": "reward", "coefficient": 1}},
             "no place for kl.place = reward",

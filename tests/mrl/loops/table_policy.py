@@ -61,9 +61,12 @@ class TableRanks:
         self.batches: list[TrainBatch] = []
         """What was trained on, minibatch by minibatch."""
         self.called: list[str] = []
+        """The passes over the model, in order."""
 
     def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]:
         self.called.append(f"forward {role}")
+        if role == "critic":
+            return {"values": np.zeros(batch.num_tokens, np.float32)}
         with torch.no_grad():
             logprobs, entropy = _both(self.table if role == "policy" else self.reference, batch)
         return {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
@@ -71,9 +74,21 @@ class TableRanks:
     def update(
         self, batch: TrainBatch, denominators: dict[str, float], *, role: str = "policy"
     ) -> dict[str, float]:
-        self.called.append(f"update {role}")
+        if role == "critic":
+            return {"critic/skipped": 0.0}
+        _, metrics = self.accumulate(batch, denominators)
+        return metrics | self.step()
+
+    def accumulate(
+        self, batch: TrainBatch, denominators: dict[str, float]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        self.called.append("update")
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
+        found = {"logprobs": logprobs.detach().numpy()}
+        if not torch.isfinite(logprobs).all():  # as the real worker: an objective refuses such values
+            self._gradient = torch.full_like(self.table, float("nan"))
+            return found, {"optim/loss": float("nan")}
         arrays = {name: torch.from_numpy(values) for name, values in batch.arrays.items()}
         loss, metrics = self._objective(
             logprobs=logprobs,
@@ -82,16 +97,14 @@ class TableRanks:
             segment_ids=torch.from_numpy(np.repeat(np.arange(batch.num_samples), batch.lengths())),
             denominators=denominators,
         )
-        (gradient,) = torch.autograd.grad(loss, self.table)
-        norm = float(gradient.norm())
+        (self._gradient,) = torch.autograd.grad(loss, self.table)
+        return found, {n: float(v) for n, v in metrics.items()} | {"optim/loss": float(loss.detach())}
+
+    def step(self) -> dict[str, float]:
+        norm = float(self._gradient.norm())
         with torch.no_grad():
-            self.table -= self._lr * gradient
-        found = {name: float(value) for name, value in metrics.items()}
-        return found | {
-            "optim/loss": float(loss.detach()),
-            "optim/grad_norm": norm,
-            "optim/skipped": float(not math.isfinite(norm)),
-        }
+            self.table -= self._lr * self._gradient
+        return {"optim/grad_norm": norm, "optim/skipped": float(not math.isfinite(norm))}
 
     def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         return []
@@ -104,9 +117,11 @@ class TableEngines:
         self.train = TableRanks(config)
         self.version, self._table = -1, self.train.table
         self._responses: list[Response] = []
+        self.damage = torch.zeros(VOCAB, VOCAB)
+        """Added to what a sync moves."""
 
     def sync(self, version: int) -> dict[str, float]:
-        self.version, self._table = version, self.train.table.detach().clone()
+        self.version, self._table = version, self.train.table.detach().clone() + self.damage
         return {}
 
     def rest(self) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mrl.errors import ReshardError
 from mrl.loops.batch import pack
+from mrl.loops.finite import BadNumbers
+from mrl.observe.metrics_log import without_volatile
 from tests.mrl.loops.table_policy import TableRun, config_of, logprobs_of
 
 DAPO = {
@@ -42,3 +47,96 @@ def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_pat
         aged += old.any()
         clipped += row["policy/clip_frac_high"] + row["policy/clip_frac_low"] > 0
     assert aged >= 4 and clipped >= 4
+
+
+ONE_UPDATE: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "gspo": {"loss": {"name": "gspo"}},
+    "tis": {"correction": {"kind": "truncated", "high": 2.0}},
+    "icepop": {"correction": {"kind": "icepop", "low": 0.5, "high": 5.0}},
+    "kl in the loss": {"kl": {"place": "loss", "kind": "k3", "coefficient": 0.1, "times_ratio": True}},
+    "dapo": DAPO,
+}
+
+
+def stepped(folder: Path, algorithm: dict[str, Any], name: str = "run", steps: int = 4) -> TableRun:
+    run = TableRun(config_of(folder, algorithm, f"run.name={name}"))
+    run.loop.start()
+    for _ in range(steps):
+        run.loop.step()
+    return run
+
+
+@pytest.mark.parametrize("algorithm", ONE_UPDATE.values(), ids=ONE_UPDATE)
+def test_one_update_needs_no_pass_before_it(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    """The same weights and the same rows as with old log-probs recomputed, to rounding."""
+    auto = stepped(tmp_path, algorithm, "auto")
+    recomputed = stepped(tmp_path, algorithm | {"old_logprobs": "recomputed"}, "recomputed")
+    assert [run.train.called.count("update") for run in (auto, recomputed)] == [4, 4]
+    assert [run.train.called.count("forward policy") for run in (auto, recomputed)] == [0, 4]
+    torch.testing.assert_close(auto.train.table, recomputed.train.table, atol=1e-6, rtol=0)
+    for ours, theirs in zip(auto.rows(), recomputed.rows(), strict=True):
+        assert without_volatile(ours) == pytest.approx(without_volatile(theirs), abs=2e-6)
+    assert auto.rows()[-1]["policy/sampler_logprob_diff_max"] < 1e-5
+
+
+def test_the_samplers_own_need_no_pass_either(tmp_path: Path) -> None:
+    run = stepped(tmp_path, {"old_logprobs": "sampler"}, steps=1)
+    assert run.train.called == ["update"] and run.rows()[0]["policy/sampler_logprob_diff_max"] < 1e-5
+
+
+FALLS_BACK: dict[str, dict[str, Any]] = {
+    "epochs": {"epochs": 2},
+    "minibatches": {"minibatches": 2},
+    "kl in the reward": {"kl": {"place": "reward", "kind": "k1", "coefficient": 0.1}},
+    "asked for": {"old_logprobs": "recomputed"},
+}
+
+
+@pytest.mark.parametrize("algorithm", FALLS_BACK.values(), ids=FALLS_BACK)
+def test_the_pass_stays_where_it_is_needed(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    run = stepped(tmp_path, algorithm, steps=1)
+    assert run.train.called[0] == "forward policy" and "old_logprobs" in run.train.batches[0].arrays
+    assert run.rows()[0]["policy/sampler_logprob_diff_max"] < 1e-5
+
+
+def test_while_only_the_critic_learns_the_sampler_is_still_measured(tmp_path: Path) -> None:
+    words = ("critic={warmup_steps: 2}",)
+    run = TableRun(config_of(tmp_path, {"estimator": {"name": "gae"}}, *words))
+    run.loop.start()
+    for _ in range(3):
+        run.loop.step()
+    warm, last = run.train.called[:4], run.train.called[4:]
+    assert warm == ["forward policy", "forward critic"] * 2 and last == ["forward critic", "update"]
+    assert all("policy/sampler_logprob_diff_max" in row for row in run.rows())
+
+
+@pytest.mark.parametrize("old_logprobs", ["auto", "recomputed"])
+def test_engines_with_other_weights_end_the_run_before_a_parameter_changes(
+    old_logprobs: str, tmp_path: Path
+) -> None:
+    run = TableRun(config_of(tmp_path, {"old_logprobs": old_logprobs}, "loop.max_sampler_mismatch=1e-3"))
+    run.loop.start()
+    run.loop.step()
+    run.engines.damage[:, 0] = 0.1
+    run.engines.sync(1)
+    before = run.train.table.detach().clone()
+    with pytest.raises(ReshardError, match=r"differ by 0\.\d+ at version 1"):
+        run.loop.step()
+    assert torch.equal(run.train.table, before) and run.engines.version == 1 and len(run.rows()) == 1
+
+
+@pytest.mark.parametrize("old_logprobs", ["auto", "recomputed"])
+def test_log_probs_that_are_no_numbers_are_named_before_a_parameter_changes(
+    old_logprobs: str, tmp_path: Path
+) -> None:
+    run = TableRun(config_of(tmp_path, {"old_logprobs": old_logprobs}))
+    run.loop.start()
+    with torch.no_grad():
+        run.train.table[3] = float("nan")
+    before = run.train.table.detach().clone()
+    with pytest.raises(BadNumbers, match="logprobs is not finite") as caught:
+        run.loop.step()
+    ids = {s.sample_id for g in run.groups[-1] for s in g.samples}
+    assert 0 < len(caught.value.sample_ids) < len(ids)
+    assert torch.equal(run.train.table.nan_to_num(), before.nan_to_num()) and not run.rows()
