@@ -37,7 +37,7 @@ class DataEntry(Section):
     """One data set of one domain."""
 
     path: str | tuple[str, ...]
-    """File or files (.jsonl, .jsonl.gz, .parquet), read in this order."""
+    """File or files (.jsonl, .json, .parquet, .csv) or data sets of the hub (hf://name:configuration@split), in this order."""
     domain: str = "default"
     """Domain of these rows: chooses judge, shaping and curves."""
     probability: float | None = Field(default=None, gt=0)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from mrl.data.hub import PREFIX, read_hub
 from mrl.errors import DataError
 
 RawRow = tuple[str, dict[str, Any]]
@@ -17,22 +18,13 @@ RawRow = tuple[str, dict[str, Any]]
 
 
 def read_rows(path: str | Path) -> Iterator[RawRow]:
-    """Rows of one file with their place, counted from 1: lines of text files, rows of parquet and of a JSON list.
+    """Rows of a file or of a hub's data set (hf://name:configuration@split) with their place, counted from 1: lines of
+    text files, rows of anything else.
 
-    Raises DataError for a file that is missing, empty, of unknown kind or unreadable, and for a bad line.
+    Raises DataError for what is missing, empty, of unknown kind or unreadable, and for a bad line.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file (working directory {Path.cwd()})")
-    for endings, reader in _READERS.items():
-        if path.name.endswith(endings):
-            rows = reader(path)
-            break
-    else:
-        known = ", ".join(ending for endings in _READERS for ending in endings)
-        raise DataError(f"{path}: unknown kind of file; known: {known}")
     empty = True
-    for row in rows:
+    for row in read_hub(str(path)) if _is_hub(path) else _read_file(Path(path)):
         empty = False
         yield row
     if empty:
@@ -41,7 +33,23 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
 
 def from_arrow(path: str | Path) -> bool:
     """True where rows have Arrow's fixed fields, so that a null may stand for a field that is not there."""
-    return Path(path).suffix == ".parquet"
+    return _is_hub(path) or Path(path).suffix == ".parquet"
+
+
+def _is_hub(path: str | Path) -> bool:
+    return str(path).startswith(PREFIX)
+
+
+def _read_file(path: Path) -> Iterator[RawRow]:
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such file (working directory {Path.cwd()}); a data set of the hub is hf://name@split"
+        )
+    for endings, reader in _READERS.items():
+        if path.name.endswith(endings):
+            return reader(path)
+    known = ", ".join(ending for endings in _READERS for ending in endings)
+    raise DataError(f"{path}: unknown kind of file; known: {known}")
 
 
 def _read_jsonl(path: Path) -> Iterator[RawRow]:

@@ -57,7 +57,7 @@ def _without_each(row: Row) -> Iterator[tuple[str, Row]]:
     if row.tools:
         yield "tools", dataclasses.replace(row, tools=None)
     assert not isinstance(row.prompt, str)
-    for thing in {(m["role"], key) for m in row.prompt for key in m if key != "role"}:
+    for thing in {(m["role"], key) for m in row.prompt for key in m if key != "role" and m[key]}:
         role, key = thing
         prompt = tuple(_left_out(m, key) if m["role"] == role else m for m in row.prompt)
         yield f"{role}.{key}", dataclasses.replace(row, prompt=prompt)

@@ -1,0 +1,81 @@
+"""Rows of data sets of the Hugging Face hub, named hf://name@split or hf://name:configuration@split.
+
+The name may also be a folder laid out as a repository of the hub is. With a network the `datasets` library fetches what
+is new; without one its own cache is read, or the repository as `hf download` left it in the hub's cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.errors import DataError
+
+PREFIX = "hf://"
+
+_ADDRESS = re.compile(r"hf://(?P<name>[^:@]+)(?::(?P<configuration>[^:@]+))?@(?P<split>[^@]+)")
+_BATCH = 1000
+
+
+def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows with their place, the address and a number from 1, as Arrow holds them (pictures are not decoded).
+
+    Raises DataError for an address of another form, a missing library, and a data set that is not there.
+    """
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
+        raise DataError(
+            f"{address}: a data set of the hub is named hf://name@split or hf://name:configuration@split"
+        )
+    number = 0
+    for batch in _load(address, **parts.groupdict()).with_format("arrow").iter(_BATCH):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{address}:{number}", row
+
+
+def _load(address: str, name: str, configuration: str | None, split: str) -> Any:
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise DataError(
+            f"{address}: needs the package datasets; install it with: pip install 'mrl[hub]'"
+        ) from error
+    failures = (OSError, ValueError, DatasetsError)
+    try:
+        return datasets.load_dataset(name, configuration, split=split)
+    except failures as error:
+        folder = _downloaded(name)
+        if folder is None:
+            raise DataError(f"{address}: {error}{_how_to_fetch(name, configuration, split)}") from error
+    try:
+        return datasets.load_dataset(folder, configuration, split=split)
+    except failures as error:
+        raise DataError(f"{address}: {error}{_how_to_fetch(name, configuration, split)}") from error
+
+
+def _downloaded(name: str) -> str | None:
+    """The folder of a repository in the hub's cache; None where it was not downloaded."""
+    import huggingface_hub
+
+    try:
+        return huggingface_hub.snapshot_download(name, repo_type="dataset", local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def _how_to_fetch(name: str, configuration: str | None, split: str) -> str:
+    if os.path.isdir(name):
+        return ""
+    arguments = ", ".join(repr(part) for part in (name, configuration) if part)
+    offline = [switch for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(switch)]
+    return (
+        "\nto fetch it, where there is a network"
+        + (f" (here {offline[0]} is set)" if offline else "")
+        + f", either of\n  hf download --repo-type dataset {name}\n"
+        + f"  python -c \"import datasets; datasets.load_dataset({arguments}, split='{split}')\"\n"
+        + "puts it under HF_HOME, which may be copied"
+    )
