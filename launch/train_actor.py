@@ -19,7 +19,7 @@ class TrainActor:
         from launch.actor_log import redirect
 
         redirect(log_folder, f"train-{rank}")
-        self._config, self._rank = config, rank
+        self._config, self._rank = config.in_updates(), rank
         self._worker: Any = None
         self._store: tuple[str, int] | None = None
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 
     config = load(*split_arguments(arguments))
     section, rank = _section(config), int(os.environ["RANK"])
-    training = config.training.model_copy(update={"optimizer": section.optimizer})
+    training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training)
     sequences = encode(read_rows(section.data), AutoTokenizer.from_pretrained(config.model.path))
     dp, start = worker.layout.dp, time.monotonic()

@@ -59,6 +59,12 @@ def shape_by_domain(
     }
 
 
+def truncated_away(config: AlgorithmSection, outcomes: Outcomes) -> np.ndarray:
+    """[B] bool: truncated samples of domains that mask them."""
+    masks = [config.shaping_by_domain.get(d, config.shaping).mask_truncated for d in outcomes.domains]
+    return outcomes.truncated & np.array(masks, dtype=np.bool_)
+
+
 def shape(
     section: ShapingSection,
     rewards: Tensor,

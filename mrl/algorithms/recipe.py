@@ -5,7 +5,9 @@ outcomes, and the run's algorithm state. Produces: the batch with `advantages` a
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, length, overlong, truncation, normalisation, weight) -> reward on each sample's last
-policy token -> minus KL per token -> estimator -> whitening -> clip of advantages.
+policy token -> minus KL per token -> estimator -> whitening -> clip of advantages -> truncated samples leave the loss mask.
+The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
+loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from mrl.algorithms import kl
 from mrl.algorithms.advantages import estimate
-from mrl.algorithms.domains import shape_by_domain
+from mrl.algorithms.domains import shape_by_domain, truncated_away
 from mrl.algorithms.estimators import on_last_token
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.outcomes import Outcomes, policy_lengths
@@ -41,8 +43,8 @@ def shape_and_estimate(
     """(the batch with float32 arrays advantages and returns, metrics).
 
     `outcomes`: the samples' facts, or the groups they are read from, or raw rewards [B] alone; in the batch's order.
-    A sample without a verdict (NaN) enters no statistic, gets advantage 0 and loses its loss mask. `state` is needed
-    by moving coefficients and running statistics, and is updated; without it a fresh one is used for this call.
+    A sample without a verdict (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
+    shaping.mask_truncated names gets advantage 0 and loses its loss mask after the statistics. `state` is needed by moving coefficients and running statistics, and is updated; without it a fresh one is used for this call.
     """
     found = _outcomes(outcomes)
     if len(found.rewards) != batch.num_samples:
@@ -65,10 +67,16 @@ def shape_and_estimate(
     advantages, returns = estimate(section.name, **arguments)
     metrics |= kl_metrics | _degenerate(work, shaped, section.tolerance)
     advantages, more = _finish(config, work, found, advantages)
-    arrays = {"advantages": _float32(advantages), "returns": _float32(returns)}
+    cut = torch.from_numpy(truncated_away(config, found))
+    trained = work.mask & ~work.segments.spread(cut)
+    more["reward/masked_truncated"] = float((cut & work.judged).sum())
+    arrays = {
+        "advantages": _float32(advantages.masked_fill(~trained, 0.0)),
+        "returns": _float32(returns.masked_fill(~trained, 0.0)),
+    }
     if config.loss.name == "topr":
         arrays["scores"] = _float32(work.segments.spread(torch.nan_to_num(torch.from_numpy(found.rewards))))
-    masked = dataclasses.replace(batch, loss_mask=work.mask.numpy())
+    masked = dataclasses.replace(batch, loss_mask=trained.numpy())
     return masked.with_arrays(**arrays), metrics | more
 
 

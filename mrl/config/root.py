@@ -110,6 +110,22 @@ class Config(Section):
         return found
 
     @property
+    def updates_per_step(self) -> int:
+        """Updates that a step of the loop makes; minibatches are whole groups, so there are no more of them than prompts."""
+        return self.algorithm.epochs * min(self.algorithm.minibatches, self.loop.prompts_per_step)
+
+    def in_updates(self) -> "Config":
+        """The same run with the schedules of policy and critic counted in updates, as their optimizers count."""
+        counted = {
+            name: section.model_copy(
+                update={"optimizer": section.optimizer.in_updates(self.updates_per_step)}
+            )
+            for name, section in (("training", self.training), ("critic", self.critic))
+            if section is not None
+        }
+        return self.model_copy(update=counted)
+
+    @property
     def num_engines(self) -> int:
         """Rollout engines; engine e's rank i shares slot e * tp + i with the trainer rank of that number."""
         return self.training.layout.world_size // self.rollout.tp

@@ -17,7 +17,7 @@ class OverlongSection(Section):
     buffer_tokens: int = Field(ge=1)
     """Tokens before max_tokens over which the penalty grows linearly."""
     factor: float = Field(default=1.0, ge=0)
-    """Full penalty."""
+    """Full penalty. The paper's 1.0 is for rewards of +1 and -1; where they are 1 and 0, 0.5 is the same."""
     capped: bool = True
     """The penalty stops growing at max_tokens."""
 
@@ -58,6 +58,8 @@ class ShapingSection(Section):
     """Truncated samples: in [0, 1] multiplies a positive reward, below 0 replaces the reward (ProRL)."""
     missing_end_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from the reward of a sample without an end-of-text token."""
+    mask_truncated: bool = False
+    """Truncated samples stay in their group's statistics and are not trained on (DAPO's overlong filtering)."""
     normalise: NormaliseSection = NormaliseSection()
     """Centring and scaling, within the domain."""
     weight: float = Field(default=1.0, ge=0)

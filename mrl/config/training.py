@@ -48,12 +48,14 @@ class OptimizerSection(Section):
     """Peak learning rate."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
+    schedule_unit: Literal["updates", "steps"] = "updates"
+    """What warmup_steps and decay_steps count: updates (optimizer steps), or steps of the loop (epochs x minibatches updates each)."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps of linear warm-up from 0."""
+    """Length of the linear warm-up from 0, in schedule_unit."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up."""
     decay_steps: int | None = None
-    """Optimizer steps until min_lr is reached; needed by linear and cosine."""
+    """When min_lr is reached, in schedule_unit; needed by linear and cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay (not on norms and biases)."""
     beta1: float = 0.9
@@ -70,6 +72,17 @@ class OptimizerSection(Section):
         if self.schedule != "constant" and self.decay_steps is None:
             raise ValueError(f"optimizer.schedule = {self.schedule} needs optimizer.decay_steps")
         return self
+
+    def in_updates(self, updates_per_step: int) -> "OptimizerSection":
+        """The same schedule counted in updates, where a step of the loop makes `updates_per_step`."""
+        if self.schedule_unit == "updates":
+            return self
+        changes = {
+            "schedule_unit": "updates",
+            "warmup_steps": self.warmup_steps * updates_per_step,
+            "decay_steps": None if self.decay_steps is None else self.decay_steps * updates_per_step,
+        }
+        return self.model_copy(update=changes)
 
 
 class TrainingSection(Section):

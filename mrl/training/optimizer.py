@@ -18,7 +18,7 @@ from mrl.config.training import OptimizerSection
 
 
 def learning_rate(section: OptimizerSection, step: int) -> float:
-    """Rate of optimizer step `step`, counted from 0.
+    """Rate of optimizer step `step`, counted from 0. The section's schedule is counted in updates (in_updates).
 
     >>> learning_rate(OptimizerSection(lr=1.0, warmup_steps=4), 1)
     0.5
@@ -49,6 +49,10 @@ class Optimizer:
     def __init__(
         self, models: list[Any], section: OptimizerSection, *, dtype: torch.dtype, device: torch.device
     ) -> None:
+        if section.schedule_unit != "updates":
+            raise ValueError(
+                f"schedule_unit = {section.schedule_unit}: convert the section with in_updates() first"
+            )
         self.section = section
         self.steps = 0
         """Optimizer steps taken (skipped ones not counted)."""

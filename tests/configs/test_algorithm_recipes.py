@@ -11,6 +11,7 @@ from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.state import State
 from mrl.config.load import load
 from mrl.samples import TrainBatch
+from mrl.training.optimizer import learning_rate
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted(path.stem for path in (CONFIGS / "algorithm").glob("*.yaml"))
@@ -86,6 +87,47 @@ def test_recipe_improves_rewarded_tokens(name) -> None:
     assert float(per_sample[won].mean()) < float(per_sample[~won].mean())
     assert float(found["policy/entropy"]) == pytest.approx(1.0)
     assert {"policy/sampler_mismatch_kl", "policy/ratio_max", "policy/clip_frac_low"} <= set(found)
+
+
+DAPO = [
+    [CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / "dapo.yaml"],
+    *([path] for path in sorted(CONFIGS.glob("*.yaml")) if "overlong" in path.read_text()),
+]
+
+
+@pytest.mark.parametrize("files", DAPO, ids=lambda files: files[-1].stem)
+def test_the_overlong_penalty_weighs_what_it_does_in_dapos_paper(files) -> None:
+    """Advantages of right and wrong answers, short and too long, are those of rewards +1 and -1 with a penalty of 1."""
+    config = load(files).algorithm
+    overlong = config.shaping.overlong
+    assert overlong is not None
+    lengths = np.array([1, overlong.max_tokens, 1, overlong.max_tokens - overlong.buffer_tokens // 2])
+    bounds = np.concatenate([[0], np.cumsum(lengths + 1)]).astype(np.int32)
+    mask = np.ones(bounds[-1], dtype=bool)
+    mask[bounds[:-1]] = False
+    batch = TrainBatch(
+        tokens=np.zeros(bounds[-1], np.int64),
+        cu_seqlens=bounds,
+        loss_mask=mask,
+        group_ids=np.zeros(4, np.int64),
+        sample_ids=tuple("abcd"),
+        arrays={},
+    )
+    estimated, _ = shape_and_estimate(config, batch, np.array([1.0, 1.0, 0.0, 0.0]))
+    advantages = estimated.arrays["advantages"][bounds[1:] - 1]
+    papers = np.array([1.0, 1.0 - 1.0, -1.0, -1.0 - 0.5])
+    np.testing.assert_allclose(advantages, (papers - papers.mean()) / papers.std(ddof=1), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3_30b_a3b", "qwen3_235b_a22b", "deepseek_v3"])
+def test_large_recipes_warm_up_over_twenty_steps_of_the_loop(name) -> None:
+    config = load([CONFIGS / f"{name}.yaml"])
+    optimizer = config.in_updates().training.optimizer
+    updates = config.algorithm.minibatches * config.algorithm.epochs
+    assert updates > 1
+    rates = [learning_rate(optimizer, update) for update in range(21 * updates)]
+    assert rates[10 * updates - 1] == pytest.approx(0.5e-6)
+    assert max(rates[: 20 * updates - 1]) < rates[20 * updates - 1] == rates[-1] == 1e-6
 
 
 def test_ppo_recipe_trains_its_critic() -> None:

@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 
 from mrl.algorithms.estimators import ESTIMATORS
+from mrl.algorithms.objective import Objective
 from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.state import State
 from mrl.config.algorithm import AlgorithmSection
 from mrl.loops.batch import pack
+from mrl.loops.on_policy import denominators
 from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
 
 
@@ -112,6 +115,61 @@ def test_shaping_runs_in_its_order() -> None:
     assert per_sample(batch) == pytest.approx([shaped / 2, -shaped / 2])
     assert metrics["reward/clipped_frac"] == 0.5
     assert metrics["reward/shaped_mean"] == pytest.approx(shaped / 2)
+
+
+CUT = [
+    sample(1, 0, 1.0),
+    sample(1, 1, 0.0, length=5, status=Status.TRUNCATED),
+    sample(4, 0, 1.0, length=4, status=Status.TRUNCATED, domain="code"),
+    sample(4, 1, 0.0, domain="code"),
+]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"])
+def test_masked_truncated_samples_stay_in_the_statistics_and_leave_the_loss(name) -> None:
+    """The others' advantages are those of the whole group; what is masked has neither advantage nor loss mask."""
+    whole, _ = estimated({"estimator": {"name": name}}, *CUT)
+    config = {"estimator": {"name": name}, "shaping_by_domain": {"default": {"mask_truncated": True}}}
+    batch, metrics = estimated(config, *CUT)
+    start, stop = batch.cu_seqlens[1:3]
+    assert metrics["reward/masked_truncated"] == 1.0
+    assert not batch.loss_mask[start:stop].any()
+    assert not batch.arrays["advantages"][start:stop].any() and not batch.arrays["returns"][start:stop].any()
+    kept = np.delete(np.arange(batch.num_tokens), np.arange(start, stop))
+    assert np.array_equal(batch.loss_mask[kept], whole.loss_mask[kept])
+    assert np.array_equal(batch.arrays["advantages"][kept], whole.arrays["advantages"][kept])
+    assert whole.arrays["advantages"][whole.loss_mask].all()
+    counts = denominators(batch)
+    assert (counts["num_tokens"], counts["num_sequences"]) == (2 + 3 + 2, 3)
+
+
+def test_masked_truncated_samples_get_no_gradient_from_any_term() -> None:
+    """Neither of the policy loss nor of KL or entropy; their own domain's setting decides."""
+    config = {
+        "shaping": {"mask_truncated": True},
+        "kl": {"place": "loss", "kind": "k3", "coefficient": 0.1},
+        "entropy": {"coefficient": 0.1},
+    }
+    batch, _ = estimated(config, *CUT)
+    generator = torch.Generator().manual_seed(0)
+    logprobs, entropy, reference = (torch.rand(batch.num_tokens, generator=generator) for _ in range(3))
+    logprobs.requires_grad_()
+    entropy.requires_grad_()
+    arrays = {"loss_mask": torch.from_numpy(batch.loss_mask), "ref_logprobs": reference}
+    arrays["advantages"] = torch.from_numpy(batch.arrays["advantages"])
+    segment_ids = torch.from_numpy(np.repeat(np.arange(4), batch.lengths()))
+    loss, _ = Objective(AlgorithmSection.model_validate(config))(
+        logprobs=logprobs,
+        entropy=entropy,
+        arrays=arrays,
+        segment_ids=segment_ids,
+        denominators=denominators(batch),
+    )
+    loss.backward()
+    for gradient in (logprobs.grad, entropy.grad):
+        assert gradient is not None
+        reached = torch.zeros(4).index_add(0, segment_ids, gradient.abs()) > 0
+        assert reached.tolist() == [True, False, False, True]
 
 
 def test_domains_are_shaped_and_normalised_apart() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from mrl.config.training import OptimizerSection
-from mrl.training.optimizer import learning_rate
+from mrl.training.optimizer import Optimizer, learning_rate
 
 
 def test_warmup_reaches_the_peak_and_stays() -> None:
@@ -20,3 +21,25 @@ def test_decay_ends_at_the_smallest_rate(schedule: str, middle: float) -> None:
     assert rates[0] == 1.0 and rates[5] == pytest.approx(middle)
     assert rates[10:] == pytest.approx([0.1] * 5)
     assert rates == sorted(rates, reverse=True)
+
+
+def test_a_schedule_of_loop_steps_counts_their_updates() -> None:
+    """Two steps of three updates up, then two steps down."""
+    steps = OptimizerSection(
+        lr=1.0, warmup_steps=2, schedule="linear", decay_steps=4, schedule_unit="steps"
+    ).in_updates(3)
+    assert (steps.warmup_steps, steps.decay_steps, steps.schedule_unit) == (6, 12, "updates")
+    rates = [learning_rate(steps, update) for update in range(13)]
+    expected = [k / 6 for k in range(1, 7)] + [1 - k / 6 for k in range(7)]
+    assert rates == pytest.approx(expected)
+    assert steps.in_updates(3) == steps
+
+
+def test_an_optimizer_takes_only_a_schedule_of_updates() -> None:
+    with pytest.raises(ValueError, match="in_updates"):
+        Optimizer(
+            [],
+            OptimizerSection(schedule_unit="steps"),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
