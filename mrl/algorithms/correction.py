@@ -6,12 +6,13 @@ denominator: a token with weight 0 still counts.
 
 Choices where frameworks differ:
 1. sequence_mask judges a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product ("product").
-2. Kept sequences of sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" its comment's.
+2. Kept sequences of sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" bounds them from above.
 3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated bounds w into [low, high] (TIS).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -34,8 +35,9 @@ def weights(
     sampler_logprobs: Tensor,
     loss_mask: Tensor,
     low: float = 0.0,
-    high: float = 2.0,
+    high: float = math.inf,
     token_weights: str = "none",
+    token_high: float = math.inf,
     segment_ids: Tensor | None = None,
     num_segments: int | None = None,
     reduce: Reduce | None = None,
@@ -44,7 +46,7 @@ def weights(
 
     With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: clip(w_t, low, high).
     icepop: w_t inside [low, high], else 0. sequence_mask: W inside [low, high] keeps the sequence, with
-    `token_weights` none (1), raw (w_t) or truncated. geometric: clip(W, low, high). product: clip(exp(sum), low, high).
+    `token_weights` none (1), raw (w_t) or truncated (min(w_t, token_high)). geometric: clip(W, low, high). product: clip(exp(sum), low, high).
     `reduce` sums [B] tensors over ranks that hold pieces of a sequence.
     """
     checks.known(kind, KINDS, "correction")
@@ -54,7 +56,18 @@ def weights(
     mask, segments, log_ratio = _log_ratio(
         old_logprobs, sampler_logprobs, loss_mask, segment_ids, num_segments
     )
-    found = _weights(kind, log_ratio, mask, segments, low, high, token_weights, reduce)
+    token = torch.exp(log_ratio)
+    rules: dict[str, Callable[[], Tensor]] = {
+        "off": lambda: torch.ones_like(token),
+        "truncated": lambda: token.clamp(low, high),
+        "icepop": lambda: token.masked_fill(_outside(token, low, high), 0.0),
+        "sequence_mask": lambda: _kept(token, token_weights, token_high).masked_fill(
+            _outside(_geometric(log_ratio, mask, segments, reduce), low, high), 0.0
+        ),
+        "geometric": lambda: _geometric(log_ratio, mask, segments, reduce).clamp(low, high),
+        "product": lambda: _product(log_ratio, segments, reduce).clamp(low, high),
+    }
+    found = rules[kind]()
     return segments.shaped(found.masked_fill(~mask, 0.0))
 
 
@@ -103,30 +116,15 @@ def _log_ratio(
     return segments.flat(mask), segments, difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
-def _weights(
-    kind: str,
-    log_ratio: Tensor,
-    mask: Tensor,
-    segments: Segments,
-    low: float,
-    high: float,
-    token_weights: str,
-    reduce: Reduce | None,
-) -> Tensor:
-    token = torch.exp(log_ratio)
-    truncated = token.clamp(low, high)
-    if kind == "sequence_mask":
-        mean = _geometric(log_ratio, mask, segments, reduce)
-        inside = {"none": torch.ones_like(token), "raw": token, "truncated": truncated}[token_weights]
-        return inside.masked_fill((mean < low) | (mean > high), 0.0)
-    rules: dict[str, Callable[[], Tensor]] = {
-        "off": lambda: torch.ones_like(token),
-        "truncated": lambda: truncated,
-        "icepop": lambda: token.masked_fill((token < low) | (token > high), 0.0),
-        "geometric": lambda: _geometric(log_ratio, mask, segments, reduce).clamp(low, high),
-        "product": lambda: _product(log_ratio, segments, reduce).clamp(low, high),
-    }
-    return rules[kind]()
+def _outside(values: Tensor, low: float, high: float) -> Tensor:
+    return (values < low) | (values > high)
+
+
+def _kept(token: Tensor, token_weights: str, token_high: float) -> Tensor:
+    """[N] weights of tokens in the sequences that sequence_mask keeps."""
+    return {"none": torch.ones_like(token), "raw": token, "truncated": token.clamp(max=token_high)}[
+        token_weights
+    ]
 
 
 def _geometric(log_ratio: Tensor, mask: Tensor, segments: Segments, reduce: Reduce | None) -> Tensor:

@@ -117,9 +117,7 @@ class Objective:
                 arrays, "sampler_logprobs", f"the rollout (correction.kind = {section.kind})"
             ),
             loss_mask=arrays["loss_mask"],
-            low=section.low,
-            high=section.high,
-            token_weights=section.token_weights,
+            **section.model_dump(exclude={"kind"}),
             **place,
         )
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from mrl.config.correction import Correction, NoCorrection
 from mrl.config.names import gone, named
 from mrl.config.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.section import Section
@@ -28,12 +29,10 @@ _Estimators = Literal[
 ]
 _Aggregations = Literal["token_mean", "sequence_mean", "constant"]
 _KlKinds = Literal["k1", "abs", "k2", "k3"]
-_Corrections = Literal["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
 
 Estimator = Annotated[_Estimators, BeforeValidator(named("estimator", _Estimators))]
 Aggregation = Annotated[_Aggregations, BeforeValidator(named("aggregation", _Aggregations))]
 KlKind = Annotated[_KlKinds, BeforeValidator(named("KL kind", _KlKinds))]
-CorrectionKind = Annotated[_Corrections, BeforeValidator(named("correction", _Corrections))]
 OldLogprobs = Annotated[
     Literal["auto", "recomputed", "sampler"],
     BeforeValidator(
@@ -169,6 +168,12 @@ class KlSection(Section):
             raise ValueError(f"kl.place = {self.place} needs kl.coefficient above 0")
         if self.times_ratio and self.place != "loss":
             raise ValueError(f"kl.times_ratio is for kl.place = loss, not {self.place}")
+        if self.place == "loss" and self.kind == "k1" and not self.times_ratio:
+            raise ValueError(
+                "kl.kind = k1 with kl.place = loss has no effect on average: its gradient is that of the log-prob, whose mean "
+                "over the policy's own samples is 0; write kl.kind: k2 (the gradient of the KL) or k3, kl.times_ratio: true, "
+                "or kl.place: reward"
+            )
         return self
 
 
@@ -183,25 +188,6 @@ class EntropySection(Section):
     """Change of the coefficient per step towards the target."""
     max_coefficient: float = Field(default=1.0, gt=0)
     """Upper bound of the moving coefficient."""
-
-
-class CorrectionSection(Section):
-    """Weights exp(old - sampler log-prob) against the difference between trainer and engine."""
-
-    kind: CorrectionKind = "off"
-    """What is applied; the difference is measured in any case."""
-    low: float = Field(default=0.0, ge=0)
-    """Lower bound of weight (truncated, geometric, product) or of what is kept (icepop, sequence_mask)."""
-    high: float = Field(default=2.0, gt=0)
-    """Upper bound of weight or of what is kept."""
-    token_weights: Literal["none", "raw", "truncated"] = "none"
-    """sequence_mask: weights of the tokens in kept sequences."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> CorrectionSection:
-        if self.low >= self.high:
-            raise ValueError(f"correction.low = {self.low} must be below correction.high = {self.high}")
-        return self
 
 
 class ValueLossSection(Section):
@@ -234,8 +220,8 @@ class AlgorithmSection(Section):
     """Entropy bonus."""
     old_logprobs: OldLogprobs = "auto"
     """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only where one is needed (auto), or the sampler's."""
-    correction: CorrectionSection = CorrectionSection()
-    """Train/rollout correction."""
+    correction: Correction = NoCorrection()
+    """Weights exp(old - sampler log-prob) against the difference between trainer and engine."""
     shaping: ShapingSection = ShapingSection()
     """Reward shaping of every domain without an entry of its own."""
     shaping_by_domain: dict[str, ShapingSection] = {}

@@ -17,8 +17,9 @@ from mrl.config.root import Config
 from mrl.config.section import Section
 from mrl.errors import ConfigError
 
-CHOICES = {"algorithm.loss": "ppo_clip"}
-"""Sections (and their name without one) whose constants belong to the name: choosing another loss takes its own paper's bounds, not the former loss's."""
+CHOICES = {"algorithm.loss": ("name", "ppo_clip"), "algorithm.correction": ("kind", "off")}
+"""Sections (with the key that chooses and its value without one) whose constants belong to the choice: another loss or correction
+takes its own paper's bounds, not the former's."""
 
 
 def load(files: Iterable[str | Path], words: Iterable[str] = ()) -> Config:
@@ -86,9 +87,9 @@ def _section_at(parts: Sequence[str]) -> type[pydantic.BaseModel] | None:
 
 
 def _tag(section: type[pydantic.BaseModel]) -> str | None:
-    """What chooses this section among others (its fixed `name`), if anything does."""
-    name = section.model_fields.get("name")
-    return name.default if name is not None and isinstance(name.default, str) else None
+    """What chooses this section among others (its fixed `name` or `kind`), if anything does."""
+    fields = (section.model_fields.get(key) for key in ("name", "kind"))
+    return next((f.default for f in fields if f is not None and isinstance(f.default, str)), None)
 
 
 def section_types(annotation: Any) -> list[type[pydantic.BaseModel]]:

@@ -20,12 +20,15 @@ Origins = dict[str, str]
 
 
 def merge(
-    files: Iterable[str | Path], words: Iterable[str] = (), *, choices: Mapping[str, str] | None = None
+    files: Iterable[str | Path],
+    words: Iterable[str] = (),
+    *,
+    choices: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[dict[str, Any], Origins]:
     """Files left to right, then all words at once; later values win, mappings are merged, lists are replaced.
 
-    `choices`: dotted paths of mappings whose `name` (the value: the name without one) says what the other keys mean; under
-    a new name they start empty.
+    `choices`: dotted paths of mappings in which one key (the value: the key and what it is without one) says what the others
+    mean; under a new choice they start empty.
     """
     tree: dict[str, Any] = {}
     origins: Origins = {}
@@ -33,8 +36,8 @@ def merge(
     for word in words:
         _join(given, _word(word))
     for layer in (*(_read(Path(file)) for file in files), given):
-        for path, usual in (choices or {}).items():
-            _drop_other_choice(tree, origins, layer, path, usual=usual)
+        for path, (key, usual) in (choices or {}).items():
+            _drop_other_choice(tree, origins, layer, path, key=key, usual=usual)
         _overlay(tree, origins, layer, "")
     return tree, origins
 
@@ -123,11 +126,11 @@ def _join(tree: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def _drop_other_choice(
-    tree: dict[str, Any], origins: Origins, layer: dict[str, Any], path: str, *, usual: str
+    tree: dict[str, Any], origins: Origins, layer: dict[str, Any], path: str, *, key: str, usual: str
 ) -> None:
     """Empties the mapping at `path` where `layer` names another choice than it has."""
     held, chosen = _at(tree, path), _at(layer, path)
-    if "name" not in chosen or chosen["name"].value == held.get("name", usual):
+    if key not in chosen or chosen[key].value == held.get(key, usual):
         return
     held.clear()
     for known in [known for known in origins if known.startswith(path + ".")]:

@@ -27,7 +27,7 @@ def one_token_two_nats_off() -> dict[str, torch.Tensor]:
         ("sequence_mask", {"high": 1.6}, [0, 0, 0, 0]),
         ("sequence_mask", {"high": 1.7}, [1, 1, 1, 1]),
         ("sequence_mask", {"high": 1.7, "token_weights": "raw"}, [1, 1, math.exp(2), 1]),
-        ("sequence_mask", {"high": 1.7, "token_weights": "truncated"}, [1, 1, 1.7, 1]),
+        ("sequence_mask", {"high": 1.7, "token_weights": "truncated", "token_high": 1.6}, [1, 1, 1.6, 1]),
         ("geometric", {"high": 2.0}, [math.exp(0.5)] * 4),
         ("geometric", {"high": 1.2}, [1.2] * 4),
         ("product", {"high": 10.0}, [math.exp(2)] * 4),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mrl.algorithms import kl
 from mrl.algorithms.aggregation import aggregate
+from mrl.algorithms.correction import weights as correction_weights
 from mrl.algorithms.losses import policy_loss
 from mrl.algorithms.objective import Objective, ValueObjective
 from mrl.algorithms.policy_losses import PerToken, Tokens, reinforce
@@ -174,6 +175,33 @@ def test_tokens_of_an_earlier_version_are_held_against_the_sampler(config, batch
     if section.old_logprobs != "sampler":
         difference = (every["old_logprobs"] - every["sampler_logprobs"]).abs()[packed.mask & ~aged]
         assert float(ours[1]["policy/sampler_difference"]) == pytest.approx(float(difference.mean()))
+
+
+@pytest.mark.parametrize("correction", ["icepop", "sequence_mask"])
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_a_token_that_a_correction_drops_gets_no_gradient(loss, correction, batch) -> None:
+    """For every loss and every correction that drops; the kept tokens of the same sequences get theirs."""
+    packed = batch.packed()
+    variable = packed.arrays["logprobs"].clone().requires_grad_()
+    wide = {"clip_low": 1.0, "clip_high": 9.0} if loss in ("ppo_clip", "dual_clip", "gspo", "topr") else {}
+    section = AlgorithmSection.model_validate(
+        {"loss": {"name": loss, **wide}, "correction": {"kind": correction, "low": 0.9, "high": 1.1}}
+    )
+    run(section, packed, variable, packed.arrays["entropy"], arrays=arrays_of(packed))[0].backward()
+    weights = correction_weights(
+        correction,
+        old_logprobs=packed.arrays["old_logprobs"],
+        sampler_logprobs=packed.arrays["sampler_logprobs"],
+        loss_mask=packed.mask,
+        segment_ids=packed.segment_ids,
+        low=0.9,
+        high=1.1,
+    )
+    dropped, kept = packed.mask & (weights == 0), packed.mask & (weights > 0)
+    assert bool(dropped.any()) and bool(kept.any())
+    assert variable.grad is not None
+    assert not bool(variable.grad[dropped].any())
+    assert bool((variable.grad[kept] != 0).all())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.config import algorithm, policy_loss
+from mrl.config import algorithm, correction, policy_loss
 from mrl.config.training import LayoutSection
 from mrl.samples import TrainBatch
 from tests.mrl.algorithms import megatron_scenarios as scenarios
@@ -37,11 +37,19 @@ def mode_of(name: str) -> dict[str, Any]:
     return {"mode": name, "length": 12} if name == "constant" else {"mode": name}
 
 
+def kl_of(kind: str) -> dict[str, Any]:
+    return {"place": "loss", "kind": kind, "coefficient": 0.5, "times_ratio": kind == "k1"}
+
+
+def correction_of(kind: str) -> dict[str, Any]:
+    return {"kind": kind} if kind == "off" else {"kind": kind, "low": 0.95, "high": 1.1}
+
+
 CONFIGS: list[dict[str, Any]] = [
     *({"loss": loss_of(n)} | scenarios.EXTRAS for n in typing.get_args(policy_loss.LOSS_NAMES)),
     *({"aggregation": mode_of(n)} | scenarios.EXTRAS for n in typing.get_args(algorithm._Aggregations)),
-    *({"kl": {"place": "loss", "kind": n, "coefficient": 0.5}} for n in typing.get_args(algorithm._KlKinds)),
-    *({"correction": {"kind": n, "low": 0.95, "high": 1.1}} for n in typing.get_args(algorithm._Corrections)),
+    *({"kl": kl_of(n)} for n in typing.get_args(algorithm._KlKinds)),
+    *({"correction": correction_of(n)} for n in typing.get_args(correction.CORRECTION_KINDS)),
     {"old_logprobs": "sampler"},
 ]
 

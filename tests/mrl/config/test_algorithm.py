@@ -12,7 +12,7 @@ from mrl.algorithms.correction import KINDS as CORRECTIONS
 from mrl.algorithms.estimators import ESTIMATORS
 from mrl.algorithms.kl import KINDS
 from mrl.algorithms.policy_losses import LOSSES
-from mrl.config import algorithm, policy_loss
+from mrl.config import algorithm, correction, policy_loss
 from mrl.config.algorithm import AlgorithmSection
 
 
@@ -21,7 +21,7 @@ def test_names_of_the_section_are_those_of_the_blocks() -> None:
     assert set(typing.get_args(policy_loss.LOSS_NAMES)) == set(LOSSES) | {"custom"}
     assert set(typing.get_args(algorithm._Aggregations)) == set(MODES)
     assert set(typing.get_args(algorithm._KlKinds)) == set(KINDS)
-    assert set(typing.get_args(algorithm._Corrections)) == set(CORRECTIONS)
+    assert set(typing.get_args(correction.CORRECTION_KINDS)) == set(CORRECTIONS)
 
 
 def test_default_is_grpo_without_kl() -> None:
@@ -50,6 +50,15 @@ def test_each_loss_has_its_own_default_bounds() -> None:
     assert AlgorithmSection.model_validate({"loss": {"clip_high": 0.28}}).loss.clip_high == 0.28
 
 
+def test_each_correction_has_its_own_default_bounds() -> None:
+    """IcePop's and TIS's are their papers', the others' those of the frameworks that have them."""
+    kinds = ("truncated", "icepop", "sequence_mask", "geometric", "product")
+    sections = [AlgorithmSection.model_validate({"correction": {"kind": kind}}).correction for kind in kinds]
+    bounds = [(section.low, section.high) for section in sections if section.kind != "off"]
+    assert bounds == [(0.0, 2.0), (0.5, 5.0), (0.999, 1.001), (0.0, 1.2), (0.0, 2.0)]
+    assert AlgorithmSection().correction.kind == "off"
+
+
 @pytest.mark.parametrize(
     ("tree", "match"),
     [
@@ -74,7 +83,10 @@ def test_each_loss_has_its_own_default_bounds() -> None:
         ),
         ({"kl": {"controller": {"kind": "adaptive"}}}, "needs kl.controller.target"),
         ({"kl": {"controller": {"kind": "window", "low": 2, "high": 1}}}, "needs low < high"),
-        ({"correction": {"kind": "icepop", "low": 3}}, "must be below correction.high"),
+        ({"correction": {"kind": "icepop", "low": 5}}, "must be below correction.high"),
+        ({"correction": {"kind": "icepop", "token_weights": "raw"}}, "Extra inputs are not permitted"),
+        ({"correction": {"high": 2.0}}, "Extra inputs are not permitted"),
+        ({"kl": {"place": "loss", "kind": "k1", "coefficient": 0.1}}, "write kl.kind: k2"),
         ({"old_logprobs": "sampler", "correction": {"kind": "icepop"}}, "already holds the difference"),
         ({"old_logprobs": "decoupled"}, "is gone: write auto, and a correction.kind"),
         (

@@ -50,6 +50,33 @@ def test_another_loss_brings_its_own_bounds(minimal: Path, tmp_path: Path) -> No
         load([minimal, clip], ["algorithm.loss.name=reinforce", "algorithm.loss.clip_high=0.2"])
 
 
+def test_another_correction_brings_its_own_bounds(minimal: Path, tmp_path: Path) -> None:
+    tis = tmp_path / "tis.yaml"
+    tis.write_text("algorithm: {correction: {kind: truncated, high: 3.0}}\n")
+    kept = load([minimal, tis], ["algorithm.correction.kind=truncated"]).algorithm.correction
+    assert kept.model_dump() == {"kind": "truncated", "low": 0.0, "high": 3.0}
+    papers = load([minimal, tis], ["algorithm.correction.kind=icepop"]).algorithm.correction
+    assert papers.model_dump() == {"kind": "icepop", "low": 0.5, "high": 5.0}
+    with pytest.raises(ConfigError, match=r"token_weights: unknown key.*known keys here: kind, low, high"):
+        load([minimal, tis], ["algorithm.correction.token_weights=raw"])
+
+
+def test_schedules_counted_in_steps_follow_epochs_and_minibatches(minimal: Path) -> None:
+    """Of policy and critic; minibatches are whole groups, so that few prompts make few of them."""
+    words = ["algorithm={estimator: {name: gae}, epochs: 2, minibatches: 8}", "loop.prompts_per_step=16"]
+    words += ["training.optimizer={schedule_unit: steps, warmup_steps: 3, schedule: linear, decay_steps: 50}"]
+    config = load(
+        [minimal], [*words, "critic.optimizer={schedule_unit: steps, warmup_steps: 5}"]
+    ).in_updates()
+    assert (config.training.optimizer.warmup_steps, config.training.optimizer.decay_steps) == (48, 800)
+    assert config.critic is not None
+    assert (config.critic.optimizer.warmup_steps, config.critic.optimizer.decay_steps) == (80, None)
+    few = load([minimal], [*words, "critic={}", "loop.prompts_per_step=4"]).in_updates()
+    assert few.training.optimizer.warmup_steps == 3 * 2 * 4
+    updates = load([minimal], ["training.optimizer.warmup_steps=3", "algorithm.minibatches=8"])
+    assert updates.in_updates() == updates
+
+
 def test_the_resolved_configuration_loads_back_equal(minimal: Path, tmp_path: Path) -> None:
     config = load([minimal], ["loop.steps=3"])
     again = tmp_path / "resolved.yaml"
