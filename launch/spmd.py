@@ -41,7 +41,7 @@ def start_worker(config: Config, **changes: Any) -> Any:
     """The MegatronWorker of this rank, by torchrun's environment."""
     from mrl.training.worker import MegatronWorker
 
-    options = {"model": config.model, "training": config.training, **changes}
+    options = {"model": config.model, "training": config.in_updates().training, **changes}
     return MegatronWorker(
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
