@@ -46,8 +46,8 @@ def weights(
 
     With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: clip(w_t, low, high).
     icepop: w_t inside [low, high], else 0. sequence_mask: W inside [low, high] keeps the sequence, with
-    `token_weights` none (1), raw (w_t) or truncated (min(w_t, token_high)). geometric: clip(W, low, high). product: clip(exp(sum), low, high).
-    `reduce` sums [B] tensors over ranks that hold pieces of a sequence.
+    `token_weights` none (1), raw (w_t) or truncated (min(w_t, token_high)). geometric: clip(W, low, high). product:
+    clip(exp(sum), low, high). `reduce` sums [B] tensors over ranks that hold pieces of a sequence.
     """
     checks.known(kind, KINDS, "correction")
     checks.known(token_weights, _TOKEN_WEIGHTS, "token_weights")

@@ -44,7 +44,8 @@ def shape_and_estimate(
 
     `outcomes`: the samples' facts, or the groups they are read from, or raw rewards [B] alone; in the batch's order.
     A sample without a verdict (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
-    shaping.mask_truncated names gets advantage 0 and loses its loss mask after the statistics. `state` is needed by moving coefficients and running statistics, and is updated; without it a fresh one is used for this call.
+    shaping.mask_truncated names gets the same after the statistics. `state` is needed by moving coefficients and running
+    statistics, and is updated; without it a fresh one is used for this call.
     """
     found = _outcomes(outcomes)
     if len(found.rewards) != batch.num_samples:

@@ -90,7 +90,7 @@ class Kimi15Loss(Section):
     name: Literal["kimi15"] = "kimi15"
     """Loss."""
     tau: float = Field(default=0.1, ge=0)
-    """Strength of the pull: tau / 2 * (log ratio of the sequence)^2; the paper gives no number."""
+    """Strength of the pull: tau / 2 * (log ratio of the sequence)^2."""
 
 
 class CustomLoss(Section):
