@@ -3,7 +3,7 @@ or word that changes the kind leaves the constants given before it (mrl/config/l
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
@@ -92,9 +92,12 @@ class ProductCorrection(_Bounded):
 
 
 def _with_kind(value: Any) -> Any:
-    """A correction without a kind is off; an unknown kind is refused with the known ones."""
+    """No correction at all is off; constants without a kind and an unknown kind are refused with the known ones."""
     if not isinstance(value, dict):
         return value
+    if value and "kind" not in value:
+        kinds = ", ".join(get_args(CORRECTION_KINDS)[1:])
+        raise ValueError(f"{', '.join(value)} needs a correction.kind, whose constant it is: {kinds}")
     return value | {"kind": named("correction", CORRECTION_KINDS)(value.get("kind", "off"))}
 
 

@@ -85,7 +85,7 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"kl": {"controller": {"kind": "window", "low": 2, "high": 1}}}, "needs low < high"),
         ({"correction": {"kind": "icepop", "low": 5}}, "must be below correction.high"),
         ({"correction": {"kind": "icepop", "token_weights": "raw"}}, "Extra inputs are not permitted"),
-        ({"correction": {"high": 2.0}}, "Extra inputs are not permitted"),
+        ({"correction": {"high": 2.0}}, "high needs a correction.kind.*: truncated, icepop"),
         ({"kl": {"place": "loss", "kind": "k1", "coefficient": 0.1}}, "write kl.kind: k2"),
         ({"old_logprobs": "sampler", "correction": {"kind": "icepop"}}, "already holds the difference"),
         ({"old_logprobs": "decoupled"}, "is gone: write auto, and a correction.kind"),
