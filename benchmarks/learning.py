@@ -1,0 +1,159 @@
+"""Does each shipped recipe learn? Every recipe from several warm starts of the quickstart's task, for a fixed number of steps.
+
+    python -m benchmarks.learning --out work/learning [--recipes grpo dapo] [--starts 0 1 2] [--steps 200]
+
+A start is a seed: model and warm start are made from it, and the run draws from it, as `make quickstart` does with seed 0. A run's
+figure is the mean of its last three readings of the validation accuracy (512 rows, greedy); no run is stopped early and none is left out.
+Runs are bit-reproducible, so a busy machine changes no figure; what is done already is not run again. The table is printed
+from OUT, whichever recipes were asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mrl.observe import metrics_log
+
+ROOT = Path(__file__).resolve().parents[1]
+BAR = 0.85
+"""Where a recipe has learned the task; the warm starts are below 0.4."""
+LAST = 3
+"""Readings that make a figure."""
+RATE = 2.0e-4
+"""The quickstart's learning rate, for one update a step; n updates a step take RATE / sqrt(n)."""
+CRITIC_RATE = 1.0e-3
+"""The same for a critic."""
+SCHEDULE = "schedule: linear, schedule_unit: steps, warmup_steps: 10, weight_decay: 0.0"
+
+UPDATES = {"dapo": 16, "cispo": 16, "gspo": 4, "ppo": 16}
+"""Optimizer steps of each role in a step, where there is more than one."""
+LENGTHS = {
+    "dapo": ["algorithm.shaping.overlong.max_tokens=6", "algorithm.shaping.overlong.buffer_tokens=2"],
+    "dr_grpo": ["algorithm.aggregation.length=6"],
+}
+"""The task's lengths, where a recipe's file has its paper's and says to set them."""
+QUICKSTARTS = ("quickstart", "quickstart_dapo", "quickstart_ppo")
+RECIPES = (*QUICKSTARTS, *sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--recipes", nargs="*", choices=RECIPES, default=RECIPES)
+    parser.add_argument("--starts", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args(arguments)
+    for start in options.starts:
+        folder = warm_start(options.out, start)
+        for recipe in options.recipes:
+            readings = train(folder, recipe, steps=options.steps)
+            print(f"{recipe}, start {start}: {readings[0]:.3f} -> {figure(readings):.3f}", flush=True)
+    print("\n".join(table(options.out, steps=options.steps)))
+
+
+def warm_start(out: Path, start: int) -> Path:
+    """The folder of a start: rows, tokenizer and the warm-started model of that seed."""
+    folder = out / f"start-{start}"
+    if not (folder / "warm/config.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        mrl("make", "arithmetic", "--out", str(folder), log=folder / "make.log")
+        words = [
+            f"run.seed={start}",
+            f"model.path={folder}/model",
+            f"data.train={folder}/train.jsonl",
+            f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm}}",
+        ]
+        files = [ROOT / "configs/quickstart.yaml", ROOT / "configs/quickstart_model.yaml"]
+        mrl("warm-start", *map(str, files), *words, log=folder / "warm.log")
+    return folder
+
+
+def train(folder: Path, recipe: str, *, steps: int) -> list[float]:
+    """The readings of a run, the first before training."""
+    if (readings := readings_of(folder, recipe, steps=steps)) is None:
+        words = [
+            f"run={{name: {recipe}, folder: {folder}/runs, seed: {folder.name.rpartition('-')[2]}}}",
+            f"model.path={folder}/warm",
+            f"data={{train: {folder}/train.jsonl, validation: {folder}/validation.jsonl}}",
+            f"loop.steps={steps}",
+        ]
+        mrl("train", *files_and_words(recipe, steps=steps), *words, log=folder / f"{recipe}.log")
+        readings = readings_of(folder, recipe, steps=steps)
+        assert readings is not None, f"{recipe} ended without its last reading; see {folder}/{recipe}.log"
+    return readings
+
+
+def files_and_words(recipe: str, *, steps: int) -> list[str]:
+    """What `mrl train` is given for a recipe on this task: its own file, the task's lengths, and rates by its updates."""
+    if recipe in QUICKSTARTS:
+        return [str(ROOT / f"configs/{recipe}.yaml")]
+    files = [ROOT / "configs/quickstart.yaml", ROOT / f"configs/algorithm/{recipe}.yaml"]
+    updates = UPDATES.get(recipe, 1)
+    words = [f"training.optimizer={_optimizer(RATE, updates, steps=steps)}", *LENGTHS.get(recipe, [])]
+    if recipe == "ppo":
+        words.append(f"critic.optimizer={_optimizer(CRITIC_RATE, updates, steps=steps)}")
+    return [*map(str, files), *words]
+
+
+def _optimizer(rate: float, updates: int, *, steps: int) -> str:
+    lr = rate / math.sqrt(updates)
+    return f"{{lr: {lr:.3g}, min_lr: {lr / 10:.3g}, decay_steps: {steps}, {SCHEDULE}}}"
+
+
+def readings_of(folder: Path, recipe: str, *, steps: int) -> list[float] | None:
+    """The validation accuracies of a run that has reached its last step."""
+    path = folder / "runs" / recipe / "metrics.jsonl"
+    rows = {row["step"]: row for row in metrics_log.read(path)} if path.is_file() else {}
+    if "val/accuracy" not in rows.get(steps, {}):
+        return None
+    return [row["val/accuracy"] for _, row in sorted(rows.items()) if "val/accuracy" in row]
+
+
+def figure(readings: Sequence[float]) -> float:
+    """The mean of the last readings.
+
+    >>> figure([0.2, 0.8, 0.9, 1.0])
+    0.9
+    """
+    return sum(readings[-LAST:]) / LAST
+
+
+def table(out: Path, *, steps: int) -> Iterator[str]:
+    """Markdown: a row for each recipe that has a run, with each start's figure and their mean."""
+    starts = sorted(out.glob("start-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    yield f"| recipe | updates a step | {' | '.join(f.name.replace('-', ' ') for f in starts)} | mean |"
+    yield "|---|---|" + "---|" * (len(starts) + 1)
+    for recipe in RECIPES:
+        runs = [readings_of(folder, recipe, steps=steps) for folder in starts]
+        done = [readings for readings in runs if readings is not None]
+        if done:
+            cells = ["" if r is None else f"{r[0]:.3f} -> {figure(r):.3f}" for r in runs]
+            mean = sum(map(figure, done)) / len(done)
+            yield f"| {recipe} | {UPDATES.get(recipe, '')} | {' | '.join(cells)} | {mean:.3f} |"
+
+
+def mrl(*words: str, log: Path, seconds: float = 3 * 3600.0) -> None:
+    """One command with its output in a file. Raises CalledProcessError, TimeoutExpired."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("w") as stream:
+        subprocess.run(
+            [sys.executable, "-m", "mrl.cli", *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
+            check=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
