@@ -30,20 +30,27 @@ class RMSNorm(torch.nn.Module):
 
 
 class RecordingRouter(TopKRouter):
-    """Megatron's top-k router that can also record how close each decision was.
+    """Megatron's top-k router that can also record how close each decision was, and count what was chosen.
 
     While `margins` is a list, each call appends [tokens] float32: the smallest gap of what the choice compares. A gap
     near 0 means that rounding may choose another expert. Softmax routing compares logits (the scores are in the same
     order); with sigmoid scores it is scores plus correction biases, first of groups (the sum of a group's two best),
     where their number is limited, then of the experts in the chosen groups.
+
+    While `counted` is a mask [tokens], each call adds the choices of the tokens in it to `visits` [experts] int64.
     """
 
     margins: list[Tensor] | None = None
+    counted: Tensor | None = None
+    visits: Tensor
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.margins is not None:
             self.margins.append(self._smallest_gap(logits.detach().view(-1, logits.shape[-1])))
-        return super().routing(logits, padding_mask)
+        weights, chosen = super().routing(logits, padding_mask)
+        if self.counted is not None:
+            self.visits += (chosen & self.counted[:, None]).sum(0)
+        return weights, chosen
 
     def _smallest_gap(self, logits: Tensor) -> Tensor:
         """[tokens] of logits [tokens, experts]; infinite where there is nothing to choose."""

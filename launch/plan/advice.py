@@ -117,7 +117,7 @@ def _expert_warnings(facts: Facts, training: TrainingSection, rollout: RolloutSe
     if training.router_aux_loss:
         found.append(
             f"training.router_aux_loss = {training.router_aux_loss:g}: under RL the balance loss pulls against the reward; "
-            "usual is 0 with a watch on the experts' load"
+            "usual is 0 with a watch on moe/load_max_over_mean_max and moe/load_entropy_min"
         )
     return found
 

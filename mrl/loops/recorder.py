@@ -15,7 +15,7 @@ from mrl.errors import CheckpointError
 from mrl.loops.exports import Exports
 from mrl.loops.finite import BadNumbers
 from mrl.observe import metrics_log, trackers
-from mrl.observe.metrics_log import MetricsLog
+from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
 from mrl.observe.run_folder import RunFolder
@@ -42,7 +42,9 @@ class Recorder:
         self._config, self._folder, self.clock = config, folder, clock
         self._exports = exports or Exports(ExportSection(), folder.path, run_name=config.run.name)
         self._metrics = MetricsLog(folder.metrics)
-        self._metrics.resume_at(first_step)
+        self._layers = MetricsLog(folder.expert_load)
+        for rows in (self._metrics, self._layers):
+            rows.resume_at(first_step)
         self._samples = SamplesLog(folder.samples, limit=config.observe.samples_per_step)
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
         self._trackers = trackers.start(config.observe, run, history=metrics_log.read(folder.metrics))
@@ -51,9 +53,9 @@ class Recorder:
         self._failed_saves = 0
 
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One object of metrics.jsonl."""
+        """One object of metrics.jsonl; what is of single layers goes to expert_load.jsonl."""
         row = {**metrics, "mem/driver_bytes": float(psutil.Process().memory_info().rss)}
-        self._write(step, row)
+        row = self._write(step, row)
         self.progress.step(step, row)
         self.last_row = row
         self._exports.poll()  # after the row, which the folder's model card tells
@@ -63,10 +65,15 @@ class Recorder:
         if metrics and not self._metrics.has(step):
             self._write(step, metrics)
 
-    def _write(self, step: int, row: Mapping[str, float]) -> None:
+    def _write(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Writes a row wherever rows go; returns what metrics.jsonl takes of it."""
+        row = {name: value for name, value in metrics.items() if not name.startswith(LAYERS)}
         self._metrics.write(step, row)
+        if layers := {name: value for name, value in metrics.items() if name not in row}:
+            self._layers.write(step, layers)
         for tracker in self._trackers:
             tracker.log(step, row)
+        return row
 
     def samples(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
         self._samples.write(step, groups, kind=kind)

@@ -38,6 +38,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def expert_load(self) -> Path:
+        return self.path / "expert_load.jsonl"
+
+    @property
     def samples(self) -> Path:
         return self.path / "samples.jsonl"
 

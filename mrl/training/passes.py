@@ -34,6 +34,7 @@ from models.zigzag import kept
 from mrl.config.training import TrainingSection
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
+from mrl.training.expert_load import ExpertLoad
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count, pack
 from mrl.training.parallel import max_over_world
@@ -58,6 +59,8 @@ class Prepared:
     kept: np.ndarray
     """[k] their positions in plan.tokens."""
     packed: PackedSegments
+    real: Tensor
+    """[k / tp] bool, of the tokens whose hidden states this rank holds between layers: False for padding."""
     rows: Tensor
     """[m] int64 which of the microbatch's n real tokens have their log-probs computed, on whatever rank."""
     own_rows: Tensor
@@ -92,6 +95,14 @@ class Passes:
         self._returns_arrays = self._is_last and place.tp == place.cp == 0
         self._tp_group: Any = parallel_state.get_tensor_model_parallel_group()
         self._cp_group: Any = parallel_state.get_context_parallel_group()
+        config = chunks.config
+        self.expert_load = ExpertLoad(
+            self._routers(),
+            num_layers=config.num_layers,
+            num_experts=config.num_moe_experts or 0,
+            device=device,
+        )
+        """Of the last forward_backward()."""
 
     def forward(
         self, batch: TrainBatch, *, temperature: float, with_router_margins: bool
@@ -116,6 +127,7 @@ class Passes:
         forward() returns, by the same weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
+        self.expert_load.clear()
         margins = self._no_margins(prepared) if with_router_margins else []
         found: list[dict[str, Tensor]] = []
         loss = self._objective_loss(batch, objective, denominators, temperature, found)
@@ -175,7 +187,12 @@ class Passes:
         packed = pack_segments(
             plan.lengths, rotary=self._chunks.rotary, device=self._device, cp=cp, rank=rank
         )
-        return Prepared(plan, tokens, mine, packed, *index)
+        return Prepared(plan, tokens, mine, packed, self._real(plan, mine), *index)
+
+    def _real(self, plan: Microbatch, mine: np.ndarray) -> Tensor:
+        real = np.zeros(len(plan.tokens), bool)
+        real[plan.places] = True
+        return torch.from_numpy(real[mine]).to(self._device).chunk(self._layout.tp)[self._place.tp]
 
     def _run(
         self,
@@ -192,7 +209,7 @@ class Passes:
             data: Iterator[tuple[int, Prepared]], model: Any
         ) -> tuple[Tensor, Callable[..., Any]]:
             number, item = next(data)
-            with recorded(routers) as gaps:
+            with self.expert_load.counting(item.real), recorded(routers) as gaps:
                 hidden = model(item.tokens, None, None, packed_seq_params=item.packed)
             for gap in gaps:
                 torch.minimum(margins[number], gap, out=margins[number])

@@ -200,7 +200,8 @@ class MegatronWorker:
     ) -> dict[str, float]:
         """One optimizer step over this data-parallel shard; the same metrics on all ranks.
 
-        Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest, smallest).
+        Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest, smallest). Where
+        the model has experts, `moe/...` says how evenly this update's tokens were spread (expert_load.py).
         A loss or gradient that is not finite, or a step without any token to train on, is skipped on all ranks: no
         parameter changes and `skipped` is 1.
         """
@@ -227,6 +228,8 @@ class MegatronWorker:
             batch, objective, denominators, temperature=temperature, with_router_margins=with_router_margins
         )
         metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
+        if not self._is_critic:
+            metrics |= self._passes.expert_load.metrics()
         self._loss = metrics.get("loss", float("nan"))
         return metrics, arrays
 

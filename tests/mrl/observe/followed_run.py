@@ -35,7 +35,8 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
     run_folder = RunFolder(config.run_folder)
     recorder = Recorder(config, run_folder, PhaseClock(), first_step=first)
     for step in range(first, last + 1):
-        recorder.row(step, {"reward/mean": attempt + step / 100, "val/accuracy@8": 0.5})
+        layer = {"moe/layers/000/load_entropy": attempt + step / 100}
+        recorder.row(step, {"reward/mean": attempt + step / 100, "val/accuracy@8": 0.5} | layer)
     if closes:
         recorder.close()
     print("written", flush=True)

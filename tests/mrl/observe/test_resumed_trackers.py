@@ -56,6 +56,13 @@ def rewards(folder: Path) -> dict[int, float]:
     return {int(row["step"]): row["reward/mean"] for row in rows}
 
 
+def test_figures_of_single_layers_have_a_file_of_their_own(resumed: Path) -> None:
+    rows = metrics_log.read(resumed / "followed" / "expert_load.jsonl")
+    assert {int(row["step"]): row["moe/layers/000/load_entropy"] for row in rows} == rewards(resumed)
+    metrics = metrics_log.read(resumed / "followed" / "metrics.jsonl")
+    assert not any(name.startswith(metrics_log.LAYERS) for row in metrics for name in row)
+
+
 def offline_files(folder: Path) -> list[Path]:
     """What `wandb sync` sends, in its order."""
     return sorted((folder / "followed" / "wandb").glob("offline-run-*/*.wandb"))

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from models.families import family_of
+from models.layer_modules import RecordingRouter
 from models.manifest import LocalTensor
 from mrl.config.model import ModelSection
 from mrl.config.training import LayoutSection, OptimizerSection, TrainingSection
@@ -134,6 +135,31 @@ def forward_update_export(
         "memory": [size for _, size in at.parameter_memory()],
         "spans": [(i, o, t.numel() * t.element_size()) for _, t, i, o in at.local_tensors()],
     }
+
+
+def hand_made_routers(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int]
+) -> dict[str, float]:
+    """Metrics of the second of two updates in one microbatch: layer 0 sends all tokens to experts 0 and 1, the others
+    spread them in turn, and all of it is computed again in the backward pass."""
+    at = worker(rank, world, port, folder, layout, microbatch_tokens=10_000, recompute="full")
+    routers = [m for model in at._chunks.models for m in model.modules() if isinstance(m, RecordingRouter)]
+    for router in routers:
+        router.gating = _to_two if router.layer_number == 1 else _in_turn
+    return train(at, 2)[1]
+
+
+def _to_two(hidden: torch.Tensor) -> torch.Tensor:
+    logits = hidden.new_zeros(*hidden.shape[:2], 8)
+    logits[..., :2] = 1.0
+    return logits
+
+
+def _in_turn(hidden: torch.Tensor) -> torch.Tensor:
+    """Token t visits experts 2t and 2t + 1, modulo 8."""
+    turns = torch.arange(hidden.shape[0]).remainder(4)
+    pairs = torch.eye(4).repeat_interleave(2, dim=1)
+    return pairs[turns].unsqueeze(1).expand(-1, hidden.shape[1], -1).contiguous()
 
 
 def load_and_export(

@@ -1,0 +1,82 @@
+"""How evenly the routers of a rank's model spread an update's tokens over the experts.
+
+Counted where the choice is made, in the routers' forward pass: a layer that the backward pass computes again chooses again
+and is not counted again, and padding is not counted at all. So the figures are those of the update's tokens, whatever the layout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from models.layer_modules import RecordingRouter
+from mrl.observe.metrics_log import LAYERS
+
+
+class ExpertLoad:
+    """Visits to each expert by the tokens of one update, over all microbatches of this rank."""
+
+    def __init__(
+        self, routers: Sequence[RecordingRouter], *, num_layers: int, num_experts: int, device: torch.device
+    ) -> None:
+        self._routers = routers
+        self._visits = torch.zeros(num_layers, num_experts, dtype=torch.int64, device=device)
+        for router in routers:
+            assert router.layer_number is not None, "Megatron numbers every layer's router, from 1"
+            router.visits = self._visits[router.layer_number - 1]
+
+    def clear(self) -> None:
+        self._visits.zero_()
+
+    @contextlib.contextmanager
+    def counting(self, real: Tensor) -> Iterator[None]:
+        """Counts the choices made inside; `real` [tokens of a router's input] is False for padding."""
+        for router in self._routers:
+            router.counted = real
+        try:
+            yield
+        finally:
+            for router in self._routers:
+                router.counted = None
+
+    def metrics(self) -> dict[str, float]:
+        """The figures of all ranks' visits together; the same on all of them, which call this together."""
+        if not self._visits.numel():
+            return {}
+        visits = self._visits.clone()
+        dist.all_reduce(visits)  # each token meets each router on one rank
+        return figures(visits.cpu().numpy())
+
+
+def figures(visits: np.ndarray) -> dict[str, float]:
+    """The load of visits [layers, experts], a row of zeros where a layer has no router.
+
+    `load_max_over_mean` is the busiest expert's visits over the mean expert's: 1 is even, experts / top-k is the worst.
+    `load_entropy` is the entropy of the shares over its largest value, ln(experts): 1 is even. Means over layers, and
+    the worst layer's (_max, _min); then each layer's own.
+
+    >>> figures(np.array([[0, 0], [3, 1]]))["moe/load_max_over_mean"]
+    1.5
+    """
+    numbers = np.flatnonzero(visits.sum(1))
+    if not len(numbers):
+        return {}
+    shares = visits[numbers] / visits[numbers].sum(1, keepdims=True)
+    peaks = shares.max(1) * visits.shape[1]
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    entropies = -(shares * logs).sum(1) / np.log(max(2, visits.shape[1]))
+    found = {
+        "moe/load_max_over_mean": float(peaks.mean()),
+        "moe/load_max_over_mean_max": float(peaks.max()),
+        "moe/load_entropy": float(entropies.mean()),
+        "moe/load_entropy_min": float(entropies.min()),
+    }
+    for number, peak, entropy in zip(numbers, peaks, entropies, strict=True):
+        found[f"{LAYERS}{number:03d}/load_max_over_mean"] = float(peak)
+        found[f"{LAYERS}{number:03d}/load_entropy"] = float(entropy)
+    return found
