@@ -91,7 +91,7 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         for doubt in config.doubts:
             log.warning(doubt)
         dataset = load_data(config.data, config.judge, tokenizer)
-        print("\n".join(f"data: {line}" for line in dataset.report.lines()), flush=True)
+        print(dataset.report.text(), flush=True)
         check_judging(config, dataset.stream(config.run.seed).take(NUM_TRIED))
     with contextlib.ExitStack() as stack:
         with clock.phase("cluster"):

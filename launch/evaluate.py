@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -61,14 +62,14 @@ def _new_folder(path: str) -> Path:
 
 def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
     """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
-    from mrl.rollout.engine import RolloutEngine
-
     tokenizer = load_tokenizer(config)
-    prompts = load_validation(config.data, config.judge, tokenizer).validation_prompts(
-        config.loop.validation.num_prompts
-    )
+    dataset = load_validation(config.data, config.judge, tokenizer)
+    print(dataset.report.text(), file=sys.stderr, flush=True)
+    prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
     if not prompts:
         raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
+    from mrl.rollout.engine import RolloutEngine
+
     engine = RolloutEngine(
         config.rollout,
         config.model.path,

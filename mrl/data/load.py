@@ -46,10 +46,11 @@ class LoadReport:
     notes: list[str] = dataclasses.field(default_factory=list)
     """Sentences about columns, tools and keys that the model does not read."""
 
-    def lines(self) -> list[str]:
-        """The counts in one line, then the notes."""
+    def text(self) -> str:
+        """The counts in one line, then a line for each note."""
         counts = [f.name for f in dataclasses.fields(self) if f.name != "notes"]
-        return [", ".join(f"{name}: {getattr(self, name)}" for name in counts), *self.notes]
+        first = ", ".join(f"{name}: {getattr(self, name)}" for name in counts)
+        return "\n".join(f"data: {line}" for line in [first, *self.notes])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,28 +77,16 @@ def load_data(section: DataSection, judge: JudgeSection, tokenizer: Any) -> Data
     Raises DataError that names every bad row it shows by file and line, and ConfigError for arguments that the chat
     template never names.
     """
-    report = LoadReport()
-    _check_arguments(section, tokenizer)
-    prepare = _Preparation(section, judge, tokenizer, report)
-    train = [prepare.source(entry) for entry in section.train_entries()]
-    report.rows = sum(len(source.rows) for source in train)
-    validation = [prepare.source(entry) for entry in section.validation_entries()]
-    report.validation_rows = sum(len(source.rows) for source in validation)
-    return Dataset(
-        train=tuple(_without_overlap(train, validation, section, report)),
-        validation=tuple(validation),
-        report=report,
-        shuffle=section.shuffle,
-    )
+    prepare = _Preparation(section, judge, tokenizer, LoadReport())
+    train = prepare.sources(section.train_entries())
+    validation = prepare.sources(section.validation_entries())
+    return prepare.dataset(_without_overlap(train, validation, section, prepare.report), validation)
 
 
 def load_validation(section: DataSection, judge: JudgeSection, tokenizer: Any) -> Dataset:
-    """The held-out rows alone: no training file is opened, so that none need be there."""
-    report = LoadReport()
-    prepare = _Preparation(section, judge, tokenizer, report)
-    validation = tuple(prepare.source(entry) for entry in section.validation_entries())
-    report.validation_rows = sum(len(source.rows) for source in validation)
-    return Dataset(train=(), validation=validation, report=report, shuffle=section.shuffle)
+    """The held-out rows alone: no training file is opened, so that none need be there. Errors as in `load_data`."""
+    prepare = _Preparation(section, judge, tokenizer, LoadReport())
+    return prepare.dataset((), prepare.sources(section.validation_entries()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +95,18 @@ class _Preparation:
     judge: JudgeSection
     tokenizer: Any
     report: LoadReport
+
+    def __post_init__(self) -> None:
+        _check_arguments(self.section, self.tokenizer)
+
+    def dataset(self, train: Sequence[Source], validation: Sequence[Source]) -> Dataset:
+        """The data set of these sources, their rows counted."""
+        self.report.rows = sum(len(source.rows) for source in train)
+        self.report.validation_rows = sum(len(source.rows) for source in validation)
+        return Dataset(tuple(train), tuple(validation), self.report, self.section.shuffle)
+
+    def sources(self, entries: Sequence[DataEntry]) -> list[Source]:
+        return [self.source(entry) for entry in entries]
 
     def source(self, entry: DataEntry) -> Source:
         rows = self._usable(entry)
@@ -138,11 +139,12 @@ class _Preparation:
         """The rows, or what is wrong with them; columns that are not the loader's go into `others`."""
         shape = entry.format
         for path in entry.paths:
+            arrow = from_arrow(path)
             for place, columns in read_rows(path):
                 if shape == "auto":
                     shape = shape_of(columns, place=place)
-                others |= columns.keys() - fields_of(shape, entry.columns).columns()
-                yield self._row(columns, place, entry, shape, from_arrow(path))
+                others |= columns.keys() - fields_of(shape, entry.columns).columns
+                yield self._row(columns, place, entry, shape, arrow)
 
     def _row(
         self, columns: dict[str, Any], place: str, entry: DataEntry, shape: str, arrow: bool

@@ -14,6 +14,7 @@ Any row may have "tools" and "chat_template_kwargs". Columns that are not the pr
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from mrl.errors import DataError
 _PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Fields:
     """Names of the columns of a format; a dotted name reaches into a nested column."""
 
@@ -37,6 +38,7 @@ class Fields:
     tools: str = "tools"
     chat_template_kwargs: str = "chat_template_kwargs"
 
+    @functools.cached_property
     def columns(self) -> set[str]:
         """The top-level columns that are read."""
         names = (self.prompt, *self.answer, self.domain, self.tag, self.tools, self.chat_template_kwargs)
@@ -91,9 +93,14 @@ def shape_of(columns: Mapping[str, Any], *, place: str) -> str:
 
 def fields_of(shape: str, mapped: ColumnMap) -> Fields:
     """The columns of a format, with the map's names in place of the format's own."""
+    return _fields(shape, tuple(mapped))
+
+
+@functools.cache
+def _fields(shape: str, mapped: tuple[tuple[str, Any], ...]) -> Fields:
     own = {name: value for name, value in mapped if value is not None}
-    if mapped.answer:
-        own |= {"answer": (mapped.answer,), "needs_answer": True}
+    if "answer" in own:
+        own |= {"answer": (own["answer"],), "needs_answer": True}
     return dataclasses.replace(_FORMATS[shape], **own)
 
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from mrl.data.shapes import Row
 from mrl.errors import DataError
 
+Thing = tuple[str, ...]
+"""The tools of a row, an argument of its own by name, or a key of the messages of a role (role, key)."""
+
+_TOOLS: Thing = ("tools",)
 _TRIES = 20
 """Rows that each thing is looked for in; a template decides by what is there, rarely by which row it is."""
 
@@ -26,24 +30,24 @@ class Unread:
     def __init__(self, render: Callable[[Row], str], names: Set[str]) -> None:
         self._render = render
         self._names = names
-        self._tries: Counter[str] = Counter()
-        self._used: set[str] = set()
+        self._tries: Counter[Thing] = Counter()
+        self._used: set[Thing] = set()
 
     def look(self, row: Row, text: str) -> None:
         """Takes note of a templated row and its text."""
-        for thing, without in _without_each(row):
+        for thing in _things(row):
             if thing not in self._used and self._tries[thing] < _TRIES:
                 self._tries[thing] += 1
-                if self._differs(without, text):
+                if self._differs(_without(thing, row), text):
                     self._used.add(thing)
         for name in row.chat_template_kwargs:
-            self._tries[name] += 1
+            self._tries[name,] += 1
             if name in self._names:
-                self._used.add(name)
+                self._used.add((name,))
 
     def names(self) -> list[str]:
-        """`tools`, `role.key` and row arguments that no looked-at text shows."""
-        return sorted(self._tries.keys() - self._used)
+        """`tools`, `role.key` and arguments of rows that no looked-at text shows."""
+        return sorted(".".join(thing) for thing in self._tries.keys() - self._used)
 
     def _differs(self, row: Row, text: str) -> bool:
         try:
@@ -52,15 +56,19 @@ class Unread:
             return True
 
 
-def _without_each(row: Row) -> Iterator[tuple[str, Row]]:
-    """Each thing of a row with the row as it would be without it."""
-    if row.tools:
-        yield "tools", dataclasses.replace(row, tools=None)
+def _things(row: Row) -> set[Thing]:
     assert not isinstance(row.prompt, str)
-    for thing in {(m["role"], key) for m in row.prompt for key in m if key != "role" and m[key]}:
-        role, key = thing
-        prompt = tuple(_left_out(m, key) if m["role"] == role else m for m in row.prompt)
-        yield f"{role}.{key}", dataclasses.replace(row, prompt=prompt)
+    keys: set[Thing] = {(m["role"], key) for m in row.prompt for key in m if key != "role" and m[key]}
+    return keys | {_TOOLS} if row.tools else keys
+
+
+def _without(thing: Thing, row: Row) -> Row:
+    """The row as it would be without the thing."""
+    if thing == _TOOLS:
+        return dataclasses.replace(row, tools=None)
+    role, key = thing
+    prompt = tuple(_left_out(m, key) if m["role"] == role else m for m in row.prompt)  # type: ignore[union-attr]
+    return dataclasses.replace(row, prompt=prompt)
 
 
 def _left_out(message: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 
 ARRAYS = {
-    "tokens": np.int32,
     "prompt_tokens": np.int32,
     "response_tokens": np.int32,
     "loss_mask": np.bool_,
@@ -22,17 +22,12 @@ ARRAYS = {
 
 
 def to_json(group: Group) -> dict[str, Any]:
-    return _plain(group)
+    """The samples and the prompt's index: rows may hold what JSON does not (dates, bytes), and the stream has them."""
+    return {"prompt": group.prompt.index, "samples": _plain(group.samples)}
 
 
-def from_json(value: dict[str, Any]) -> Group:
-    return Group(_prompt(value["prompt"]), tuple(_sample(s) for s in value["samples"]))
-
-
-def _prompt(value: dict[str, Any]) -> Prompt:
-    fields: dict[str, Any] = _arrays(value)
-    fields["messages"] = tuple(value["messages"])
-    return Prompt(**fields)
+def from_json(value: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> Group:
+    return Group(prompt_at(value["prompt"]), tuple(_sample(s) for s in value["samples"]))
 
 
 def _sample(value: dict[str, Any]) -> Sample:

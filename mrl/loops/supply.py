@@ -75,7 +75,7 @@ class GroupSupply:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._stream.restore(state["stream"])
-        self._surplus = [from_json(group) for group in state["surplus"]]
+        self._surplus = [from_json(group, self._stream.prompt_at) for group in state["surplus"]]
 
     def _filter(self, groups: list[Group], account: filtering.Account) -> list[Group]:
         """The groups worth training on; booked with the reason also where all are kept."""

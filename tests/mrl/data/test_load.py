@@ -76,8 +76,9 @@ def test_columns_that_only_reward_functions_read_are_named(write_rows: Any, plai
     data = load_data(DataSection(train=train), MATHS, plain_tokenizer)
     assert f"{train}: read by reward functions alone: level, source" in data.report.notes
     assert data.train[0].rows[1].metadata["source"] == "book"
-    assert data.report.lines()[0].startswith("rows: 2, validation_rows: 0, ")
-    assert data.report.lines()[1:] == data.report.notes
+    first, second = data.report.text().splitlines()
+    assert first.startswith("data: rows: 2, validation_rows: 0, ")
+    assert second == f"data: {data.report.notes[0]}"
 
 
 def test_over_long_prompts_are_filtered_or_refused(write_rows: Any, plain_tokenizer: Any) -> None:
@@ -99,7 +100,8 @@ def test_overlap_with_validation_is_reported_dropped_or_refused(
         )
 
     assert (load("report").report.overlapping, len(load("report").train[0].rows)) == (1, 3)
-    assert [p.gold for p in load("drop").train[0].rows] == ["2", "6"]
+    dropped = load("drop")
+    assert ([p.gold for p in dropped.train[0].rows], dropped.report.rows) == (["2", "6"], 2)
     with pytest.raises(DataError, match=r"t\.jsonl:2 and .*v\.jsonl:1"):
         load("refuse")
 

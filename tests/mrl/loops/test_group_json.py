@@ -1,10 +1,12 @@
 """Surplus groups survive a checkpoint unchanged."""
 
 import dataclasses
+import datetime
 import json
 
 import numpy as np
 
+from mrl.judges.instructions import Check
 from mrl.loops.group_json import from_json, to_json
 from mrl.samples import Group, Prompt, Verdict, VerdictKind
 from tests.mrl.loops.test_batch import sample
@@ -27,7 +29,7 @@ def test_a_group_comes_back_equal_to_the_last_bit() -> None:
         VerdictKind.SCORED, 0.1 + 0.2, "why", {"maths": 1.0}, token_values=np.array([0.1, 0.7], np.float32)
     )
     judged = dataclasses.replace(sample(3, 0, 2, 2), verdict=verdict)
-    messages = ({"role": "user", "content": "1+1="},)
-    prompt = Prompt(3, judged.prompt_tokens, "1+1=", "2", metadata={"a": [1, 2]}, messages=messages)
+    row = {"seen": datetime.date(2026, 1, 2), "picture": b"\x00", "a": [1, 2]}
+    prompt = Prompt(3, judged.prompt_tokens, "1+1=", Check("no_commas", {}), metadata=row)
     group = Group(prompt, (judged, sample(3, 1, 2, 4)))
-    assert same(group, from_json(json.loads(json.dumps(to_json(group)))))
+    assert same(group, from_json(json.loads(json.dumps(to_json(group))), {3: prompt}.__getitem__))
