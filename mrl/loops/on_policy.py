@@ -181,7 +181,7 @@ class OnPolicyLoop:
 
     @property
     def _recomputes_policy(self) -> bool:
-        """Where the policy is not updated (the critic's warm-up), nothing else would measure the sampler."""
+        """Whether this step makes a pass for the policy's log-probs; while only the critic learns, no update measures the sampler."""
         return self._config.algorithm.recomputes_policy or "policy" not in dict(self._updated_roles())
 
     def _measured(self, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:

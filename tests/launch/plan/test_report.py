@@ -33,6 +33,14 @@ def test_the_tree_is_json_and_complete() -> None:
     assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
 
 
+def test_a_pass_for_old_log_probs_is_planned_where_it_is_made() -> None:
+    one, asked, several = (
+        report(f"algorithm.minibatches={count}", f"algorithm.old_logprobs={kind}").tree["step"]["seconds"]
+        for count, kind in ((1, "auto"), (1, "recomputed"), (4, "auto"))
+    )
+    assert one["log_probs"] == 0 < asked["log_probs"] == several["log_probs"]
+
+
 def test_the_table_names_the_numbers() -> None:
     text = report().table()
     assert "30,532,122,624 parameters" in text
