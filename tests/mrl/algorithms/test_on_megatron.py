@@ -56,7 +56,7 @@ CONFIGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "moe", num_hidden_layers=2)
+    return write_model(tmp_path_factory.mktemp("model") / "moe")
 
 
 @pytest.fixture(scope="module")
