@@ -27,9 +27,11 @@ from mrl.samples import TrainBatch
 def run_ranks(arguments: Sequence[str]) -> int:
     """torchrun on this machine; the exit code is torchrun's. Model and data are checked before ranks start."""
     from mrl.prepare import tiny_model
+    from mrl.training.hf_export import require_new
 
     config = load(*split_arguments(arguments))
     section = _section(config)
+    require_new(Path(section.output))
     tiny_model.ensure(
         config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
     )

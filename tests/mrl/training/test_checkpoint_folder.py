@@ -79,3 +79,11 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert len(removed) == 3
     assert [p.name for p in folders.candidates(tmp_path)] == ["step-00000011", "step-00000010"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_prune_spares_what_is_still_read(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write_checkpoint(tmp_path, folders.name_of(step))
+    removed = folders.prune(tmp_path, keep=1, spare=[folders.name_of(1)])
+    assert [folders.step_of(path) for path in removed] == [2]
+    assert [folders.step_of(path) for path in folders.candidates(tmp_path)] == [3, 1]
