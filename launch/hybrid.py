@@ -57,9 +57,7 @@ class Hybrid:
             raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
 
     def _destinations(self) -> list[Any]:
-        """What every engine rank wants, in slot order, where the static plan is followed."""
-        if self._config.sync.mode == "gather":
-            return []
+        """What every engine rank wants, in slot order; asking also shows that the engines have the trainer's tensors."""
         return [rank for engine in self.rollout.destinations() for rank in engine]
 
     def sync(self, version: int) -> dict[str, float]:

@@ -26,6 +26,12 @@ def head_dim(hf: HfConfig) -> int:
     return hf.get("head_dim") or field(hf, "hidden_size") // field(hf, "num_attention_heads")
 
 
+def refuse_attention_bias(hf: HfConfig) -> None:
+    """ConfigError for a config whose projections have biases, which no name table has."""
+    if hf.get("attention_bias"):
+        raise ConfigError("attention_bias = true is not supported: the families here train without biases")
+
+
 def norm(name: str, tensor: str, size: int) -> Row:
     """A replicated norm weight."""
     return Row(f"{name}.weight", whole(tensor, size), None)
@@ -49,8 +55,7 @@ def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool) -> list[
     The whole interleaved tensor is cut by rows. With tp above the number of groups Megatron cuts through a group and
     gathers activations, so nothing is replicated in storage.
     """
-    if hf.get("attention_bias"):
-        raise ConfigError("attention_bias = true is not supported: the families here train without biases")
+    refuse_attention_bias(hf)
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
     q_rows = divide(heads, groups, what="attention heads per query group") * width
     attention = f"{layer}.self_attn"

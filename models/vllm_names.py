@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from models import deepseek_v3_names, mixtral_names, qwen3_names
-from models.layer_rows import HfConfig, field, head_dim
+from models.layer_rows import HfConfig, field, head_dim, refuse_attention_bias
 from models.manifest import LocalTensor, Piece
 from models.names import divide, padded_vocab
 from mrl.errors import ConfigError
@@ -105,6 +105,7 @@ def local_tensors(hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> lis
     family = hf.get("model_type")
     if family not in LAYERS:
         raise ConfigError(f"model_type {family!r}: vLLM's layout is known for {sorted(LAYERS)} only")
+    refuse_attention_bias(hf)
     table, hidden, vocab = Table(shard, dtype), field(hf, "hidden_size"), field(hf, "vocab_size")
     tensors = [table.vocabulary("model.embed_tokens.weight", "model.embed_tokens.weight", vocab, hidden)]
     for number in range(field(hf, "num_hidden_layers")):

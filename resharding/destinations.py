@@ -73,12 +73,14 @@ def from_trace(
     were fed. `loaded_whole` names parameters known to equal one checkpoint tensor that the trace cannot see (parameter ->
     tensor). `aliases` are names that share another parameter's storage (a tied output layer): left out.
 
-    A parameter that something else than boxes fills (a transposed or re-strided load, or nothing the trace saw) makes its
-    whole module `unplanned`: the tensors that fill the module come whole. ReshardError where not even they are known.
+    A parameter that something else than boxes fills (a transposed or re-strided load) makes its whole module `unplanned`: the
+    tensors that fill the module come whole. ReshardError names each parameter that nothing fills: the engine has what the
+    trainer does not (a bias, a further layer).
     """
     shapes = {tensor.name: tensor.shape for tensor in checkpoint}
     pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
     feeds: dict[str, set[str]] = {}
+    filled = set(loaded_whole or {})
     odd: set[str] = set()
     for record in records:
         record = record if isinstance(record, TraceRecord) else TraceRecord(*record)
@@ -86,6 +88,7 @@ def from_trace(
             raise ReshardError(
                 f"rollout rank {rank}: the loaders copied {record.tensor} -> {record.parameter}: unknown name"
             )
+        filled.add(record.parameter)
         feeds.setdefault(_module(record.parameter), set()).add(record.tensor)
         piece = _piece(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
         if piece is None:
@@ -96,10 +99,12 @@ def from_trace(
         shape, zero = shapes[tensor], (0,) * len(shapes[tensor])
         pieces[name] = [Piece(tensor, zero, shape, zero)]
         feeds.setdefault(_module(name), set()).add(tensor)
-    odd |= {_module(name) for name, found in pieces.items() if not found}
+    if unfilled := [f"{n} {tuple(parameters[n][0])}" for n in pieces if n not in filled]:
+        raise ReshardError(
+            f"rollout rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"
+            + (f" and {len(unfilled) - 20} more" if len(unfilled) > 20 else "")
+        )
     odd = whole_modules(feeds, odd)
-    if unknown := sorted(odd - feeds.keys()):
-        raise ReshardError(f"rollout rank {rank}: no checkpoint tensor is seen to fill {unknown[:20]}")
     tensors = [
         LocalTensor(name, 0, tuple(shape), dtype, tuple(sorted(pieces[name], key=lambda p: p.local_start)))
         for name, (shape, dtype) in parameters.items()

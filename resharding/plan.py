@@ -17,6 +17,7 @@ import numpy as np
 
 from models.float8 import BLOCK
 from mrl.errors import ConfigError, ReshardError
+from resharding.agreement import require_agreement
 from resharding.alignment import leave_whole
 from resharding.boxes import overlap
 from resharding.copies import WIRE_DTYPES
@@ -141,11 +142,12 @@ def build_plan(
 ) -> Plan:
     """Plan every byte from the sources' boxes to the destinations'.
 
-    Manifests are in rank order from 0. ReshardError where the rollout needs what no trainer rank holds, or a manifest
-    writes an element twice or leaves one out; ConfigError where the topology does not fit.
+    Manifests are in rank order from 0. ReshardError where the two sides do not have the same tensors in the same shapes, or
+    a manifest writes an element twice or leaves one out; ConfigError where the topology does not fit.
     """
     _check_ranks("source", sources, topology.source_slots)
     _check_ranks("destination", destinations, topology.destination_slots)
+    require_agreement(sources, destinations)
     destinations = leave_whole(sources, destinations, options.quantise_block)
     held, needed = replicas(sources), replicas(destinations)
     for group in needed:
@@ -203,7 +205,10 @@ def check_written_once(group: Replicas) -> None:
             raise ReshardError(f"{where}: boxes {twice[0]} and {twice[1]} would write the same elements")
         filled = max((start[0] + shape[0] for start, shape in boxes), default=0)
         if sum(elements(shape) for _, shape in boxes) != elements((filled, *tensor.shape[1:])):
-            raise ReshardError(f"{where}: some of its first {filled} rows are in no box")
+            piece = tensor.pieces[0]
+            raise ReshardError(
+                f"{where}: some of its first {filled} rows are in no box; the trainer's {piece.tensor} gives it {piece.shape}"
+            )
 
 
 def _digest(

@@ -23,7 +23,10 @@ from mrl.rollout import environment, leftovers, limits, quantised
 from mrl.rollout.request import Request, Response
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
+from resharding.agreement import as_one_rank, require_agreement
 from resharding.manifest import RankManifest
+from resharding.patterns import replicas
+from resharding.plan import check_written_once
 from resharding.session import Progress, Session
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -253,9 +256,16 @@ class RolloutEngine:
         return [a["address"] for a in answers]
 
     def destination_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
-        """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0)."""
+        """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0).
+
+        ReshardError names the tensors that engine and checkpoint do not both have, or not in one shape.
+        """
         rows = [(t.name, t.shape, t.dtype) for t in checkpoint]
-        return [a["manifest"] for a in self._on_workers("mrl_destination", rows)]
+        manifests = [a["manifest"] for a in self._on_workers("mrl_destination", rows)]
+        require_agreement([as_one_rank(checkpoint)], manifests)
+        for group in replicas(manifests):
+            check_written_once(group)
+        return manifests
 
     def receive(self, session: Session) -> dict[str, Any]:
         """Takes one session on all workers; blocks until it committed (then the version is visible) or failed.

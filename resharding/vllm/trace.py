@@ -71,15 +71,43 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
     with _on_meta(model):
         parameters = dict(model.named_parameters())
         targets = {p.untyped_storage()._cdata: name for name, p in parameters.items()}
-        recorder = _recorder(targets, sources)
-        with torch.no_grad(), recorder:
-            model.load_weights(fed)
+        recorder, feeding = _recorder(targets, sources), _Feeding(fed)
+        try:
+            with torch.no_grad(), recorder:
+                model.load_weights(iter(feeding))
+        except Exception as error:
+            raise ReshardError(feeding.blame(error, parameters)) from error
         shapes = {
             name: (tuple(p.shape), str(p.dtype).removeprefix("torch."))
             for name, p in parameters.items()
             if not without_source(name)
         }
     return Trace(tuple(recorder.records), shapes, aliases, tuple(recorder.strangers))
+
+
+class _Feeding:
+    """Tensors on their way into a model's loaders, which take one after the other."""
+
+    def __init__(self, tensors: Sequence[tuple[str, Any]]) -> None:
+        self._tensors = tensors
+        self._current = ("nothing", ())
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for name, tensor in self._tensors:
+            self._current = (name, tuple(tensor.shape))
+            yield name, tensor
+
+    def blame(self, error: Exception, parameters: dict[str, Any]) -> str:
+        """What to say of a loader's error: the trainer's tensor, its shape, and what the engine has in that place."""
+        name, shape = self._current
+        module, there = name, []
+        while module and not there:
+            module = module.rpartition(".")[0]
+            there = [f"{n} {tuple(p.shape)}" for n, p in parameters.items() if n.startswith(f"{module}.")]
+        own = f"it has {', '.join(there[:8])}" if module.count(".") else "it has no such module"
+        return (
+            f"the engine does not take the trainer's {name} {shape}: {own} ({type(error).__name__}: {error})"
+        )
 
 
 def manifest(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.families import require_trainable
+from models.families import family_of, require_trainable
+from models.vllm_names import Shard, local_tensors
 from mrl.errors import ConfigError
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
@@ -49,3 +50,14 @@ def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: st
         require_trainable(hf | changes)
     assert named in str(error.value)
     assert f"training does not implement that for {hf['model_type']}" in str(error.value)
+
+
+@pytest.mark.parametrize("hf", [json.loads((PUBLISHED / name / "config.json").read_text()) for name in ("DeepSeek-V3", "Qwen3-30B-A3B")],
+                         ids=["deepseek_v3", "qwen3_moe"])  # fmt: skip
+def test_no_name_table_leaves_an_attention_bias_out(hf: dict[str, Any]) -> None:
+    """Planning asks the tables alone."""
+    biased = hf | {"attention_bias": True}
+    for table in (family_of(hf).checkpoint_tensors, lambda config: local_tensors(config, Shard(1, 0))):
+        assert table(hf)
+        with pytest.raises(ConfigError, match="attention_bias = true"):
+            table(biased)

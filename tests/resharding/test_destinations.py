@@ -89,7 +89,9 @@ def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_share
     assert RankManifest.from_plain(found.plain()) == found
 
 
-def test_a_parameter_that_nothing_fills_is_named():
-    parameters = {"x.never": ((4,), "float32"), "y.b": ((4,), "float32")}
-    with pytest.raises(ReshardError, match=r"no checkpoint tensor is seen to fill \['x'\]"):
+@pytest.mark.parametrize("name", ["x.never", "y.never"])
+def test_a_parameter_that_nothing_fills_is_named(name: str) -> None:
+    """Also in a module that other tensors fill: a bias beside a weight."""
+    parameters = {name: ((4,), "float32"), "y.b": ((4,), "float32")}
+    with pytest.raises(ReshardError, match=rf"no tensor of the trainer is seen to fill {name} \(4,\)"):
         destinations.from_trace([("y.b", 0, (4,), (1,), "bias", 0, (1,))], parameters, CHECKPOINT)

@@ -118,8 +118,45 @@ def test_a_cast_travels_in_the_narrower_type(held, wanted, wire):
 
 def test_what_nobody_holds_is_named():
     held, needed = two_ranks()
-    with pytest.raises(ReshardError, match=r"t \[start \(4, 0\), shape \(4, 4\)\]"):
-        build_plan(held[:1], needed[:1], Topology.shared(1))
+    last = [dataclasses.replace(held[1], rank=0)]
+    with pytest.raises(ReshardError, match=r"t \[start \(0, 0\), shape \(4, 4\)\]"):
+        build_plan(last, needed[:1], Topology.shared(1))
+
+
+@pytest.mark.parametrize(
+    ("engine", "named"),
+    [
+        (
+            TINY | {"moe_intermediate_size": 4},
+            r"experts\.0\.down_proj\.weight: the trainer has \(16, 8\), the engines \(16, 4\)",
+        ),
+        (TINY | {"vocab_size": 64}, r"lm_head\.weight: the trainer has \(96, 16\), the engines \(64, 16\)"),
+        (TINY | {"vocab_size": 128}, r"lm_head\.weight: the trainer has \(96, 16\), the engines \(128, 16\)"),
+        (
+            TINY | {"num_hidden_layers": 3},
+            r"layers\.3\.input_layernorm\.weight \(16,\): no engine rank takes it",
+        ),
+        (TINY | {"num_hidden_layers": 5}, r"layers\.4\..* \(16,\): no trainer rank holds it"),
+        (
+            TINY | {"num_key_value_heads": 1},
+            r"k_proj\.weight: the trainer has \(8, 16\), the engines \(4, 16\)",
+        ),
+        (TINY | {"tie_word_embeddings": True}, r"lm_head\.weight \(96, 16\): no engine rank takes it"),
+    ],
+)
+@pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=2)], ids=str)
+def test_engines_of_another_shape_are_refused_by_name(engine: dict, named: str, layout: Layout) -> None:
+    held = sources.from_layout(TINY, layout, pad_vocab_to=64)
+    build_plan(held, destinations.from_layout(TINY, Layout(tp=2)), Topology.shared(2))
+    with pytest.raises(ReshardError, match=named):
+        build_plan(held, destinations.from_layout(engine, Layout(tp=2)), Topology.shared(2))
+
+
+def test_an_engine_that_leaves_out_the_middle_of_a_tensor_is_refused() -> None:
+    held, _ = two_ranks()
+    ends = [dataclasses.replace(matrix("m.w", "t", at, 2, 4), name=f"m.{at}") for at in (0, 6)]
+    with pytest.raises(ReshardError, match=r"t \(8, 4\): the engines take only \[\(\(0, 0\), \(2, 4\)\)"):
+        build_plan(held, [RankManifest.of(0, ends), RankManifest.of(1, ends)], Topology.shared(2))
 
 
 def test_an_element_written_twice_and_a_hole_are_refused():

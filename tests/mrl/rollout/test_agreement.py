@@ -1,0 +1,69 @@
+"""A real engine that does not have the trainer's tensors in the trainer's shapes is refused by name; nothing is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.families import family_of
+from models.manifest import CheckpointTensor
+from mrl.config.rollout import RolloutSection
+from mrl.errors import ReshardError
+from mrl.rollout.engine import RolloutEngine
+from resharding.manifest import RankManifest
+from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.engine
+
+
+def destinations(engine: RolloutEngine, checkpoint: list[CheckpointTensor]) -> list[RankManifest]:
+    return engine.destination_manifests(checkpoint)
+
+
+def trainers(model: Path, **changes: Any) -> list[CheckpointTensor]:
+    """The checkpoint of a trainer whose config differs from the engine's by `changes`."""
+    hf = json.loads((model / "config.json").read_text()) | changes
+    return family_of(hf).checkpoint_tensors(hf)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_key_value_heads": 4}, r"k_proj.weight: the trainer has \(128, 64\), the engines \(64, 64\)"),
+        ({"num_attention_heads": 8}, r"q_proj.weight: the trainer has \(256, 64\), the engines \(128, 64\)"),
+        ({"moe_intermediate_size": 96}, r"experts.0.\w+_proj.weight \((96, 64|64, 96)\): it has .*experts"),
+        (
+            {"moe_intermediate_size": 32},
+            r"w13_weight \(8, 128, 64\): some .*gate_proj.weight gives it \(32, 64\)",
+        ),
+        ({"vocab_size": 100}, r"embed_tokens.weight \(100, 64\): it has .*embed_tokens.weight \(192, 64\)"),
+        ({"vocab_size": 200}, r"embed_tokens.weight \(200, 64\): it has .*embed_tokens.weight \(192, 64\)"),
+        ({"num_hidden_layers": 5}, r"model.layers.4.\S+ \(.*\): it has"),
+        ({"num_hidden_layers": 3}, r"is seen to fill model.layers.3.self_attn.qkv_proj.weight \(256, 64\)"),
+        ({"num_experts": 16}, r"mlp.gate.weight \(16, 64\): it has .*mlp.gate.weight \(8, 64\)"),
+        ({"tie_word_embeddings": True}, r"is seen to fill lm_head.weight \(192, 64\)"),
+    ],
+)
+def test_engine_and_trainer_of_different_shapes_are_refused_by_name(
+    tiny_engine: EngineHost, tiny_model: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ReshardError, match=named):
+        tiny_engine.call(destinations, trainers(tiny_model, **changes))
+    assert tiny_engine.call(destinations, trainers(tiny_model))
+
+
+def test_an_engine_with_biases_that_no_trainer_has_is_refused_by_name(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "biased", "qwen3", **ENGINE_SHAPE, attention_bias=True)
+    host = EngineHost(
+        rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=8),
+        model_path=str(model),
+        max_length=64,
+        seed=1,
+    )
+    with pytest.raises(
+        ReshardError, match=r"is seen to fill model.layers.0.self_attn.qkv_proj.bias \(256,\)"
+    ):
+        host.call(destinations, trainers(model, attention_bias=False))
+    host.close()
