@@ -10,7 +10,7 @@ import dataclasses
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.supply import GroupSupply
 from mrl.observe.phases import PhaseClock
 from mrl.prepare import tiny_model
+from mrl.rollout.stop_tokens import end_of_text
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Parts:
         return Collector(
             self.hybrid.rollout,
             judges or self.judges,
-            decoder(self.tokenizer),
+            decoder(self.tokenizer, end_of_text(self.tokenizer, self.config.model.path)),
             clock=self.clock,
             deadline_seconds=self.config.loop.phase_deadline_seconds,
         )
@@ -144,11 +145,15 @@ def load_tokenizer(config: Config) -> Any:
     return AutoTokenizer.from_pretrained(config.model.path)
 
 
-def decoder(tokenizer: Any) -> Callable[[list[np.ndarray]], list[str]]:
-    """Token arrays [T] to texts without special tokens, many at a time; spaces stay as the policy wrote them."""
+def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.ndarray]], list[str]]:
+    """Token arrays [T] to texts without special tokens, many at a time; spaces stay as the policy wrote them.
+
+    `ends`: the end-of-text tokens, of which a last one is no text either where the tokenizer does not call it special.
+    """
 
     def decode(tokens: list[np.ndarray]) -> list[str]:
         rows = [t.tolist() for t in tokens]
+        rows = [row[:-1] if row and row[-1] in ends else row for row in rows]
         if tokenizer.is_fast:
             return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
         return [

@@ -18,6 +18,7 @@ from mrl.loops.validate import validate
 from mrl.observe.phases import PhaseClock
 from mrl.observe.samples_log import write_all
 from mrl.rollout.request import Response, Round
+from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Group
 from mrl.training.checkpoint_folder import digests
 
@@ -70,13 +71,14 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
         raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
     from mrl.rollout.engine import RolloutEngine
 
+    ends = end_of_text(tokenizer, config.model.path)
     engine = RolloutEngine(
         config.rollout,
         config.model.path,
         max_length=config.model.max_length,
         seed=config.run.seed,
         sync=config.sync,
-        stop_token_ids=(tokenizer.eos_token_id,),
+        stop_token_ids=ends,
         real_weights=True,
     )
     try:
@@ -84,7 +86,7 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
             collector = Collector(
                 _OneEngine(engine),
                 judges,
-                decoder(tokenizer),
+                decoder(tokenizer, ends),
                 clock=PhaseClock(),
                 deadline_seconds=config.loop.phase_deadline_seconds,
             )

@@ -10,6 +10,7 @@ from typing import Any
 from models.families import family_of
 from mrl.config.root import Config
 from mrl.rollout.request import ResponseBatch, Round
+from mrl.rollout.stop_tokens import end_of_text
 
 WORKER_LOST_EXIT_CODE = 71
 
@@ -26,16 +27,19 @@ class RolloutActor:
 
     def start(self) -> None:
         """Starts vLLM with the model's shape and no weights; it serves after the first hand-over."""
+        from transformers import AutoTokenizer
+
         from mrl.rollout.engine import RolloutEngine
 
+        path = self._config.model.path
         self._engine = RolloutEngine(
             self._config.rollout,
-            self._config.model.path,
+            path,
             max_length=self._config.model.max_length,
             seed=self._config.run.seed,
             engine_index=self._index,
             sync=self._config.sync,
-            stop_token_ids=_end_of_text(self._config.model.path),
+            stop_token_ids=end_of_text(AutoTokenizer.from_pretrained(path), path),
             deterministic=self._config.loop.deterministic,
             on_worker_lost=self._leave,
         )
@@ -79,10 +83,3 @@ class RolloutActor:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
-
-
-def _end_of_text(model_path: str) -> tuple[int, ...]:
-    from transformers import AutoTokenizer
-
-    end = AutoTokenizer.from_pretrained(model_path).eos_token_id
-    return () if end is None else (int(end),)

@@ -18,7 +18,7 @@ class Status(enum.Enum):
     """How a sample's generation ended."""
 
     FINISHED = "finished"
-    """The policy produced the end-of-text token."""
+    """The policy produced a stopping token or a stop text."""
     TRUNCATED = "truncated"
     """The response limit was reached first."""
     ABORTED = "aborted"
@@ -85,11 +85,11 @@ class Sample:
     prompt_tokens: np.ndarray
     """[T_prompt] int32."""
     response_tokens: np.ndarray
-    """[T] int32, the end-of-text token included when the policy produced it."""
+    """[T] int32, the stopping token (or the tokens of a stop text) included when the policy produced it."""
     loss_mask: np.ndarray
     """[T] bool: True where the policy produced the token."""
     sampler_logprobs: np.ndarray
-    """[T] float32: log-prob under the distribution really sampled from."""
+    """[T] float32: log-prob under the policy that sampled, at its temperature, over the whole vocabulary."""
     policy_versions: np.ndarray
     """[T] int32: the weights' version that produced each token."""
     status: Status

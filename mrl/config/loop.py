@@ -28,7 +28,15 @@ class ValidationSection(Section):
     num_prompts: int = Field(default=512, ge=1)
     """Rows validated (the first ones of the file)."""
     num_samples: int = Field(default=0, ge=0)
-    """Samples per prompt for avg@k at the sampling temperature; 0 means greedy only."""
+    """Samples per prompt for avg@k; 0 means greedy only."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Temperature of those samples; rollout.temperature when absent."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Their top_p; rollout.top_p when absent."""
+    top_k: int | None = Field(default=None, ge=0)
+    """Their top_k; rollout.top_k when absent."""
+    min_p: float | None = Field(default=None, ge=0, lt=1)
+    """Their min_p; rollout.min_p when absent."""
 
 
 class CheckpointSection(Section):

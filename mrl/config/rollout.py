@@ -16,6 +16,12 @@ class RolloutSection(Section):
     """Deal whole experts out over the engine's ranks instead of cutting each by tp (GPU; vLLM's CPU kernels cannot, and it is refused)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer divides its logits by the same value."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the likeliest tokens that together have this probability; 1 draws from all. Needs temperature 1, as top_k and min_p do."""
+    top_k: int = Field(default=0, ge=0)
+    """Draw from this many likeliest tokens; 0 draws from all."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Draw from tokens at least this likely in units of the likeliest one; 0 draws from all."""
     max_response_tokens: int = Field(default=256, ge=1)
     """Longest response."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -39,7 +45,26 @@ class RolloutSection(Section):
     sleep: bool = True
     """Release the engine's memory while training runs, where the platform can (CUDA)."""
     stop_token_ids: tuple[int, ...] = ()
-    """Further tokens that end a response; the tokenizer's end-of-text always does."""
+    """Further tokens that end a response; the tokenizer's end-of-text and those of generation_config.json always do."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; its tokens and its text keep them."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are never drawn (top_p, top_k, min_p)."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @model_validator(mode="after")
+    def _truncated_sampling_has_log_probs_to_compare(self) -> Self:
+        if self.truncates and self.temperature != 1:
+            raise ValueError(
+                f"rollout.top_p, top_k and min_p need rollout.temperature = 1 (got {self.temperature:g}): of truncated sampling vLLM "
+                "reports the log-probs of the whole vocabulary, which the trainer and every correction compare with, before "
+                "the temperature only. loop.validation has a temperature, top_p, top_k and min_p of its own"
+            )
+        if not all(self.stop):
+            raise ValueError("rollout.stop: an empty text would end every response at once")
+        return self
 
     @model_validator(mode="after")
     def _every_request_has_a_token_in_a_pass(self) -> Self:

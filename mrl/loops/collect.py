@@ -114,6 +114,9 @@ def sampling_of(config: Config) -> Sampling:
         temperature=config.rollout.temperature,
         max_tokens=config.rollout.max_response_tokens,
         seed=config.run.seed,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        min_p=config.rollout.min_p,
     )
 
 

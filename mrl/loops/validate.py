@@ -1,4 +1,4 @@
-"""Accuracy on held-out prompts: greedy, and avg@k and pass@k at the sampling temperature."""
+"""Accuracy on held-out prompts: greedy, and avg@k and pass@k of samples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.loops.collect import Collector, is_judged, sampling_of
+from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 
 
@@ -23,17 +24,28 @@ def validate(
 
     `on_sampled` is called with the groups of k samples, where there are any.
     """
-    sampling = dataclasses.replace(sampling_of(config), num_samples=1, greedy=True)
-    groups = collector.round(prompts, sampling)
+    sampling = validation_sampling_of(config)
+    groups = collector.round(prompts, dataclasses.replace(sampling, num_samples=1, greedy=True))
     metrics = {"val/accuracy": _mean([_scores(g) for g in groups]), "val/prompts": float(len(prompts))}
     metrics["val/unjudged"] = float(sum(not is_judged(s) for g in groups for s in g.samples))
     metrics |= _by(groups, "domain") | _by(groups, "tag")
-    if k := config.loop.validation.num_samples:
-        sampled = collector.round(prompts, dataclasses.replace(sampling, num_samples=k, greedy=False))
+    if k := sampling.num_samples:
+        sampled = collector.round(prompts, sampling)
         on_sampled(sampled)
         metrics[f"val/avg@{k}"] = _mean([_scores(g) for g in sampled])
         metrics[f"val/pass@{k}"] = float(np.mean([max(_scores(g), default=0.0) >= 1.0 for g in sampled]))
     return metrics, groups
+
+
+def validation_sampling_of(config: Config) -> Sampling:
+    """How the samples of a validation are drawn: as in training where loop.validation says nothing else."""
+    section = config.loop.validation
+    own = {n: getattr(section, n) for n in ("temperature", "top_p", "top_k", "min_p")}
+    return dataclasses.replace(
+        sampling_of(config),
+        num_samples=section.num_samples,
+        **{name: value for name, value in own.items() if value is not None},
+    )
 
 
 def correctness(sample: Sample) -> float:

@@ -55,7 +55,7 @@ class RolloutEngine:
         real_weights: bool = False,
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`stop_token_ids`: the tokenizer's end-of-text. `deterministic`: no prefix cache, and requests are taken only
+        """`stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
         `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
         started = time.monotonic()
@@ -106,7 +106,7 @@ class RolloutEngine:
         )
         arguments = EngineArgs(
             model=model_path,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not self._rollout.stop,
             tensor_parallel_size=self._rollout.tp,
             enable_expert_parallel=self._rollout.expert_parallel,
             distributed_executor_backend="uni" if self._rollout.tp == 1 else "mp",
@@ -116,7 +116,8 @@ class RolloutEngine:
             max_num_batched_tokens=min(self._rollout.max_num_batched_tokens, seqs * self._max_length),
             enforce_eager=eager,
             enable_prefix_caching=self._rollout.prefix_cache and not self._deterministic,
-            logprobs_mode="processed_logprobs",
+            # Processed ones are of the tokens that truncation leaves, raw ones have no temperature (the configuration says 1).
+            logprobs_mode="raw_logprobs" if self._rollout.truncates else "processed_logprobs",
             load_format="auto" if real_weights else "dummy",
             generation_config="vllm",
             disable_log_stats=True,
@@ -204,13 +205,18 @@ class RolloutEngine:
         from vllm.sampling_params import RequestOutputKind
 
         stop = [] if request.ignore_stop else list(dict.fromkeys((*self._stop, *request.stop_token_ids)))
+        texts = [] if request.ignore_stop else list(self._rollout.stop)
         return SamplingParams(
             temperature=0.0 if request.greedy else request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
             seed=None if request.greedy else request.seed,
             max_tokens=request.max_tokens,
             stop_token_ids=stop,
             ignore_eos=True,  # the stopping tokens are exactly those above
-            detokenize=False,
+            stop=texts,
+            detokenize=bool(texts),
             logprobs=0,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -34,6 +34,9 @@ class Request:
     """Of this response's own random stream (`sample_seed`); unused when greedy."""
     max_tokens: int
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     greedy: bool = False
     """Take the most probable token; the temperature is then 1 for the log-probs."""
     stop_token_ids: tuple[int, ...] = ()
@@ -53,6 +56,9 @@ class Sampling:
     seed: int
     """Of the run."""
     greedy: bool = False
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +88,9 @@ class Round:
                 temperature=s.temperature,
                 max_tokens=s.max_tokens,
                 greedy=s.greedy,
+                top_p=s.top_p,
+                top_k=s.top_k,
+                min_p=s.min_p,
             )
             for index, tokens in self.prompts
             for number in range(s.num_samples)
@@ -111,7 +120,7 @@ class Response:
     tokens: np.ndarray
     """[T] int32, the stopping token included when the policy produced it."""
     logprobs: np.ndarray
-    """[T] float32, of the distribution really sampled from (temperature applied)."""
+    """[T] float32, of the whole vocabulary at the sampling temperature (what top_p, top_k and min_p leave out included)."""
     policy_versions: np.ndarray
     """[T] int32: the version of the weights that produced each token."""
     status: Status

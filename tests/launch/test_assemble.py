@@ -19,3 +19,11 @@ def test_many_texts_at_once_are_those_of_one_by_one(task: Path) -> None:
     ]
     assert decoder(tokenizer)([np.array(row, np.int32) for row in rows]) == expected
     assert expected[0] != "" and expected[2] == "" and decoder(tokenizer)([]) == []
+
+
+def test_a_last_end_token_is_no_text_also_where_the_tokenizer_does_not_call_it_special(task: Path) -> None:
+    """As a second end of generation_config.json may be; inside a response it is text."""
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    one, two = tokenizer.encode("1 2")[0], tokenizer.encode("1 2")[-1]
+    decode = decoder(tokenizer, (tokenizer.eos_token_id, two))
+    assert decode([np.array([one, two], np.int32), np.array([two, one], np.int32)]) == ["1", "21"]

@@ -1,5 +1,6 @@
 """Merging, resolving, and errors that say what, where from, and what to do."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from mrl.config.describe import describe
 from mrl.config.load import dump, load, split_arguments
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.loops.collect import sampling_of
+from mrl.loops.validate import validation_sampling_of
 
 MINIMAL = """
 run: {name: r}
@@ -105,6 +108,9 @@ def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -
             ["rollout.max_num_batched_tokens=64", "rollout.max_num_seqs=65"],
             "at least rollout.max_num_seqs = 65",
         ),
+        (["rollout.top_p=0.9", "rollout.temperature=0.7"], "need rollout.temperature = 1"),
+        (["rollout.top_k=20", "rollout.temperature=1.2"], "need rollout.temperature = 1"),
+        (["rollout.stop=[a,'']"], "an empty text"),
         (["loop.steps=many"], "loop.steps"),
         (["loop.steps"], "neither a configuration file nor"),
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
@@ -115,6 +121,14 @@ def test_what_cannot_work_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         load([minimal], words)
+
+
+def test_validation_samples_as_training_does_where_it_says_nothing_else(minimal: Path) -> None:
+    config = load([minimal], ["rollout.top_p=0.9", "rollout.top_k=50", "loop.validation.num_samples=4"])
+    assert validation_sampling_of(config) == dataclasses.replace(sampling_of(config), num_samples=4)
+    own = ["loop.validation.temperature=0.6", "loop.validation.top_p=0.95", "loop.validation.top_k=0"]
+    sampling = validation_sampling_of(load([minimal], ["rollout.top_k=50", *own]))
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.95, 0, 0.0)
 
 
 def test_a_missing_required_key_and_an_absent_file_are_named(tmp_path: Path, minimal: Path) -> None:

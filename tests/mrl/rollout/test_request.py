@@ -46,7 +46,9 @@ def test_an_index_without_a_seed_is_refused(bad: dict[str, int]) -> None:
 
 
 def test_a_round_is_one_request_for_each_response() -> None:
-    sampling = Sampling(num_samples=3, temperature=0.7, max_tokens=5, seed=11)
+    sampling = Sampling(
+        num_samples=3, temperature=0.7, max_tokens=5, seed=11, top_p=0.9, top_k=40, min_p=0.05
+    )
     tokens = [np.array([1, 2], np.int32), np.array([3], np.int32)]
     wanted = Round(((4, tokens[0]), (-1, tokens[1])), sampling)
     requests = wanted.requests()
@@ -59,5 +61,6 @@ def test_a_round_is_one_request_for_each_response() -> None:
     assert [sample_of(r.request_id) for r in requests] == [(p, n) for p in (4, -1) for n in range(3)]
     assert all(r.prompt_tokens is tokens[i // 3] for i, r in enumerate(requests))
     assert {(r.temperature, r.max_tokens, r.greedy) for r in requests} == {(0.7, 5, False)}
+    assert {(r.top_p, r.top_k, r.min_p) for r in requests} == {(0.9, 40, 0.05)}
     assert len({r.seed for r in requests}) == 6
     assert requests[1].seed == sample_seed(11, 4, 1)

@@ -1,0 +1,107 @@
+"""Truncated sampling and stop texts on a real engine: what is drawn, what is reported of it, and where a response ends."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from launch.assemble import decoder
+from mrl.config.rollout import RolloutSection
+from mrl.prepare.tokenizer import write_characters
+from mrl.rollout.request import Request, Response
+from mrl.samples import Status
+from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.mrl.rollout import driving
+from tests.tiny_models import VOCAB, write_model
+
+pytestmark = pytest.mark.engine
+CHARACTERS = "ab" + "".join(chr(0x4E00 + n) for n in range(VOCAB - 5))
+STOPS = ("b", *(f"a{c}" for c in CHARACTERS[2:80]))
+"""One text of one token, and many of two."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose tokens are characters, besides padding, end and unknown."""
+    folder = write_model(tmp_path_factory.mktemp("sampling"), **ENGINE_SHAPE)
+    (folder / "text.jsonl").write_text(json.dumps({"text": CHARACTERS}) + "\n")
+    assert write_characters([folder / "text.jsonl"], folder) == VOCAB
+    return folder
+
+
+@pytest.fixture(scope="module")
+def truncating(model: Path) -> Iterator[EngineHost]:
+    """Its log-probs are those of an engine that is told of truncation in its configuration."""
+    host = EngineHost(
+        rollout=RolloutSection(
+            dtype="float32",
+            compiled=False,
+            kv_cache_bytes=64 << 20,
+            max_num_seqs=64,
+            top_p=0.9,
+            stop=STOPS,
+        ),
+        model_path=str(model),
+        max_length=160,
+        seed=1,
+        stop_token_ids=(1,),
+        real_weights=True,
+    )
+    yield host
+    host.close()
+
+
+def ranks_and_mass(
+    model: Path, request: Request, answer: Response
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each token: how many are likelier, their probability together, and its own in units of the likeliest one's."""
+    policy = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
+    tokens = torch.tensor(np.concatenate([request.prompt_tokens, answer.tokens]).astype(np.int64))[None]
+    with torch.no_grad():
+        p = policy(tokens).logits[0, len(request.prompt_tokens) - 1 : -1].softmax(-1)
+    own = p.gather(1, torch.tensor(answer.tokens).long()[:, None])
+    likelier = p > own
+    return likelier.sum(-1).numpy(), (p * likelier).sum(-1).numpy(), (own[:, 0] / p.max(-1).values).numpy()
+
+
+@pytest.mark.parametrize(
+    "truncation", [{"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.3}, {"top_p": 0.5, "top_k": 20}], ids=str
+)
+def test_truncated_samples_carry_the_log_probs_of_the_whole_vocabulary(
+    truncating: EngineHost, model: Path, truncation: dict[str, float]
+) -> None:
+    """Those the trainer recomputes: no kept mass is in the difference, which every correction takes for a mismatch."""
+    asked = driving.requests(16, seed=21, max_tokens=12, ignore_stop=True, **truncation)
+    answers = truncating.call(driving.generate, asked)
+    assert driving.worst_gap(model, asked, answers) < 1e-4
+    facts = [ranks_and_mass(model, r, a) for r, a in zip(asked, answers, strict=True)]
+    ranks, mass, share = (np.concatenate(column) for column in zip(*facts, strict=True))
+    assert mass.max() <= truncation.get("top_p", 1.0) + 1e-5
+    assert ranks.max() < truncation.get("top_k", VOCAB)
+    assert share.min() >= truncation.get("min_p", 0.0) - 1e-5
+
+
+def test_stop_texts_end_a_response_that_keeps_them(truncating: EngineHost, model: Path) -> None:
+    """Also one of two tokens; all the tokens were the policy's, so all of them are in the response and in its log-probs."""
+    asked = driving.requests(64, seed=22, max_tokens=120)
+    answers = truncating.call(driving.generate, asked)
+    texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1,))([a.tokens for a in answers])
+    ended = [
+        text
+        for a, text in zip(answers, texts, strict=True)
+        if a.status is Status.FINISHED and a.tokens[-1] != 1
+    ]
+    assert {len(next(s for s in STOPS if text.endswith(s))) for text in ended} == {1, 2}
+    for answer, text in zip(answers, texts, strict=True):
+        assert len(answer.logprobs) == len(answer.tokens)
+        before = text[:-1] if answer.status is Status.FINISHED and answer.tokens[-1] != 1 else text
+        assert not any(stop in before for stop in STOPS)
+    assert driving.worst_gap(model, asked[:8], answers[:8]) < 1e-4
+    free = truncating.call(driving.generate, driving.requests(4, seed=22, max_tokens=120, ignore_stop=True))
+    assert {a.status for a in free} == {Status.TRUNCATED}
