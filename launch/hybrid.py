@@ -40,6 +40,8 @@ class Hybrid:
         self._digest = ""
         self.version = -1
         """The version all engines serve; -1 before the first hand-over."""
+        self._proved: int | None = None
+        """The last version that was compared with the trainer's own parameters, in sessions that all committed since."""
 
     def start(self) -> None:
         """Builds all workers at once; the first failure ends the start with its cause."""
@@ -62,7 +64,8 @@ class Hybrid:
 
     def sync(self, version: int) -> dict[str, float]:
         """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""
-        session, start = Session.new(self.version, version, self._digest), time.monotonic()
+        proved, self._proved = self._proved, None  # what fails is followed by a full session
+        session, start = self._session(version, proved), time.monotonic()
         self._offload(keep_parameters=True)
         self.rollout.wake("weights")
         sends = self.train.send_calls(session)
@@ -74,8 +77,13 @@ class Hybrid:
         )
         self._offload(keep_parameters=False)
         self.rollout.wake("kv_cache")
-        self.version = version
+        self.version, self._proved = version, version if session.full else proved
         return {"reshard/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
+
+    def _session(self, version: int, proved: int | None) -> Session:
+        """To `version`; full where `sync` wants it after the version that was `proved` last."""
+        full = self._config.sync.full_after(proved, version)
+        return Session.new(self.version, version, self._digest, full=full)
 
     def rest(self) -> None:
         """Generation is over until the next hand-over: the engines give their memory to training, which comes back."""

@@ -38,7 +38,9 @@ class Conversation:
             if isinstance(message, m.Open) and message.session_id == session.session_id:
                 break
             self._refuse(sender, message, f"this receiver waits for {session}")
-        theirs = Session(message.session_id, message.from_version, message.to_version, message.digest)
+        theirs = Session(
+            message.session_id, message.from_version, message.to_version, message.digest, message.full
+        )
         if theirs != session:
             reason = f"the sender opened {theirs} with digest {theirs.digest[:12]}, expected {session} with {session.digest[:12]}"
             self._listener.send(sender, m.Refused(session_id=message.session_id, reason=reason))

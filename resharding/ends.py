@@ -59,7 +59,7 @@ def open_ends(
         num_receivers=len(addresses),
         device=device,
         deadline_seconds=sync.deadline_seconds,
-        digests=sync.digests,
+        digests=sync.verify != "off",
     )
     receivers = tuple(range(rank, len(addresses), num_trainers))
     senders = [WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
 from resharding.gather_plan import Copy, GatherPlan, Window
+from resharding.proof import TrainerProof
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.sending import Lead, Moved, SendStats, hold
@@ -41,8 +42,22 @@ def send(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
         )
     ranks = Ranks(group, deadline_seconds, device)
-    leads = [Lead(sender, plan.tensors) for sender in senders]
-    return hold(ranks, session, leads, lambda: move(senders, plan, local_tensors, ranks), mesh=mesh)
+    proof = proof_of(plan, ranks.rank, len(senders))
+    leads = [Lead(sender, plan.content) for sender in senders]
+    flat = [tensor.detach().reshape(-1) for tensor in local_tensors]
+    return hold(
+        ranks,
+        session,
+        leads,
+        lambda: move(senders, plan, local_tensors, ranks),
+        lambda: proof.said(flat, ranks),
+        mesh=mesh,
+    )
+
+
+def proof_of(plan: GatherPlan, rank: int, num_receivers: int) -> TrainerProof:
+    """All receivers get the same, so their numbers do not matter."""
+    return TrainerProof([plan.cells], rank, plan.sources[rank], range(num_receivers))
 
 
 def move(

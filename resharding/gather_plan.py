@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from models.manifest import CheckpointTensor, LocalTensor
 from mrl.errors import ReshardError
+from resharding.cells import WholeCells
 from resharding.manifest import DTYPE_BYTES
-from resharding.session import WireTensor, wire_digest
+from resharding.session import Whole, WireTensor, wire_digest
 
 ALIGNMENT = 64
 """Bytes; a multiple of every element size, and what vectorised copies like."""
@@ -68,6 +69,14 @@ class GatherPlan:
     windows: tuple[Window, ...]
     digest: str
     """What a session carries."""
+    sources: tuple[tuple[LocalTensor, ...], ...]
+    """By trainer rank, what it holds."""
+    cells: WholeCells
+
+    @property
+    def content(self) -> Whole:
+        """What receivers are told will come."""
+        return Whole(self.tensors, self.cells.all)
 
     @property
     def num_bytes(self) -> int:
@@ -103,7 +112,15 @@ def build(
         tensors.append(WireTensor(tensor.name, dtypes[tensor.name], tensor.shape))
         sources_of.append(pieces)
     windows = tuple(_window(boxes, tensors, sources_of) for boxes in _buckets(tensors, bucket_bytes))
-    return GatherPlan(tuple(tensors), windows, wire_digest(tensors))
+    held = {t.name: {box: s.rank for box, s in found.get(t.name, {}).items()} for t in tensors}
+    cells = WholeCells(held, dtypes)
+    return GatherPlan(
+        tuple(tensors),
+        windows,
+        wire_digest(tensors, cells.all),
+        tuple(tuple(tensors_of_rank) for tensors_of_rank in sources),
+        cells,
+    )
 
 
 def _index(

@@ -7,7 +7,8 @@ sync.deadline_seconds. Modes: `gather` streams full tensors; `planned` follows t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from models.manifest import LocalTensor
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding import gather, gather_plan, planned
+from resharding.cells import Listing, PlanCells
 from resharding.ends import Ends, open_ends
 from resharding.layout import Layout
 from resharding.lease import describe_device, describe_files
@@ -26,12 +28,13 @@ from resharding.node_lane import Neighbours, NodeLane, Offer
 from resharding.part import SlotPart
 from resharding.plan import PlanOptions, build_plan
 from resharding.planned import Lane, Led, Load, MeshLane, PeerLane, parcels_of
+from resharding.proof import ReadBoxes, TrainerProof
 from resharding.quantised import unquantised
 from resharding.ranks import Ranks
 from resharding.sending import SendStats
 from resharding.session import Session
 from resharding.sources import from_layout
-from resharding.tables import LeasedTensor, leased_tensors, of_part
+from resharding.tables import LeasedTensor, Tables, leased_tensors, of_part
 from resharding.topology import Topology
 from resharding.wire.slot_link import SlotLink
 
@@ -59,8 +62,46 @@ class Trainer(Protocol):
 
     def local_tensors(self) -> Sequence[tuple[LocalTensor, torch.Tensor, int, int]]: ...
 
+    def loaded_boxes(self) -> ReadBoxes | None:
+        """Reads the folder whose weights the parameters are; None once they were changed."""
+        ...
+
     @property
     def memory(self) -> Memory: ...
+
+
+class Start:
+    """What is made sure of before the first byte of a session."""
+
+    def __init__(self, trainer: Trainer, sync: SyncSection, facts: Mapping[str, object]) -> None:
+        """`facts`: what else must be the same on all ranks, by the words an error names it with."""
+        self._trainer = trainer
+        self._facts = {
+            "sync": sync,
+            "layout": trainer.layout,
+            "dtype": trainer.dtype,
+            "model": json.dumps(trainer.hf_config, sort_keys=True, default=str),
+            **facts,
+        }
+        self._compared = False
+
+    def check(self, session: Session, ranks: Ranks, proof: Callable[[], TrainerProof]) -> None:
+        """ReshardError on all ranks where they disagree about anything, or hold other weights than the folder they loaded
+        (asked once, in the first session that is proved)."""
+        ranks.agree(self._facts | {"session": (session, session.session_id, session.full, session.digest)})
+        if session.digest != self._facts["plan"]:
+            raise ReshardError(
+                f"{session} was made for another plan (digest {session.digest[:12]}, here {str(self._facts['plan'])[:12]})"
+            )
+        if session.full and not self._compared:
+            ranks.together(lambda: self._require_loaded(proof()))
+            self._compared = True
+
+    def _require_loaded(self, proof: TrainerProof) -> None:
+        read = self._trainer.loaded_boxes()
+        if read is not None:
+            arrays = [tensor.detach().reshape(-1) for _, tensor, _, _ in self._trainer.local_tensors()]
+            proof.require_loaded(arrays, read)
 
 
 class GatherHandOver:
@@ -85,6 +126,7 @@ class GatherHandOver:
             sync.bucket_bytes,
         )
         self._ends = _ends(trainer, sync, addresses, store)
+        self._start = Start(trainer, sync, {"plan": self.plan.digest, "engine ranks": len(addresses)})
 
     @property
     def digest(self) -> str:
@@ -93,6 +135,8 @@ class GatherHandOver:
 
     def send(self, session: Session) -> dict[str, float]:
         """Sends one session; all trainer ranks call it together. Seconds are this rank's, bytes this slot's."""
+        ranks = Ranks(_group(self._trainer), self._sync.deadline_seconds, self._trainer.device)
+        self._start.check(session, ranks, lambda: gather.proof_of(self.plan, ranks.rank, 1))
         stats = gather.send(
             self._ends.senders,
             session,
@@ -138,6 +182,11 @@ class PlannedHandOver:
         )
         self._part = self.plan.part(self.plan.topology.source_slots[self._rank])
         self._fallback = self._whole_tensors(sources)
+        self._proof = self._proved([tensor for tensor, _, _, _ in located])
+        digests = [manifest.digest[:12] for manifest in destinations]
+        facts = {"slots per node": slots_per_node, "engine ranks' manifests": digests}
+        facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in sources]}
+        self._start = Start(trainer, sync, facts | {"plan": self.plan.digest})
         self._led = self._leads(leased_tensors(located))
         self._near: Neighbours | None = None
         self._lane: Lane | None = None
@@ -163,18 +212,28 @@ class PlannedHandOver:
             )
         return gather_plan.build(wanted, [m.tensors for m in sources], self._sync.bucket_bytes)
 
-    def _leads(self, leased: Sequence[LeasedTensor]) -> list[Led]:
+    def _proved(self, own: Sequence[LocalTensor]) -> TrainerProof:
+        """Of the plan's cells, and of those that come whole."""
+        listings: list[Listing] = [PlanCells(self.plan)]
+        if self._fallback is not None:
+            listings.append(self._fallback.cells.taken_by([unquantised(w) for w in self.plan.whole]))
+        return TrainerProof(listings, self._rank, own, self._ends.receivers)
+
+    def _tables(self, part: SlotPart, leased: Sequence[LeasedTensor], receiver: int) -> Tables:
         fallback = () if self._fallback is None else self._fallback.tensors
+        cells, *whole_cells = (list(cells.values()) for cells in self._proof.needed[receiver])
+        whole = unquantised(self.plan.whole[receiver])
+        return of_part(part, leased, fallback, whole, cells, whole_cells[0] if whole_cells else ())
+
+    def _leads(self, leased: Sequence[LeasedTensor]) -> list[Led]:
         if self._ends.mesh is None:
-            whole = unquantised(self.plan.whole[self._rank])
-            return [Led(self._ends.senders[0], of_part(self._part, leased, fallback, whole))]
+            return [Led(self._ends.senders[0], self._tables(self._part, leased, self._rank))]
         topology = self.plan.topology
         rank_of_slot = {slot: rank for rank, slot in enumerate(topology.source_slots)}
         led = []
         for receiver, sender in zip(self._ends.receivers, self._ends.senders, strict=True):
             part = self.plan.part(topology.destination_slots[receiver])
-            tables = of_part(part, [], fallback, unquantised(self.plan.whole[receiver]))
-            led.append(Led(sender, tables, parcels_of(part, rank_of_slot)))
+            led.append(Led(sender, self._tables(part, [], receiver), parcels_of(part, rank_of_slot)))
         return led
 
     def _sources(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
@@ -198,6 +257,7 @@ class PlannedHandOver:
         """Sends one session under a lease of the parameter memory; all trainer ranks call it together."""
         trainer = self._trainer
         ranks = Ranks(_group(trainer), self._sync.deadline_seconds, trainer.device)
+        self._start.check(session, ranks, lambda: self._proof)
         trainer.memory.lease()
         try:
             own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
@@ -207,7 +267,14 @@ class PlannedHandOver:
             if near is not None:
                 lane = NodeLane(near, lane, ranks, flat)
             stats = planned.send(
-                self._led, session, load, lane, ranks, lease=self._describe(), mesh=self._ends.mesh
+                self._led,
+                session,
+                load,
+                lane,
+                ranks,
+                self._proof,
+                lease=self._describe(),
+                mesh=self._ends.mesh,
             )
         except BaseException:
             self._lane = None  # messages of the failed session may still be under way in its buckets
@@ -286,5 +353,6 @@ def report(stats: SendStats) -> dict[str, float]:
         "gather_seconds": stats.gather_seconds,
         "pack_seconds": stats.pack_seconds,
         "commit_seconds": stats.commit_seconds,
+        "prove_seconds": stats.prove_seconds,
         "sender_wait_seconds": stats.wait_seconds,
     }

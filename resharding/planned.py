@@ -20,6 +20,7 @@ from resharding import gather
 from resharding.copies import run
 from resharding.gather_plan import GatherPlan
 from resharding.part import SlotPart, WindowPart
+from resharding.proof import TrainerProof
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.sending import Lead, Moved, SendStats, hold
@@ -127,13 +128,14 @@ def send(
     load: Load,
     lane: Lane,
     ranks: Ranks,
+    proof: TrainerProof,
     *,
     lease: Sequence[dict[str, Any]] = (),
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
-    `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or raised.
+    `proof`: of this rank, whose receivers are those of `led`, in order. `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or raised.
     """
     senders = [one.sender for one in led]
 
@@ -143,7 +145,8 @@ def send(
             moved += gather.move(senders, load.fallback, load.local_tensors, ranks)
         return moved
 
-    return hold(ranks, session, [Lead(one.sender, one.tables, lease) for one in led], move, mesh=mesh)
+    leads = [Lead(one.sender, one.tables, lease) for one in led]
+    return hold(ranks, session, leads, move, lambda: proof.said(load.arrays, ranks), mesh=mesh)
 
 
 def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import json
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -51,6 +53,34 @@ class Ranks:
         source = dist.get_global_rank(self._group, holder)
         self._wait(dist.broadcast(data, source, group=self._group, async_op=True))
 
+    def sum_of(self, action: Callable[[], torch.Tensor], count: int) -> torch.Tensor:
+        """[count] int64: the sum over all ranks of what the action gives on each; an error on any is raised on all."""
+        if self.size == 1:
+            return action()
+        total, error = torch.zeros(count + 1, dtype=torch.int64), None
+        try:
+            total[:count] = action()
+        except Exception as caught:
+            error, total[count] = caught, 1
+        total = total.to(self.device)
+        self._wait(dist.all_reduce(total, group=self._group, async_op=True))
+        if int(total[count]):
+            raise ReshardError("the hand-over failed:\n" + self._collect(error)) from error
+        return total[:count].cpu()
+
+    def agree(self, facts: Mapping[str, object]) -> None:
+        """ReshardError on all ranks that names every fact which is not the same on all of them, with what each says."""
+        if self.size == 1:
+            return
+        said = {name: str(value) for name, value in facts.items()}
+        own = json.dumps(said, sort_keys=True).encode()
+        digests = self._gathered(hashlib.sha256(own).digest())
+        if len(set(digests)) == 1:
+            return
+        sizes = [int.from_bytes(size, "little") for size in self._gathered(len(own).to_bytes(8, "little"))]
+        texts = self._gathered(own.ljust(max(sizes), b" "))
+        raise ReshardError("trainer ranks disagree before the first byte: " + _differences(texts))
+
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
@@ -70,11 +100,28 @@ class Ranks:
         """Every rank's error text, cut to its last bytes."""
         text = "" if error is None else "".join(traceback.format_exception(error))
         own = text.encode()[-_ERROR_BYTES:].ljust(_ERROR_BYTES, b"\0")
+        texts = [data.rstrip(b"\0").decode(errors="replace") for data in self._gathered(own)]
+        return "\n".join(f"trainer rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+
+    def _gathered(self, own: bytes) -> list[bytes]:
+        """Every rank's bytes, which are equally many on all."""
         mine = torch.tensor(list(own), dtype=torch.uint8, device=self.device)
         every = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(dist.all_gather(every, mine, group=self._group, async_op=True))
-        texts = [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in every]
-        return "\n".join(f"trainer rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+        return [bytes(t.tolist()) for t in every]
 
     def _wait(self, work: Any) -> None:
         work.wait(self._timeout)
+
+
+def _differences(texts: Sequence[bytes]) -> str:
+    """The facts that are not the same on all ranks, each with what the ranks say."""
+    said = [json.loads(text) for text in texts]
+    lines = []
+    for name in sorted(set().union(*said)):
+        values: dict[str, list[int]] = {}
+        for rank, facts in enumerate(said):
+            values.setdefault(facts.get(name, "nothing"), []).append(rank)
+        if len(values) > 1:
+            lines.append(f"{name} is " + ", ".join(f"{v} on ranks {ranks}" for v, ranks in values.items()))
+    return "; ".join(lines)

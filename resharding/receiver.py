@@ -16,8 +16,11 @@ import torch
 
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES, Assembly
+from resharding.cells import Cell
 from resharding.conversation import Conversation
 from resharding.lease import Lease
+from resharding.manifest import RankManifest
+from resharding.proof import EngineProof, whole_proof
 from resharding.session import Progress, Session, WireTensor, wire_digest
 from resharding.tables import LeasedTensor, Tables
 from resharding.wire import memory
@@ -63,7 +66,15 @@ class PlanConsumer(Protocol):
     @property
     def processing_seconds(self) -> float: ...
 
-    def start(self, tables: Tables) -> None: ...
+    @property
+    def manifest(self) -> RankManifest | None:
+        """What this engine rank itself says of its loader layout; None where it was never asked."""
+        ...
+
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        """A session's bytes are about to arrive. `proof` wants every parameter that the tables write, in loader layout,
+        after its last byte and before anything is made of it (`EngineProof.parameter`)."""
+        ...
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket."""
@@ -88,8 +99,11 @@ class Receiver:
         self._device = device
         self._listener = Listener(host)
         self._inbox: Inbox | None = None
-        self._manifests: dict[str, list[WireTensor]] = {}
+        self._manifests: dict[str, tuple[list[WireTensor], EngineProof]] = {}
         self._known_tables: dict[tuple[str, str], Tables] = {}
+        self._known_proofs: dict[tuple[str, str], EngineProof] = {}
+        self._proof: EngineProof | None = None
+        """Of the open session; None in one that is not proved."""
         self._lease: Lease | None = None
         self._spent: dict[str, float] = {}
 
@@ -112,7 +126,8 @@ class Receiver:
         try:
             opening = self._accept(talk)
             if opening.lease is None:
-                content = self._manifest(talk)
+                content, proof = self._manifest(talk)
+                self._begin_proof(proof if session.full else None)
                 self._open_inbox().connect(talk.given_up)
                 self.progress.receiving()
                 consumer = tensors
@@ -123,6 +138,7 @@ class Receiver:
                 self._open_inbox().connect(talk.given_up)
                 self.progress.receiving()
                 consumer = plan
+                self._begin_proof(self._proof_of(tables, plan.manifest) if session.full else None)
                 num_tensors, num_bytes = self._take_windows(talk, opening.lease, tables, plan)
             else:
                 raise ReshardError(f"{session} follows a plan; this receiver takes whole tensors only")
@@ -171,8 +187,8 @@ class Receiver:
         self._map(opening.buffers)
         return opening
 
-    def _manifest(self, talk: Conversation) -> list[WireTensor]:
-        """What will come, from the sender or from an earlier session with the same digest."""
+    def _manifest(self, talk: Conversation) -> tuple[list[WireTensor], EngineProof]:
+        """What will come and how it is proved, from the sender or from an earlier session with the same digest."""
         session = talk.session
         known = self._manifests.get(session.digest)
         talk.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
@@ -182,12 +198,36 @@ class Receiver:
         if not isinstance(message, m.Manifest):
             raise ReshardError(f"expected the manifest of {session}, got {message.kind}")
         tensors = [WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in message.tensors]
-        if wire_digest(tensors) != session.digest:
+        cells = [Cell(name, tuple(start), tuple(shape)) for name, start, shape in message.cells]
+        if wire_digest(tensors, cells) != session.digest:
             raise ReshardError(
                 f"the manifest of {session} does not have the session's digest {session.digest[:12]}"
             )
-        self._manifests = {session.digest: tensors}
-        return tensors
+        self._manifests = {session.digest: (tensors, whole_proof(tensors, cells))}
+        return self._manifests[session.digest]
+
+    def _proof_of(self, tables: Tables, manifest: RankManifest | None) -> EngineProof:
+        """How what the tables bring is proved, by this rank's own manifest; kept for sessions with the same."""
+        if manifest is None:
+            raise ReshardError(
+                "this engine rank was never asked where its loaders put the weights: nothing can be proved here"
+            )
+        key = (tables.digest, manifest.digest)
+        if key not in self._known_proofs:
+            proof = EngineProof(
+                tables.cells,
+                tables.whole_cells,
+                manifest=manifest,
+                modules=tables.modules,
+                whole_names=tables.whole,
+            )
+            self._known_proofs = {key: proof}
+        return self._known_proofs[key]
+
+    def _begin_proof(self, proof: EngineProof | None) -> None:
+        self._proof = proof
+        if proof is not None:
+            proof.start()
 
     def _tables(self, talk: Conversation, opening: m.Open) -> Tables:
         """This slot's tables, from the sender or from an earlier session with the same digests, checked against memory."""
@@ -200,7 +240,7 @@ class Receiver:
             if not isinstance(message, m.PlanTables):
                 raise ReshardError(f"expected the tables of {session}, got {message.kind}")
             known = Tables.decode(message.tables)
-            if known.digest() != opening.tables_digest:
+            if known.digest != opening.tables_digest:
                 raise ReshardError(
                     f"the tables of {session} do not have the digest {opening.tables_digest[:12]}"
                 )
@@ -226,6 +266,7 @@ class Receiver:
             if isinstance(message, m.End):
                 self._check_end(talk.session, message, expected)
                 assembly.require_complete()
+                self._prove(message)
                 return assembly.num_complete, assembly.num_bytes
             if not isinstance(message, m.Bucket) or message.index != expected:
                 raise ReshardError(f"{talk.session}: expected bucket {expected}, got {message!r:.200}")
@@ -233,6 +274,9 @@ class Receiver:
             talk.send(m.Done(session_id=talk.session.session_id, index=message.index))
             complete = assembly.take(message.spans, copy)
             mark = time.monotonic()
+            if self._proof is not None:
+                for name, tensor in complete:
+                    self._proof.whole(name, tensor)
             consumer.load(complete)
             self._spent["load"] += time.monotonic() - mark
             del copy, complete  # else the block just loaded could not be used for the next bucket
@@ -244,7 +288,7 @@ class Receiver:
         """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged as complete."""
         self._lease = Lease(lease)
         sources = [self._leased(tensor) for tensor in tables.sources]
-        consumer.start(tables)
+        consumer.start(tables, self._proof)
         for expected in range(len(tables.windows)):
             message = talk.next(f"window {expected}")
             if not isinstance(message, m.Window) or message.index != expected:
@@ -284,6 +328,14 @@ class Receiver:
     def _check_end(session: Session, end: m.End, arrived: int) -> None:
         if end.num_buckets != arrived:
             raise ReshardError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
+
+    def _prove(self, end: m.End) -> None:
+        """What the engine holds is what the trainer's own parameters hold, in a session that is proved."""
+        if self._proof is None:
+            return
+        if end.proof is None:
+            raise ReshardError("the session is to be proved, and its end brings no proof")
+        self._proof.compare(end.proof)
 
     def _copy(self, talk: Conversation, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
         """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""

@@ -14,7 +14,7 @@ import torch
 
 from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding.session import Session, WireTensor
+from resharding.session import Session, Whole
 from resharding.tables import Tables
 from resharding.wire import messages as m
 from resharding.wire.channel import Dialer
@@ -30,11 +30,12 @@ _LAST_WORDS_SECONDS = 2.0
 _Answer = TypeVar("_Answer", bound=m.Message)
 
 
-def _announcement(session: Session, content: Sequence[WireTensor] | Tables) -> m.Message:
+def _announcement(session: Session, content: Whole | Tables) -> m.Message:
     if isinstance(content, Tables):
         return m.PlanTables(session_id=session.session_id, tables=content.encode())
-    rows = [(t.name, t.dtype, list(t.shape)) for t in content]
-    return m.Manifest(session_id=session.session_id, tensors=rows)
+    rows = [(t.name, t.dtype, list(t.shape)) for t in content.tensors]
+    cells = [(c.tensor, list(c.start), list(c.shape)) for c in content.cells]
+    return m.Manifest(session_id=session.session_id, tensors=rows, cells=cells)
 
 
 class WeightSender:
@@ -63,7 +64,7 @@ class WeightSender:
     def open(
         self,
         session: Session,
-        content: Sequence[WireTensor] | Tables,
+        content: Whole | Tables,
         *,
         lease: Sequence[dict[str, Any]] | None = None,
     ) -> None:
@@ -86,7 +87,8 @@ class WeightSender:
                 start_ticks=own.start_ticks,
                 buffers=self._link.describe(session.session_id),
                 lease=None if lease is None else list(lease),
-                tables_digest=content.digest() if isinstance(content, Tables) else "",
+                tables_digest=content.digest if isinstance(content, Tables) else "",
+                full=session.full,
             )
         )
         opened = self._next(m.Opened, "the receiver to accept")
@@ -166,11 +168,16 @@ class WeightSender:
         self._sent += 1
 
     def _digest(self, used_bytes: int) -> int | None:
-        return digest(self._filling[:used_bytes]) if self._sync.digests else None
+        """None where nothing is compared, and in a session whose proof says all that this could."""
+        wanted = self._sync.verify != "off" and not self._open_session().full
+        return digest(self._filling[:used_bytes]) if wanted else None
 
-    def finish(self) -> m.Verified:
-        """No more buckets; returns when the receiver has loaded, checked and processed everything."""
-        self._dialer.send(m.End(session_id=self._open_session().session_id, num_buckets=self._sent))
+    def finish(self, proof: str | None = None) -> m.Verified:
+        """No more buckets; returns when the receiver has loaded, checked and processed everything.
+
+        `proof`: what the trainer's own parameters hold in the receiver's cells (`proof.TrainerProof.said`)."""
+        session_id = self._open_session().session_id
+        self._dialer.send(m.End(session_id=session_id, num_buckets=self._sent, proof=proof))
         while self._done < self._sent:
             self._next(m.Done, f"bucket {self._done} to be taken")
             self._done += 1

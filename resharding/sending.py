@@ -14,7 +14,7 @@ from typing import Any
 
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
-from resharding.session import Session, WireTensor
+from resharding.session import Session, Whole
 from resharding.tables import Tables
 from resharding.wire.mesh_link import TrainerMesh
 
@@ -50,6 +50,8 @@ class SendStats:
     """Of these, what this rank's own copies took."""
     commit_seconds: float
     """From every rank's verification to every rank's commit."""
+    prove_seconds: float
+    """Digests of this rank's own parameters, and their exchange."""
     receiver_seconds: dict[str, float]
     """wait, copy, load, process on the receivers' side; the longest."""
 
@@ -59,7 +61,7 @@ class Lead:
     """A receiver that this rank leads through the session, and what it is told will come."""
 
     sender: WeightSender
-    content: Sequence[WireTensor] | Tables
+    content: Whole | Tables
     lease: Sequence[dict[str, Any]] | None = None
     """Planned mode: the memory the receiver reads (none of it between machines)."""
 
@@ -69,17 +71,24 @@ def hold(
     session: Session,
     leads: Sequence[Lead],
     move: Callable[[], Moved],
+    prove: Callable[[], Sequence[str]],
     *,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
-    """Holds one session; `move` sends everything in between. A rank that leads nobody still belongs to the `mesh`."""
+    """Holds one session; `move` sends everything in between. A rank that leads nobody still belongs to the `mesh`.
+
+    `prove`: for every lead, what the trainer ranks' own parameters hold in its cells, after everything was sent and while
+    nothing may change it; all ranks compute it together, in a session that asks for it."""
     started = time.monotonic()
     senders = [lead.sender for lead in leads]
     try:
         ranks.together(lambda: [lead.sender.open(session, lead.content, lease=lead.lease) for lead in leads])
         ranks.together(lambda: _connect(senders, session, mesh))
         moved = move()
-        verified = ranks.together(lambda: [sender.finish() for sender in senders])
+        proving = time.monotonic()
+        proofs = prove() if session.full else [None] * len(senders)
+        proving = time.monotonic() - proving
+        verified = ranks.together(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
         mark = time.monotonic()
         ranks.together(lambda: [sender.commit() for sender in senders])
     except BaseException as error:
@@ -92,6 +101,7 @@ def hold(
     return SendStats(
         seconds=time.monotonic() - started,
         commit_seconds=time.monotonic() - mark,
+        prove_seconds=proving,
         num_bytes=moved.num_bytes,
         num_buckets=moved.num_buckets,
         wait_seconds=max((sender.wait_seconds for sender in senders), default=0.0),

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 
 from mrl.errors import ReshardError
+from resharding.cells import Cell
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,19 +35,30 @@ class Session:
     to_version: int
     digest: str
     """Of what travels: `wire_digest` of the manifest (gather), or the plan's digest (planned)."""
+    full: bool = True
+    """The version is committed only after what the engine holds was compared with the trainer's parameters (`proof`)."""
 
     @classmethod
-    def new(cls, from_version: int, to_version: int, digest: str) -> Session:
+    def new(cls, from_version: int, to_version: int, digest: str, *, full: bool = True) -> Session:
         """A session with a fresh random id."""
-        return cls(uuid.uuid4().hex, from_version, to_version, digest)
+        return cls(uuid.uuid4().hex, from_version, to_version, digest, full)
 
     def __str__(self) -> str:
         return f"session {self.session_id[:8]} (version {self.from_version} -> {self.to_version})"
 
 
-def wire_digest(tensors: Sequence[WireTensor]) -> str:
-    """sha256 over names, dtypes and shapes, in order."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """What a gathering session brings: complete tensors, and the cells by which they are proved."""
+
+    tensors: Sequence[WireTensor]
+    cells: Sequence[Cell]
+
+
+def wire_digest(tensors: Sequence[WireTensor], cells: Sequence[Cell] = ()) -> str:
+    """sha256 over names, dtypes and shapes, in order, and over the cells by which they are proved."""
     rows = [[t.name, t.dtype, list(t.shape)] for t in tensors]
+    rows += [[c.tensor, list(c.start), list(c.shape)] for c in cells]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import math
 import zlib
@@ -18,6 +19,7 @@ import numpy as np
 
 from models.manifest import LocalTensor
 from mrl.errors import ReshardError
+from resharding.cells import Cell
 from resharding.copies import BUCKET, COPY, WIRE_DTYPES, CopyTable, target_sizes
 from resharding.manifest import DTYPE_BYTES, elements
 from resharding.part import SlotPart
@@ -55,7 +57,7 @@ class TableWindow:
     """Bytes of the receive bucket that are filled."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Tables:
     """One slot's."""
 
@@ -67,6 +69,10 @@ class Tables:
     """Checkpoint tensors that come whole after the last window, because no plan can place them on some rank."""
     whole: tuple[str, ...] = ()
     """Those of them that this rank takes so."""
+    cells: tuple[Cell, ...] = ()
+    """What the copies make up, cut as it is proved."""
+    whole_cells: tuple[Cell, ...] = ()
+    """The same of the tensors in `whole`."""
 
     @property
     def num_bytes(self) -> int:
@@ -74,6 +80,11 @@ class Tables:
         sizes = np.array([DTYPE_BYTES[t.dtype] for t in self.targets], np.int64)
         tables = [table for w in self.windows for table in (w.local, w.unpack)]
         return sum(int((math.prod(target_sizes(t)) * sizes[t["target"]]).sum()) for t in tables if len(t))
+
+    def targets_of(self, module: int) -> list[int]:
+        """Indices of the targets that are parameters of a module."""
+        name = self.modules[module]
+        return [n for n, target in enumerate(self.targets) if target.name.rpartition(".")[0] == name]
 
     def written(self) -> list[int]:
         """Elements the tables write into each target."""
@@ -95,6 +106,8 @@ class Tables:
             ],
             "whole": list(self.whole),
             "fallback": [[t.name, t.dtype, list(t.shape)] for t in self.fallback],
+            "cells": [[c.tensor, list(c.start), list(c.shape)] for c in self.cells],
+            "whole_cells": [[c.tensor, list(c.start), list(c.shape)] for c in self.whole_cells],
         }
 
     @classmethod
@@ -111,15 +124,19 @@ class Tables:
                 ),
                 tuple(WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in data["fallback"]),
                 tuple(data["whole"]),
+                *(
+                    tuple(Cell(n, tuple(a), tuple(s)) for n, a, s in data[k])
+                    for k in ("cells", "whole_cells")
+                ),
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ReshardError(f"malformed plan tables: {error!r}") from error
 
+    @functools.cached_property
     def digest(self) -> str:
         """Of everything in them."""
-        state = hashlib.sha256(
-            repr((self.sources, self.targets, self.modules, self.fallback, self.whole)).encode()
-        )
+        plain = (self.sources, self.targets, self.modules, self.fallback, self.whole)
+        state = hashlib.sha256(repr((plain, self.cells, self.whole_cells)).encode())
         for window in self.windows:
             state.update(window.local.tobytes() + b"|" + window.unpack.tobytes())
             state.update(repr((window.opens, window.closes, window.bucket_bytes)).encode())
@@ -157,6 +174,8 @@ def of_part(
     leased: Sequence[LeasedTensor],
     fallback: Sequence[WireTensor] = (),
     whole: Sequence[str] = (),
+    cells: Sequence[Cell] = (),
+    whole_cells: Sequence[Cell] = (),
 ) -> Tables:
     """`leased`: where the part's source tensors lie, in its order. `whole`: the rank's `RankManifest.unplanned`."""
     if len(leased) != len(part.source_tensors):
@@ -177,6 +196,8 @@ def of_part(
         ),
         tuple(fallback),
         tuple(whole),
+        tuple(cells),
+        tuple(whole_cells),
     )
 
 

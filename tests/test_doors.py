@@ -16,7 +16,7 @@ LEVELS = {
     1: ("mrl.algorithms", "mrl.judges", "mrl.data", "mrl.observe", "mrl.prepare", "resharding.manifest", "resharding.sources",
         "resharding.destinations", "resharding.plan", "resharding.simulate", "resharding.boxes", "resharding.copies",
         "resharding.part", "resharding.patterns", "resharding.topology", "resharding.windows", "resharding.explain",
-        "resharding.rehearsal", "resharding.wire", "resharding.quantised", "resharding.alignment", "resharding.agreement", "resharding.fp8"),
+        "resharding.rehearsal", "resharding.wire", "resharding.quantised", "resharding.alignment", "resharding.agreement", "resharding.fp8", "resharding.cells"),
     2: ("models", "mrl.rollout", "mrl.training", "resharding"),
     3: ("mrl.loops",),
     4: ("launch",),

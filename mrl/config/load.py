@@ -21,6 +21,9 @@ CHOICES = {"algorithm.loss": ("name", "ppo_clip"), "algorithm.correction": ("kin
 """Sections (with the key that chooses and its value without one) whose constants belong to the choice: another loss or correction
 takes its own paper's bounds, not the former's."""
 
+GONE = {"sync.digests": "sync.verify (full, wire or off)"}
+"""Settings that there were, and what is written instead."""
+
 
 def load(files: Iterable[str | Path], words: Iterable[str] = ()) -> Config:
     """The resolved configuration of a run.
@@ -50,6 +53,8 @@ def _explain(problem: Any, origins: Origins) -> str:
     parts = [str(p) for p in problem["loc"]]
     path = ".".join(parts)
     origin = _origin(path, origins)
+    if path in GONE:
+        return f"{path}: there is no such setting any more{origin}; write {GONE[path]}"
     if problem["type"] == "extra_forbidden":
         return f"{path}: unknown key{origin}{_nearest(parts)}"
     if problem["type"] == "missing":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from models.layer_rows import HfConfig
 from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import ConfigError
 from resharding import quantised
+from resharding.boxes import Box
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -107,20 +108,46 @@ def load_pieces(
 
     `block`: edge of the blocks that linear weights are quantised in; they are made wide again.
     """
-    by_file: dict[Path, list[tuple[Piece, Tensor]]] = defaultdict(list)
+    wanted: list[tuple[Piece, Tensor]] = []
     for local, tensor in targets:
         covered = sum(_volume(piece.shape) for piece in local.pieces)
         if covered != tensor.numel():
             tensor.zero_()
-        for piece in local.pieces:
-            by_file[files[piece.tensor]].append((piece, tensor))
-    for wanted in by_file.values():
+        wanted += [(piece, tensor) for piece in local.pieces]
+    boxes = [(piece.tensor, (piece.start, piece.shape)) for piece, _ in wanted]
+    for index, values in _stored_boxes(files, shapes, boxes, block):
+        piece, tensor = wanted[index]
+        box(tensor, piece.local_start, piece.shape).copy_(values)
+
+
+def read_boxes(
+    folder: Path, family: Family, hf_config: HfConfig, dtype: torch.dtype, boxes: Sequence[tuple[str, Box]]
+) -> Iterator[tuple[int, Tensor]]:
+    """(index, values in `dtype`) of boxes of a folder's tensors, in the files' order; one is held at a time."""
+    shapes = {tensor.name: tuple(tensor.shape) for tensor in family.checkpoint_tensors(hf_config)}
+    block = float8.stored_block(read_config(folder))
+    for index, values in _stored_boxes(tensor_files(folder), shapes, boxes, block):
+        yield index, values.to(dtype)
+
+
+def _stored_boxes(
+    files: Mapping[str, Path],
+    shapes: Mapping[str, tuple[int, ...]],
+    boxes: Sequence[tuple[str, Box]],
+    block: int,
+) -> Iterator[tuple[int, Tensor]]:
+    """(index, stored values, made wide where they are quantised), file by file and by name."""
+    by_file: dict[Path, list[int]] = defaultdict(list)
+    for index in sorted(range(len(boxes)), key=lambda n: boxes[n][0]):
+        by_file[files[boxes[index][0]]].append(index)
+    for indices in by_file.values():
         with _OpenFiles(files) as opened:
-            for piece, tensor in sorted(wanted, key=lambda item: item[0].tensor):
-                values = opened.slice(piece.tensor, shapes[piece.tensor])[_slices(piece.start, piece.shape)]
-                if block and quantised.quantises(piece.tensor):
-                    values = _widened(values, opened.slice(piece.tensor + float8.SCALES), piece, block)
-                box(tensor, piece.local_start, piece.shape).copy_(values)
+            for index in indices:
+                name, (start, shape) = boxes[index]
+                values = opened.slice(name, shapes[name])[_slices(start, shape)]
+                if block and quantised.quantises(name):
+                    values = _widened(values, opened.slice(name + float8.SCALES), start, shape, block)
+                yield index, values
 
 
 class _OpenFiles(ExitStack):
@@ -142,14 +169,16 @@ class _OpenFiles(ExitStack):
         return stored
 
 
-def _widened(values: Tensor, scales: Any, piece: Piece, block: int) -> Tensor:
+def _widened(
+    values: Tensor, scales: Any, start: tuple[int, ...], shape: tuple[int, ...], block: int
+) -> Tensor:
     """[rows, cols] float32 from float8 values and the safetensors slice of their tensor's scales."""
-    ends = [start + size for start, size in zip(piece.start, piece.shape, strict=True)]
-    outer = [start // block for start in piece.start]
+    ends = [at + size for at, size in zip(start, shape, strict=True)]
+    outer = [at // block for at in start]
     own = scales[tuple(slice(a, -(-end // block)) for a, end in zip(outer, ends, strict=True))].float()
     for axis in range(own.ndim):
         wide = own.repeat_interleave(block, axis)
-        own = wide.narrow(axis, piece.start[axis] - outer[axis] * block, piece.shape[axis])
+        own = wide.narrow(axis, start[axis] - outer[axis] * block, shape[axis])
     return values.float() * own
 
 

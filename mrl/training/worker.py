@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ from mrl.training.parallel import start_process_groups, stop_process_groups
 from mrl.training.parameter_memory import ParameterMemory, exportable_allocations
 from mrl.training.passes import Objective, Passes
 from resharding.layout import Layout
+from resharding.proof import ReadBoxes
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +121,8 @@ class MegatronWorker:
         """Of the gradients that wait for step(); not a number while none do."""
         self._reference: list[Tensor] | None = None
         self._locals = self._match_names()
+        self._folder: Path | None = None
+        """Of the weights that the parameters still are."""
         if load:
             self.load_hf(model.path)
 
@@ -158,6 +162,13 @@ class MegatronWorker:
         """Stream a Hugging Face folder into this rank's parameters and master weights."""
         self._load_parameters(path)
         self.optimizer.take_parameters()
+        self._folder = Path(path)
+
+    def loaded_boxes(self) -> ReadBoxes | None:
+        """Reads boxes of the folder whose weights the parameters are; None once they were updated or come from a checkpoint."""
+        if self._folder is None:
+            return None
+        return functools.partial(hf_folder.read_boxes, self._folder, self.family, self.hf_config, self.dtype)
 
     def _load_parameters(self, path: str | Path) -> None:
         targets = [(local, parameter.data) for local, parameter in self._locals]
@@ -235,6 +246,7 @@ class MegatronWorker:
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
         """The second half of update(): one optimizer step along the gradients that wait."""
+        self._folder = None
         result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
         self._loss = float("nan")
         return {
@@ -323,6 +335,7 @@ class MegatronWorker:
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Continue from a checkpoint, also one of another layout; returns its `extra`. CheckpointError when damaged."""
         self.memory.require_unleased("load a checkpoint")
+        self._folder = None
         payload = checkpoint.load(Path(path), self._states(), about=self._about())
         self.optimizer.steps = payload["optimizer_steps"]
         if self.critic is not None:

@@ -1,4 +1,4 @@
-"""What is measured and in which order: plain copies, then every mode with and without digests; medians over ranks and repeats."""
+"""What is measured and in which order: plain copies, then every mode with every kind of verification; medians over ranks and repeats."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from resharding import gather_plan
-from resharding.bench.world import HandOver, Rank, gathered
+from resharding.bench.world import HandOver, Rank, Verify, gathered
 from resharding.handover import GatherHandOver
 from resharding.manifest import RankManifest, tensor_bytes
 
 GB = 1e9
+KINDS: tuple[Verify, ...] = ("off", "wire", "full")
 
 
 def measure(
@@ -24,9 +25,9 @@ def measure(
     plain = [_plain_copy(rank) for _ in range(warm_up + repeats)][warm_up:]
     runs = []
     for mode in modes:
-        for digests in (False, True):
-            run = _measure_one(rank, mode, digests, bucket_bytes, repeats, warm_up, check)
-            runs.append({"mode": mode, "digests": digests} | run)
+        for verify in KINDS:
+            run = _measure_one(rank, mode, verify, bucket_bytes, repeats, warm_up, check)
+            runs.append({"mode": mode, "verify": verify} | run)
         plain += [_plain_copy(rank) for _ in range(repeats)]
     plain_seconds = statistics.median(plain)
     for run in runs:
@@ -46,9 +47,9 @@ def measure(
 
 
 def _measure_one(
-    rank: Rank, mode: str, digests: bool, bucket_bytes: int, repeats: int, warm_up: int, check: bool
+    rank: Rank, mode: str, verify: Verify, bucket_bytes: int, repeats: int, warm_up: int, check: bool
 ) -> dict[str, Any]:
-    with rank.hand_over(mode, bucket_bytes=bucket_bytes, digests=digests) as (hand_over, plan_seconds):
+    with rank.hand_over(mode, bucket_bytes=bucket_bytes, verify=verify) as (hand_over, plan_seconds):
         started = time.monotonic()
         first_private = rank.peak(hand_over)
         first = time.monotonic() - started
@@ -58,8 +59,8 @@ def _measure_one(
         every = [_over_ranks(rank.run(hand_over)) for _ in range(repeats)]
         if rank.rank == 0:
             moving = ", ".join(f"{session['moving']:.3f}" for session in every)
-            print(f"{mode}, digests {'on' if digests else 'off'}: moved in {moving} s", flush=True)
-        difference = rank.difference(hand_over, 1 + int(digests)) if check else None
+            print(f"{mode}, verify {verify}: moved in {moving} s", flush=True)
+        difference = rank.difference(hand_over, 1 + KINDS.index(verify)) if check else None
         moved = lanes(hand_over, rank.rank)
     seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
     found = [d for d in gathered(difference) if d]
@@ -126,10 +127,7 @@ def _largest_module(manifest: RankManifest) -> int:
 
 def _speedups(runs: list[dict[str, Any]]) -> dict[str, float] | None:
     """How many times faster the plan moves than the gather path, where both were measured."""
-    moving = {(run["mode"], run["digests"]): run["seconds"]["moving"] for run in runs}
+    moving = {(run["mode"], run["verify"]): run["seconds"]["moving"] for run in runs}
     if len({run["mode"] for run in runs}) < 2:
         return None
-    return {
-        "digests_on" if digests else "digests_off": moving["gather", digests] / moving["planned", digests]
-        for digests in (False, True)
-    }
+    return {f"verify_{kind}": moving["gather", kind] / moving["planned", kind] for kind in KINDS}

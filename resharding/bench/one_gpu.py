@@ -97,11 +97,11 @@ def _hand_over(
     trainer: BenchTrainer, slot: Child, manifest: list[Any], bucket_bytes: int, repeats: int
 ) -> dict[str, Any]:
     """Sessions of the planned hand-over without digests (nothing crosses slots, so nothing would be digested)."""
-    sync = SyncSection(bucket_bytes=bucket_bytes, digests=False, deadline_seconds=_DEADLINE_SECONDS)
+    sync = SyncSection(bucket_bytes=bucket_bytes, verify="off", deadline_seconds=_DEADLINE_SECONDS)
     hand_over = PlannedHandOver(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
     seconds, lane = [], []
     for number in range(repeats + 1):
-        session = Session(f"{number:032x}", number - 1, number, hand_over.digest)
+        session = Session(f"{number:032x}", number - 1, number, hand_over.digest, full=False)
         slot.start("receive", session)
         started = time.monotonic()
         stats = hand_over.send(session)

@@ -9,7 +9,18 @@ from rich.table import Table
 
 GB = 1e9
 MIB = 1 << 20
-PHASES = ("pack", "exchange", "sender_wait", "wait", "check", "unpack", "process", "commit")
+PHASES = (
+    "pack",
+    "exchange",
+    "sender_wait",
+    "wait",
+    "check",
+    "unpack",
+    "process",
+    "prove",
+    "commit",
+    "processor",
+)
 
 
 def show(report: dict[str, Any]) -> None:
@@ -32,7 +43,7 @@ def show(report: dict[str, Any]) -> None:
 def _times(report: dict[str, Any]) -> Table:
     table = Table(title="seconds: median session, slowest rank; phases: mean of the ranks, they overlap")
     phases = (name.replace("_", " ") for name in PHASES)
-    columns = ("mode", "digests", "moving", "GB/s", "x plain", *phases, "plan once")
+    columns = ("mode", "verify", "moving", "GB/s", "x plain", *phases, "plan once")
     for name in columns:
         table.add_column(name, justify="left" if name == "mode" else "right")
     for run in report["runs"]:
@@ -40,7 +51,7 @@ def _times(report: dict[str, Any]) -> Table:
         phases = [f"{seconds[name]:.3f}" for name in PHASES]
         table.add_row(
             run["mode"],
-            "on" if run["digests"] else "off",
+            run["verify"],
             f"{seconds['moving']:.3f}",
             f"{run['gb_per_second']:.2f}",
             f"{run['times_plain_copy']:.2f}",
@@ -57,7 +68,7 @@ def _memory(report: dict[str, Any]) -> Table:
     )
     for name in (
         "mode",
-        "digests",
+        "verify",
         "local GB",
         "from other slots GB",
         "over lower bound",
@@ -69,7 +80,7 @@ def _memory(report: dict[str, Any]) -> Table:
         moved = run["bytes"]
         table.add_row(
             run["mode"],
-            "on" if run["digests"] else "off",
+            run["verify"],
             f"{moved['local'] / GB:.3f}" if "local" in moved else "-",
             f"{moved['received_from_other_slots'] / GB:.3f}",
             f"{moved['ratio_to_lower_bound']:.3f}" if "local" in moved else "-",

@@ -14,9 +14,10 @@ from models.manifest import Piece
 from mrl.errors import ReshardError
 from resharding.assembly import DTYPES
 from resharding.bench.made_up import MadeUp
-from resharding.copies import run
+from resharding.copies import CopyTable, run
 from resharding.fp8 import whole_tensors
 from resharding.manifest import RankManifest, tensor_bytes
+from resharding.proof import EngineProof
 from resharding.quantised import VALUES
 from resharding.session import WireTensor
 from resharding.tables import Tables
@@ -117,15 +118,27 @@ class Windows:
         self._storage = storage
         self._tables = Tables((), (), (), ())
         self._flat: list[torch.Tensor] = []
+        self._proof: EngineProof | None = None
 
-    def start(self, tables: Tables) -> None:
-        self._tables = tables
+    @property
+    def manifest(self) -> RankManifest:
+        return self._storage.manifest
+
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        self._tables, self._proof = tables, proof
         self._flat = [self._storage.flat[target.name] for target in tables.targets]
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         window = self._tables.windows[index]
-        run(window.local, sources, self._flat)
+        self._read(window.local, sources)
         run(window.unpack, bucket, self._flat)
+        if self._proof is not None:
+            for target in (t for module in window.closes for t in self._tables.targets_of(module)):
+                self._proof.parameter(self._tables.targets[target].name, self._flat[target])
+
+    def _read(self, table: CopyTable, sources: Sequence[torch.Tensor]) -> None:
+        """What lies in leased memory."""
+        run(table, sources, self._flat)
 
     def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:

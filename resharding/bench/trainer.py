@@ -18,6 +18,7 @@ from resharding.bench.made_up import MadeUp
 from resharding.layout import Layout
 from resharding.lease import describe_device, describe_files
 from resharding.manifest import tensor_bytes
+from resharding.proof import ReadBoxes
 from resharding.sources import from_layout
 from resharding.wire import memory
 
@@ -93,6 +94,10 @@ class BenchTrainer:
 
     def local_tensors(self) -> list[tuple[LocalTensor, torch.Tensor, int, int]]:
         return self._located
+
+    def loaded_boxes(self) -> ReadBoxes | None:
+        """None: no folder was loaded."""
+        return None
 
     def fill(self, version: int) -> None:
         """Writes one version of the made-up checkpoint into every parameter."""

@@ -8,7 +8,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from resharding.layout import Layout
 from resharding.manifest import RankManifest
 from resharding.session import Session
 
+Verify = Literal["off", "wire", "full"]
 HandOver = GatherHandOver | PlannedHandOver
 CPU = torch.device("cpu")
 
@@ -62,6 +64,7 @@ class Rank:
         self._addresses = gathered(self._ask("addresses"))
         self._sessions = itertools.count()
         self._answers: dict[int, Any] = {}
+        self._full = False
 
     def _engine_of_slot(self, hf: dict[str, Any], kind: EngineKind) -> Child | None:
         """The engine of `tp` slots lives with the first of them."""
@@ -81,9 +84,10 @@ class Rank:
         return [answer for several in gathered(answers) for answer in several][self.rank]
 
     @contextmanager
-    def hand_over(self, mode: str, *, bucket_bytes: int, digests: bool) -> Iterator[tuple[HandOver, float]]:
+    def hand_over(self, mode: str, *, bucket_bytes: int, verify: Verify) -> Iterator[tuple[HandOver, float]]:
         """(the hand-over as training makes it, seconds to plan it); its buffers are freed at the end."""
-        sync = SyncSection(bucket_bytes=bucket_bytes, digests=digests, deadline_seconds=self._deadline)
+        sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
+        self._full = verify == "full"
         started = time.monotonic()
         slots_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.trainer.layout.world_size))
         if mode == "gather":
@@ -101,14 +105,20 @@ class Rank:
     def run(self, hand_over: HandOver) -> dict[str, float]:
         """One session from the ranks' common start; this rank's seconds by phase."""
         number = next(self._sessions)
-        session = Session(f"{number:032x}", number - 1, number, hand_over.digest)
+        session = Session(f"{number:032x}", number - 1, number, hand_over.digest, self._full)
         if self._slot is not None:
             self._slot.start("receive", session)
         barrier()
-        started = time.monotonic()
+        started, busy = time.monotonic(), self._processor_seconds()
         stats = hand_over.send(session)
         seconds = time.monotonic() - started
-        return _phases(seconds, stats, self._answer())
+        phases = _phases(seconds, stats, self._answer())
+        return phases | {"processor": self._processor_seconds() - busy}
+
+    def _processor_seconds(self) -> float:
+        """Of the main threads of this slot's processes, so far: what a session costs however busy the machine is."""
+        pids = [os.getpid(), *([] if self._slot is None else family(self._slot.pid))]
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
 
     def peak(self, hand_over: HandOver) -> int:
         """Private bytes that one session needed at most: of the trainer, and of the generation side where it lives here."""
@@ -171,4 +181,5 @@ def _phases(seconds: float, stats: dict[str, float], received: dict[str, float])
         "unpack": received["load"],
         "process": received["process"],
         "commit": stats["commit_seconds"],
+        "prove": stats["prove_seconds"],
     }

@@ -23,6 +23,8 @@ from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from mrl.errors import ReshardError
 from resharding.copies import CopyTable, run
 from resharding.fp8 import whole_tensors
+from resharding.manifest import RankManifest
+from resharding.proof import EngineProof
 from resharding.session import WireTensor
 from resharding.tables import Tables
 from resharding.vllm import in_place
@@ -116,8 +118,11 @@ class TensorLoader(_Loading):
 class PlanLoader(_Loading):
     """Runs a slot's tables into the modules' parameters (`receiver.PlanConsumer`)."""
 
-    def __init__(self, model: Any, model_config: Any) -> None:
+    def __init__(self, model: Any, model_config: Any, manifest: RankManifest | None) -> None:
+        """`manifest`: what the trace of this worker's own loaders said, where it was asked for."""
         super().__init__(model, model_config)
+        self.manifest = manifest
+        self._proof: EngineProof | None = None
         self._tables = Tables((), (), (), ())
         self._flat: list[torch.Tensor | None] = []
         self._open: set[int] = set()
@@ -127,10 +132,10 @@ class PlanLoader(_Loading):
         self._targets: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         """(index among the targets, name) of every module's parameters that the plan writes."""
 
-    def start(self, tables: Tables) -> None:
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
         """ReshardError when the tables are not for this model's loader layout."""
         parameters = self._begin()
-        self._tables = tables
+        self._tables, self._proof = tables, proof
         self._flat = [None] * len(tables.targets)
         self._written = tables.written()
         for index, target in enumerate(tables.targets):
@@ -204,6 +209,7 @@ class PlanLoader(_Loading):
         name = self._tables.modules[number]
         module = self._model.get_submodule(name)
         for index, _ in self._targets[name]:
+            self._prove(index)
             self._flat[index] = None
         info = get_layerwise_info(module)
         if number in self._direct:
@@ -213,6 +219,15 @@ class PlanLoader(_Loading):
             _layerwise_process(module, info)
         self._open.discard(number)
         self._closed.add(number)
+
+    def _prove(self, index: int) -> None:
+        """Shows a parameter to the proof, in loader layout and before vLLM makes anything of it."""
+        flat, name = self._flat[index], self._tables.targets[index].name
+        if self._proof is None or flat is None:
+            return
+        self._proof.parameter(name, flat)
+        if flat[self._written[index] :].view(torch.uint8).any():
+            raise ReshardError(f"{name}: something was written into the padding at its end")
 
 
 def _require_complete(

@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from models.manifest import CheckpointTensor
 from mrl.errors import ReshardError
+from resharding.manifest import RankManifest
 from resharding.receiver import Receiver
 from resharding.session import Session
 from resharding.vllm.cpu_fp8 import allow_without_amx
@@ -55,6 +56,8 @@ class SlotEngine(WeightTransferEngine):
     supports_draft_weight_update = False
 
     receiver: Receiver | None = None
+    manifest: RankManifest | None = None
+    """Where this worker's own loaders put the checkpoint, once it was asked."""
     last: dict[str, Any] | None = None
     """What the last committed session reported."""
 
@@ -75,7 +78,7 @@ class SlotEngine(WeightTransferEngine):
         verified = self.receiver.receive(
             Session(**update_info.session),
             TensorLoader(self.model, self.model_config),
-            PlanLoader(self.model, self.model_config),
+            PlanLoader(self.model, self.model_config, self.manifest),
         )
         self.last = verified.model_dump()
 
@@ -120,7 +123,8 @@ class WorkerExtension:
             tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]
             engine = self.weight_transfer_engine
             block = quantised_block(engine.model_config)
-            return {"manifest": manifest(engine.model, tensors, rank=self.rank, block=block)}
+            engine.manifest = manifest(engine.model, tensors, rank=self.rank, block=block)
+            return {"manifest": engine.manifest}
         except Exception:
             return {"error": traceback.format_exc()}
 

@@ -8,7 +8,7 @@ Manifest (names, dtypes, shapes)   ->    (only when wanted)
 Bucket (spans, digest) ...         ->
   or Window (buffer, digest) ...
                                    <-    Done (the buffer is free again) | Failed
-End (totals)                       ->
+End (totals, proof)                ->
                                    <-    Verified (what was loaded) | Failed
 Commit | Abort                     ->
                                    <-    Committed | Failed
@@ -45,6 +45,8 @@ class Open(Message):
     """Planned mode: the trainer's parameter memory, for this session only. None: full tensors come in buckets."""
     tables_digest: str = ""
     """Planned mode: of this slot's tables."""
+    full: bool
+    """The end carries a proof."""
 
 
 class Opened(Message):
@@ -61,6 +63,8 @@ class Manifest(Message):
     kind: Literal["manifest"] = "manifest"
     tensors: list[tuple[str, str, list[Size]]]
     """(name, dtype, shape) in the order they travel."""
+    cells: list[tuple[str, list[Size], list[Size]]]
+    """(tensor, start, shape) of the boxes by which they are proved."""
 
 
 class PlanTables(Message):
@@ -122,6 +126,8 @@ class Done(Message):
 class End(Message):
     kind: Literal["end"] = "end"
     num_buckets: Size
+    proof: str | None = None
+    """`TrainerProof.said`: digests of the trainer's own parameters, in the order of the cells; None in a session without."""
 
 
 class Verified(Message):

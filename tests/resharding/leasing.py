@@ -12,10 +12,12 @@ from models.manifest import LocalTensor, Piece
 from mrl.config.sync import SyncSection
 from resharding import planned
 from resharding.assembly import DTYPES
+from resharding.cells import PlanCells
 from resharding.lease import describe_files
 from resharding.manifest import RankManifest, elements
 from resharding.plan import Plan
 from resharding.planned import Led, Load, PeerLane
+from resharding.proof import TrainerProof
 from resharding.ranks import Ranks
 from resharding.sender import WeightSender
 from resharding.sending import SendStats
@@ -28,6 +30,7 @@ class LeasedRank:
     """One trainer rank: `values` in the manifest's order, copied into shared memory."""
 
     def __init__(self, tensors: Sequence[LocalTensor], values: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
         self.leased: list[LeasedTensor] = []
         end = 0
         for tensor in tensors:
@@ -58,12 +61,15 @@ class LeasedRank:
     ) -> SendStats:
         part = plan.part(slot)
         ranks = Ranks(group, deadline_seconds, sender.device)
+        proof = TrainerProof([PlanCells(plan)], slot, self._tensors, [slot])
+        (cells,) = proof.needed[slot]
         return planned.send(
-            [Led(sender, of_part(part, self.leased))],
+            [Led(sender, of_part(part, self.leased, cells=list(cells.values())))],
             session,
             Load(part, self.arrays),
             PeerLane(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
             ranks,
+            proof,
             lease=describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())]),
         )
 

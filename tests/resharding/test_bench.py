@@ -181,21 +181,22 @@ def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_boun
     done = torchrun(["-m", "resharding.bench"], "--repeats", "2", "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
-    runs = {(run["mode"], run["digests"]): run for run in report["runs"]}
-    assert list(runs) == [("planned", False), ("planned", True), ("gather", False), ("gather", True)]
+    runs = {(run["mode"], run["verify"]): run for run in report["runs"]}
+    assert list(runs) == [(mode, kind) for mode in ("planned", "gather") for kind in ("off", "wire", "full")]
     for run in runs.values():
         assert run["check"] == "every byte as expected" and run["check_passed"] is True
         assert {"pack", "exchange", "wait", "unpack", "process", "commit", "moving"} <= set(run["seconds"])
         assert len(run["every_moving"]) == 2 and min(run["every_moving"]) > 0
         assert run["peak_extra_bytes"]["total"] >= 2 * report["bucket_bytes"]
+        assert (run["seconds"]["prove"] > 1e-5) == (run["verify"] == "full")
         assert run["gb_per_second"] > 0 and run["times_plain_copy"] > 0 and run["plan_seconds"] > 0
-    moved = runs["planned", False]["bytes"]
+    moved = runs["planned", "off"]["bytes"]
     assert moved["local"] + moved["in_node"] + moved["across_nodes"] == report["bytes_needed"] > 0
     assert moved["in_node"] == moved["lower_bound"] > 0 == moved["across_nodes"]
     assert moved["ratio_to_lower_bound"] == 1.0
     assert moved["lower_bound"] <= moved["message_bytes"] <= moved["lower_bound"] + 32 * moved["windows"] * 2
-    assert runs["gather", True]["bytes"]["received_from_other_slots"] > moved["lower_bound"]
-    assert set(report["planned_over_gather"]) == {"digests_off", "digests_on"}
+    assert runs["gather", "wire"]["bytes"]["received_from_other_slots"] > moved["lower_bound"]
+    assert set(report["planned_over_gather"]) == {"verify_off", "verify_wire", "verify_full"}
     assert "planned moves" in done.stdout and "plain copy" in done.stdout
 
 
@@ -207,7 +208,7 @@ def test_both_modes_leave_the_same_quantised_bytes(tmp_path: Path) -> None:
     done = torchrun(["-m", "resharding.bench"], *words)
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
-    assert [run["check"] for run in report["runs"]] == ["every byte as expected"] * 4
+    assert [run["check"] for run in report["runs"]] == ["every byte as expected"] * 6
     moved = report["runs"][0]["bytes"]
     scales = 768 * 2048 // 128**2 * 4
     assert moved["in_node"] == moved["lower_bound"] == 2 * 4 * 3 * (768 * 2048 + scales)

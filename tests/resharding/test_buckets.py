@@ -110,8 +110,12 @@ def test_a_receiver_that_raises_is_heard_by_the_sender_and_a_resend_heals(
     exchange(sender, receiver, *model(seed=1), 1)
 
 
+@pytest.mark.parametrize(
+    ("full", "what"),
+    [(False, r"bucket 2: .* digest"), (True, r"boxes .* not what the trainer's parameters hold.*t1")],
+)
 def test_a_flipped_bit_is_refused(
-    sender: WeightSender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    sender: WeightSender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, full: bool, what: str
 ) -> None:
     plan, values = model()
     arrive, arrived = receiver._bytes, []
@@ -124,9 +128,9 @@ def test_a_flipped_bit_is_refused(
         return data
 
     monkeypatch.setattr(receiver, "_bytes", flip)
-    session, shelf = Session.new(-1, 0, plan.digest), Shelf()
+    session, shelf = Session.new(-1, 0, plan.digest, full=full), Shelf()
     thread = Receiving(receiver, session, shelf)
-    with pytest.raises(ReshardError, match=r"bucket 2: .* digest"):
+    with pytest.raises(ReshardError, match=what):
         send(sender, session, plan, values)
     assert thread.end() is not None and shelf.aborts == 1 and not receiver.progress.serving
     monkeypatch.undo()
@@ -141,7 +145,7 @@ def test_a_sender_of_another_session_is_refused_and_does_no_harm(
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
     thread = Receiving(receiver, session, shelf)
     with pytest.raises(ReshardError, match=r"refused.*waits for session"):
-        stale.open(Session.new(-1, 0, plan.digest), plan.tensors)
+        stale.open(Session.new(-1, 0, plan.digest), plan.content)
     send(sender, session, plan, values)
     assert thread.end() is None and receiver.progress.version == 0
     stale.close()
@@ -155,7 +159,7 @@ def test_a_second_sender_during_a_session_is_refused_and_the_first_goes_on(
 
     def intrude() -> None:
         try:
-            second.open(Session.new(-1, 0, plan.digest), plan.tensors)
+            second.open(Session.new(-1, 0, plan.digest), plan.content)
         except ReshardError as error:
             heard.append(str(error))
 
@@ -181,7 +185,7 @@ def test_sides_that_disagree_about_the_session_both_refuse(
     )
     thread = Receiving(receiver, session, Shelf())
     with pytest.raises(ReshardError, match="expected session"):
-        sender.open(other, plan.tensors)
+        sender.open(other, plan.content)
     assert isinstance(thread.end(), ReshardError)
     exchange(sender, receiver, *model(), 0)
 
@@ -205,9 +209,9 @@ def test_a_session_cannot_be_opened_twice(sender: WeightSender, receiver: Receiv
     plan, values = model()
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
-    sender.open(session, plan.tensors)
+    sender.open(session, plan.content)
     with pytest.raises(ReshardError, match="this sender has session"):
-        sender.open(Session.new(-1, 0, plan.digest), plan.tensors)
+        sender.open(Session.new(-1, 0, plan.digest), plan.content)
     sender.abort("given up")
     assert isinstance(thread.end(), ReshardError)
     exchange(sender, receiver, plan, values, 0)
@@ -240,7 +244,7 @@ def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender
     plan, values = model()
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
-    sender.open(session, plan.tensors)
+    sender.open(session, plan.content)
     sender.connect()
     for window in plan.windows:
         if all(box.tensor != 6 for box in window.boxes):

@@ -28,8 +28,8 @@ class Slot:
             segment.buffer.fill_(POISON)
         values = loaded(world.sources[part.slot], checkpoint(world))
         self.arrays = [as_torch(np.ascontiguousarray(a)).reshape(-1) for a in values]
-        self.consumer = Parameters()
-        self.consumer.start(of_part(part, [None] * len(part.source_tensors)))  # type: ignore[list-item]
+        self.consumer = Parameters(world.destinations[part.slot])
+        self.consumer.start(of_part(part, [None] * len(part.source_tensors)), None)  # type: ignore[list-item]
         self.send = torch.full((part.send_bucket_bytes,), POISON, dtype=torch.uint8)
         self.offer = Offer.of(part, [segment.export() for segment in self.segments])
         self.lane: Neighbours

@@ -26,9 +26,10 @@ from resharding.copies import run
 from resharding.handover import PlannedHandOver
 from resharding.layout import Layout
 from resharding.lease import Lease, describe_files
-from resharding.manifest import elements
+from resharding.manifest import RankManifest, elements
 from resharding.plan import Plan, PlanOptions, build_plan
 from resharding.planned import received_bytes
+from resharding.proof import EngineProof
 from resharding.receiver import Receiver
 from resharding.sender import WeightSender
 from resharding.session import Session, State
@@ -92,14 +93,15 @@ class Parameters:
 
     processing_seconds = 0.0
 
-    def __init__(self, fail_at: int | None = None) -> None:
+    def __init__(self, manifest: RankManifest, fail_at: int | None = None) -> None:
+        self.manifest = manifest
         self.flat: list[torch.Tensor] = []
         self.aborts = 0
         self._fail_at = fail_at
         self._tables = Tables((), (), (), ())
 
-    def start(self, tables: Tables) -> None:
-        self._tables = tables
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        self._tables, self._proof = tables, proof
         self.flat = [
             torch.full((elements(t.shape) * DTYPES[t.dtype].itemsize,), 0xFF, dtype=torch.uint8).view(
                 DTYPES[t.dtype]
@@ -113,6 +115,9 @@ class Parameters:
         window = self._tables.windows[index]
         run(window.local, sources, self.flat)
         run(window.unpack, bucket, self.flat)
+        if self._proof is not None:
+            for target in (t for module in window.closes for t in self._tables.targets_of(module)):
+                self._proof.parameter(self._tables.targets[target].name, self.flat[target])
 
     def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         raise AssertionError(f"nothing is left to the gather path, yet {[n for n, _ in tensors]} came")
@@ -146,7 +151,8 @@ def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> 
     trainer = LeasedRank(world.sources[rank].tensors, values)
     outcome: list[str] = []
     for attempt in range(1 if broken is None else 2):
-        consumer = Parameters(len(plan.windows) // 2 if attempt == 0 and rank == broken else None)
+        fail_at = len(plan.windows) // 2 if attempt == 0 and rank == broken else None
+        consumer = Parameters(world.destinations[rank], fail_at)
         session = Session(f"{attempt:032x}", -1, 0, plan.digest)
 
         def take(consumer: Parameters = consumer, session: Session = session) -> None:
@@ -214,14 +220,14 @@ def slot():
 
 def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
     world, plan, receiver, sender, trainer = slot
-    consumer, session = Parameters(0), Session.new(-1, 0, plan.digest)
+    consumer, session = Parameters(world.destinations[0], 0), Session.new(-1, 0, plan.digest)
     thread = _receive(receiver, session, consumer)
     with pytest.raises(ReshardError, match="window 0 broke on purpose"):
         trainer.send(sender, session, plan, 0, group=None)
     assert isinstance(thread.end(), ValueError) and consumer.aborts == 1
     assert receiver.progress.state is State.FAILED and receiver._lease is None
     for version in range(2):
-        consumer, session = Parameters(), Session.new(version - 1, version, plan.digest)
+        consumer, session = Parameters(world.destinations[0]), Session.new(version - 1, version, plan.digest)
         thread = _receive(receiver, session, consumer)
         trainer.send(sender, session, plan, 0, group=None)
         assert thread.end() is None and equal(consumer, world, 0)
@@ -229,11 +235,11 @@ def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
 
 @pytest.mark.parametrize("sessions", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_every_lease_is_given_back_over_many_sessions(slot: Any, sessions: int) -> None:
-    _, plan, receiver, sender, trainer = slot
+    world, plan, receiver, sender, trainer = slot
     for version in range(10 + sessions):
         if version == 10:
             before = Footprint.now()
-        session, consumer = Session.new(version - 1, version, plan.digest), Parameters()
+        session, consumer = Session.new(version - 1, version, plan.digest), Parameters(world.destinations[0])
         thread = _receive(receiver, session, consumer)
         trainer.send(sender, session, plan, 0, group=None)
         assert thread.end() is None
@@ -252,7 +258,7 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
     mapped: list[Any] = []
     monkeypatch.setattr(receiver_module, "Lease", mapped.append)
     monkeypatch.setattr(receiver_module, "open_inbox", lambda *_, **__: mapped.append("buffers"))
-    consumer = Parameters()
+    consumer = Parameters(world.destinations[0])
     session = Session.new(-1, 0, plan.digest)
     thread = _receive(receiver, session, consumer)
     with pytest.raises(ReshardError, match=f"digest {other.digest[:12]}.*expected .* {plan.digest[:12]}"):
@@ -267,13 +273,13 @@ def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(
     slot: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sender that repeats an old session with its old description, while the receiver waits for the next one."""
-    _, plan, receiver, sender, trainer = slot
+    world, plan, receiver, sender, trainer = slot
     old = Session.new(-1, 0, plan.digest)
     _exchange(slot, old)
     opened: list[Any] = []
     monkeypatch.setattr(receiver_module, "Lease", lambda lease: opened.append(lease) or Lease(lease))
     stale = WeightSender(receiver.address, SYNC)
-    session, consumer = Session.new(0, 1, plan.digest), Parameters()
+    session, consumer = Session.new(0, 1, plan.digest), Parameters(world.destinations[0])
     thread = _receive(receiver, session, consumer)
     with pytest.raises(ReshardError, match="refused: this receiver waits for"):
         trainer.send(stale, old, plan, 0, group=None)
@@ -298,7 +304,7 @@ def test_leased_memory_that_was_freed_or_is_anothers_cannot_be_opened(slot: Any)
 def _exchange(slot: Any, session: Session) -> None:
     """A whole session that must succeed."""
     world, plan, receiver, sender, trainer = slot
-    consumer = Parameters()
+    consumer = Parameters(world.destinations[0])
     thread = _receive(receiver, session, consumer)
     trainer.send(sender, session, plan, 0, group=None)
     assert thread.end() is None and equal(consumer, world, 0)
@@ -348,7 +354,7 @@ def test_tables_survive_the_wire_and_garbage_does_not(slot: Any) -> None:
     _, plan, _, _, trainer = slot
     tables = of_part(plan.part(0), trainer.leased)
     again = Tables.decode(tables.encode())
-    assert again.digest() == tables.digest() and again.num_bytes == tables.num_bytes
+    assert again.digest == tables.digest and again.num_bytes == tables.num_bytes
     for garbage in ({}, {"sources": 1}, tables.encode() | {"windows": [["!", "!", [], [], 0]]}):
         with pytest.raises(ReshardError, match="malformed plan tables"):
             Tables.decode(garbage)

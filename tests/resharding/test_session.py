@@ -2,6 +2,7 @@
 
 import pytest
 
+from mrl.config.sync import SyncSection
 from mrl.errors import ReshardError
 from resharding.session import Progress, Session, State, WireTensor, wire_digest
 
@@ -96,3 +97,15 @@ def test_the_manifest_digest_sees_names_types_shapes_and_order() -> None:
         [WireTensor("a", "int32", (2, 3)), b],
     ]
     assert len({wire_digest(v) for v in variants}) == len(variants)
+
+
+def test_full_comes_after_starts_and_failures_and_every_so_many_versions() -> None:
+    sync = SyncSection(verify_every=3)
+    proved: int | None = None
+    full = []
+    for version in range(8):
+        if sync.full_after(proved, version):
+            full.append(version)
+            proved = version
+    assert full == [0, 3, 6] and sync.full_after(None, 7)
+    assert not any(SyncSection(verify=kind).full_after(None, 0) for kind in ("wire", "off"))

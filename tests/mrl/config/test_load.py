@@ -112,6 +112,7 @@ def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -
         (["rollout.top_k=20", "rollout.temperature=1.2"], "need rollout.temperature = 1"),
         (["rollout.stop=[a,'']"], "an empty text"),
         (["loop.steps=many"], "loop.steps"),
+        (["sync.digests=false"], r"write sync\.verify \(full, wire or off\)"),
         (["loop.steps"], "neither a configuration file nor"),
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
     ],

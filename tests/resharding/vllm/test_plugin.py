@@ -292,7 +292,7 @@ SWAPS = {
 def test_two_tensors_of_one_shape_in_each_others_place_are_seen_by_log_probs(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, swap: str
 ) -> None:
-    """Names are the trainer's own, so no digest can see it; the check of log-probs after an update does."""
+    """These names were the trainer's own from loading on, so no digest can see it; the check of log-probs after an update does."""
     weights = read(tiny_model)
     one, other = SWAPS[swap]
     assert weights[one].shape == weights[other].shape

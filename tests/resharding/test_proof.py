@@ -1,0 +1,419 @@
+"""Faults between the trainer's parameters and the engine's loader layout: none is committed, all are named, a resend heals."""
+
+import dataclasses
+import datetime
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from mrl.config.sync import SyncSection
+from mrl.errors import ReshardError
+from resharding import destinations, quantised, sources
+from resharding.assembly import DTYPES
+from resharding.bench.made_up import MadeUp
+from resharding.bench.models import TINY
+from resharding.bench.storage import Storage, WholeTensors, Windows
+from resharding.bench.trainer import BenchTrainer
+from resharding.cells import PlanCells, Run
+from resharding.handover import PlannedHandOver
+from resharding.layout import Layout
+from resharding.manifest import RankManifest
+from resharding.node_lane import Neighbours
+from resharding.plan import build_plan
+from resharding.proof import EngineProof, TrainerProof, encoded
+from resharding.ranks import Ranks
+from resharding.receiver import Receiver
+from resharding.session import Session, State
+from resharding.simulate import execute
+from resharding.topology import Topology
+from resharding.wire.digest import matrix_digests
+from tests.ranks import run_ranks
+from tests.resharding.worlds import checkpoint, loaded, random_world
+
+CPU = torch.device("cpu")
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=60.0)
+BLOCKS = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
+"""Wide enough to be quantised by blocks."""
+
+
+class Slot:
+    """Both ends of one slot in this process."""
+
+    def __init__(
+        self,
+        trainer: BenchTrainer,
+        manifests: Sequence[RankManifest],
+        rank: int = 0,
+        *,
+        planned_for: Sequence[RankManifest] = (),
+        slots_per_node: int = 1,
+    ) -> None:
+        """`planned_for`: what the trainer is told that engines want, where that differs from what they want."""
+        self.trainer, self.storage = trainer, Storage(manifests[rank], CPU)
+        self.receiver = Receiver(deadline_seconds=60.0, device=CPU)
+        addresses: list[Any] = [self.receiver.address]
+        if dist.is_initialized():
+            addresses = [None] * dist.get_world_size()
+            dist.all_gather_object(addresses, self.receiver.address)
+        self.hand_over = PlannedHandOver(
+            trainer, SYNC, addresses, list(planned_for or manifests), slots_per_node=slots_per_node
+        )
+        self._number = 0
+
+    def sync(self, version: int, during: Callable[[], None] = lambda: None) -> str:
+        """One session from poisoned parameters; the sender's error, or nothing. `during`: done while leased memory is read."""
+        self.storage.poison()
+        self._number += 1
+        committed = self.receiver.progress.version
+        session = Session(f"{self._number:032x}", committed, version, self.hand_over.digest)
+        thread = threading.Thread(target=self._take, args=(session, Acting(self.storage, during)))
+        thread.start()
+        try:
+            self.hand_over.send(session)
+        except ReshardError as error:
+            return str(error)
+        finally:
+            thread.join(60)
+        return ""
+
+    def _take(self, session: Session, windows: Windows) -> None:
+        try:
+            self.receiver.receive(session, WholeTensors(self.storage), windows)
+        except ReshardError:
+            assert self.receiver.progress.state is State.FAILED
+
+    def outcome(self, version: int) -> tuple[bool, str | None]:
+        """(the version is committed, what is wrong with its bytes)."""
+        made = MadeUp(self.trainer.checkpoint, version=version)
+        return self.receiver.progress.version == version, self.storage.first_difference(made)
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.hand_over.close()
+        self.trainer.close()
+
+
+class Acting(Windows):
+    """Does something when half of what it reads of leased memory is read."""
+
+    def __init__(self, storage: Storage, action: Callable[[], None]) -> None:
+        super().__init__(storage)
+        self._action = action
+
+    def _read(self, table: np.ndarray, sources: Sequence[torch.Tensor]) -> None:
+        super()._read(table[: len(table) // 2], sources)
+        self._action()
+        super()._read(table[len(table) // 2 :], sources)
+
+
+def slot_of(hf: dict[str, Any], trainer: BenchTrainer | None = None, **options: Any) -> Slot:
+    """One trainer rank and one engine rank, quantised where the model is wide enough."""
+    manifests = quantised.manifests(
+        destinations.from_layout(hf, Layout()), "fp8_block" if hf is BLOCKS else "none"
+    )
+    slot = Slot(trainer or BenchTrainer(hf, Layout(), 0, device=CPU), manifests, **options)
+    slot.trainer.fill(0)
+    return slot
+
+
+@pytest.fixture(params=["plain", "quantised"])
+def slot(request: pytest.FixtureRequest) -> Iterator[Slot]:
+    made = slot_of(TINY if request.param == "plain" else BLOCKS)
+    yield made
+    made.close()
+
+
+# -- a table's row -------------------------------------------------------------------------------------------------
+
+
+def leave_out(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
+    return np.delete(table, row)
+
+
+def double(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
+    table = table.copy()
+    table[row] = table[other]
+    return table
+
+
+def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
+    """It begins one row of the parameter too early."""
+    table = table.copy()
+    table["target_offset"][row] -= width
+    return table
+
+
+@pytest.mark.parametrize("fault", [leave_out, double, shift])
+def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
+    """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
+    tables = slot.hand_over._led[0].tables
+    (window,) = tables.windows
+    target = next(n for n, t in enumerate(tables.targets) if t.name.endswith("qkv_proj.weight"))
+    *others, row = np.flatnonzero(window.local["target"] == target).tolist()
+    sizes = window.local[["rows", "cols"]]
+    other = next(n for n in others if sizes[n] == sizes[row])
+    width = tables.targets[target].shape[-1]
+    wrong = dataclasses.replace(window, local=fault(window.local, row, other, width))
+    good = slot.hand_over._led
+    slot.hand_over._led = [dataclasses.replace(good[0], tables=dataclasses.replace(tables, windows=(wrong,)))]
+    error = slot.sync(0)
+    assert "not what the trainer's parameters hold" in error and "_proj.weight" in error, error
+    slot.hand_over._led = good
+    assert slot.sync(0) == "" and slot.outcome(0) == (True, None)
+
+
+def test_leased_memory_that_changes_while_it_is_read_is_never_committed(slot: Slot) -> None:
+    """Both versions are right; a mixture of them is neither."""
+    error = slot.sync(0, during=lambda: slot.trainer.fill(1))
+    assert "not what the trainer's parameters hold" in error and slot.receiver.progress.version == -1
+    assert slot.sync(1) == "" and slot.outcome(1) == (True, None)
+
+
+def test_a_session_that_is_not_full_is_committed_without_a_proof() -> None:
+    slot = slot_of(TINY)
+    session = Session.new(-1, 0, slot.hand_over.digest, full=False)
+    thread = threading.Thread(
+        target=lambda: slot.receiver.receive(session, WholeTensors(slot.storage), Windows(slot.storage))
+    )
+    thread.start()
+    assert slot.hand_over.send(session)["prove_seconds"] < 1e-3
+    thread.join(60)
+    assert slot.outcome(0) == (True, None)
+    slot.close()
+
+
+# -- tensors in each other's place ---------------------------------------------------------------------------------
+
+
+class Swapped(BenchTrainer):
+    """Two parameters of one shape, each under the other's name, beside the folder they were loaded from."""
+
+    swapped = True
+
+    def local_tensors(self) -> list[Any]:
+        located = list(super().local_tensors())
+        alike: dict[Any, list[int]] = {}
+        for number, (tensor, _, _, _) in enumerate(located):
+            alike.setdefault((tensor.shape, tensor.dtype, len(tensor.pieces)), []).append(number)
+        one, other = next(numbers[:2] for numbers in alike.values() if len(numbers) > 1)
+        if self.swapped:
+            first, second = located[one], located[other]
+            located[one], located[other] = (first[0], *second[1:]), (second[0], *first[1:])
+        return located
+
+    def loaded_boxes(self) -> Any:
+        made = MadeUp(self.checkpoint, version=0)
+
+        def read(boxes: Any) -> Iterator[tuple[int, torch.Tensor]]:
+            for index, (name, (start, shape)) in enumerate(boxes):
+                yield index, made.box(name, start, shape, "bfloat16")
+
+        return read
+
+
+def test_parameters_under_each_others_names_are_refused_by_the_folder_they_came_from() -> None:
+    trainer = Swapped(TINY, Layout(), 0, device=CPU)
+    slot = slot_of(TINY, trainer)
+    session = Session.new(-1, 0, slot.hand_over.digest)
+    with pytest.raises(ReshardError, match=r"not the tensors of the folder it loaded, in [1-9]\d* boxes"):
+        slot.hand_over.send(session)
+    assert slot.receiver.progress.version == -1
+    slot.close()
+    trainer = Swapped(TINY, Layout(), 0, device=CPU)
+    trainer.swapped = False
+    slot = slot_of(TINY, trainer)
+    assert slot.sync(0) == "" and slot.outcome(0) == (True, None)
+    slot.close()
+
+
+def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_committed() -> None:
+    """What the trainer was told is not what the engine's own loaders said."""
+    (right,) = destinations.from_layout(TINY, Layout())
+    names = [f"model.layers.{n}.self_attn.o_proj.weight" for n in (0, 1)]
+    places = dict(zip(names, reversed(names), strict=True))
+    pieces = [
+        [dataclasses.replace(p, tensor=places.get(p.tensor, p.tensor)) for p in tensor.pieces]
+        for tensor in right.tensors
+    ]
+    swapped = [dataclasses.replace(t, pieces=tuple(p)) for t, p in zip(right.tensors, pieces, strict=True)]
+    slot = slot_of(TINY, planned_for=[RankManifest.of(0, swapped)])
+    error = slot.sync(0)
+    assert "not what the trainer's parameters hold" in error and all(name in error for name in names)
+    slot.close()
+
+
+# -- between ranks -------------------------------------------------------------------------------------------------
+
+
+def flip_what_comes_from_a_peer(slot: Slot, rank: int) -> Callable[[], None]:
+    exchange = Ranks.exchange
+
+    def flipped(self: Ranks, sends: Any, receives: Any) -> None:
+        exchange(self, sends, receives)
+        if receives and rank == 0:
+            receives[0][1][0] ^= 4
+
+    Ranks.exchange = flipped  # type: ignore[method-assign]
+    return lambda: setattr(Ranks, "exchange", exchange)
+
+
+def flip_in_a_neighbours_bucket(slot: Slot, rank: int) -> Callable[[], None]:
+    pack = Neighbours.pack
+
+    def flipped(self: Neighbours, turn: int, arrays: Any) -> None:
+        pack(self, turn, arrays)
+        for peer, table in self._tables[turn].items() if rank == 0 else ():
+            self._buckets[peer][turn % 2].buffer[int(table["target_offset"][0]) * 2] ^= 4
+
+    Neighbours.pack = flipped  # type: ignore[method-assign]
+    return lambda: setattr(Neighbours, "pack", pack)
+
+
+def pack_another_row(slot: Slot, rank: int) -> Callable[[], None]:
+    """The first packed run is read one element too late."""
+    pack = next(w.pack for w in slot.hand_over._part.windows if len(w.pack))
+    pack["source_offset"][0] += rank
+
+    def mend() -> None:
+        pack["source_offset"][0] -= rank
+
+    return mend
+
+
+def change_a_replica(slot: Slot, rank: int) -> Callable[[], None]:
+    """Data-parallel ranks that should hold the same; each feeds its own slot."""
+    slot.trainer.fill(3 * rank)
+    return lambda: slot.trainer.fill(0)
+
+
+FAULTS: dict[str, tuple[Layout, int, Any]] = {
+    "a peer's message": (Layout(pp=2), 1, flip_what_comes_from_a_peer),
+    "a neighbour's bucket": (Layout(pp=2), 2, flip_in_a_neighbours_bucket),
+    "a packed row": (Layout(pp=2), 1, pack_another_row),
+    "a replica": (Layout(dp=2), 1, change_a_replica),
+}
+
+
+def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
+    """Each fault once, then mended; and ranks that disagree."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
+    manifests, results = destinations.from_layout(TINY, Layout(dp=2)), {}
+    for name, (layout, slots_per_node, fault) in FAULTS.items():
+        trainer = BenchTrainer(TINY, layout, rank, device=CPU)
+        trainer.fill(0)
+        slot = Slot(trainer, manifests, rank, slots_per_node=slots_per_node)
+        mend = fault(slot, rank)
+        error = slot.sync(0)
+        committed = slot.receiver.progress.version
+        mend()
+        results[name] = (error, committed, slot.sync(0), slot.outcome(0))
+        dist.barrier()
+        slot.close()
+    trainer = BenchTrainer(TINY, Layout(pp=2), rank, device=CPU)
+    slot = Slot(trainer, manifests, rank, slots_per_node=1 + rank)
+    try:
+        slot.hand_over.send(Session("0" * 32, -1, 0, "of one driver"))
+    except ReshardError as error:
+        results["slots per node"] = str(error)
+    slot.close()
+    dist.destroy_process_group()
+    return results
+
+
+@pytest.mark.engine
+def test_faults_between_ranks_are_never_committed_anywhere_and_a_resend_heals() -> None:
+    for results in run_ranks(faulty_ranks, 2, seconds=240):
+        disagreement = results.pop("slots per node")
+        assert "before the first byte" in disagreement
+        assert "slots per node is 1 on ranks [0], 2 on ranks [1]" in disagreement
+        assert results.keys() == FAULTS.keys()
+        for name, (error, committed, again, outcome) in results.items():
+            assert "not what the trainer's parameters hold" in error, (name, error)
+            assert (committed, again, outcome) == (-1, "", (True, None)), name
+
+
+# -- cells ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantise", [False, True])
+def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool) -> None:
+    """Random worlds: every cell is one rank's to answer for, they make up all that engines need, and both ends agree."""
+    seen = 0
+    for seed in range(20):
+        world = random_world(seed, quantise=quantise)
+        plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+        cells, full = PlanCells(plan), checkpoint(world)
+        held = [tensors_of_rank(manifest, loaded(manifest, full)) for manifest in world.sources]
+        digests = np.zeros(cells.count, np.uint64)
+        for manifest, arrays in zip(world.sources, held, strict=True):
+            proof = TrainerProof([cells], manifest.rank, manifest.tensors, [])
+            own = proof._digests([a.reshape(-1) for a in arrays])
+            assert not (own.astype(bool) & digests.astype(bool)).any()
+            digests += own
+        results = execute(plan, held)
+        for rank, (manifest, arrays) in enumerate(zip(world.destinations, results, strict=True)):
+            needed = cells.needed(rank)
+            engine = EngineProof(
+                list(needed.values()),
+                [],
+                manifest=manifest,
+                modules={name.rpartition(".")[0] for name in arrays},
+                whole_names=quantised.unquantised(plan.whole[rank]),
+            )
+            said = encoded(digests[list(needed)])
+            assert look(engine, arrays, said) == ""
+            if needed:
+                tensor = next(t for t in manifest.tensors if t.name in arrays and t.pieces)
+                arrays[tensor.name].reshape(-1).view(torch.uint8)[0] ^= 1
+                assert tensor.pieces[0].tensor in look(engine, arrays, said)
+                seen += 1
+    assert seen > 20
+
+
+def tensors_of_rank(manifest: RankManifest, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    return [
+        torch.from_numpy(np.ascontiguousarray(a)).reshape(-1).view(DTYPES[t.dtype]).view(t.shape)
+        for t, a in zip(manifest.tensors, arrays, strict=True)
+    ]
+
+
+def look(engine: EngineProof, arrays: dict[str, torch.Tensor], said: str) -> str:
+    engine.start()
+    for name, array in arrays.items():
+        engine.parameter(name, array.reshape(-1))
+    try:
+        engine.compare(said)
+    except ReshardError as error:
+        return str(error)
+    return ""
+
+
+def test_cells_that_leave_a_hole_or_overlap_are_refused() -> None:
+    (manifest,) = destinations.from_layout(TINY, Layout())
+    plan = build_plan(sources.from_layout(TINY, Layout()), [manifest], Topology.shared(1))
+    cells = list(PlanCells(plan).needed(0).values())
+    modules = {t.name.rpartition(".")[0] for t in manifest.tensors}
+    EngineProof(cells, [], manifest=manifest, modules=modules)
+    for wrong in (cells[1:], [*cells, cells[0]]):
+        with pytest.raises(ReshardError, match="1 boxes are not made up by the cells"):
+            EngineProof(wrong, [], manifest=manifest, modules=modules)
+    with pytest.raises(ReshardError, match="neither planned nor come whole"):
+        EngineProof(cells, [], manifest=manifest, modules=sorted(modules)[1:])
+
+
+def test_a_matrix_has_one_digest_however_its_rows_lie() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for rows, cols, width, at in ((3, 5, 9, 2), (700, 768, 1536, 16), (1, 1000, 1000, 0), (64, 3, 3, 7)):
+        flat = torch.randn(at + rows * width, generator=generator)
+        together = flat[at:].view(rows, width)[:, :cols].reshape(-1).clone()
+        strided, whole = Run(at, width, rows, cols), Run(0, rows * cols, 1, rows * cols)
+        assert matrix_digests(flat, [strided]) == matrix_digests(together, [whole])
+        together[0] += 1
+        assert matrix_digests(flat, [strided]) != matrix_digests(together, [whole])
