@@ -70,7 +70,7 @@ class DataSection(Section):
     over_long: Literal["filter", "refuse"] = "filter"
     """Longer prompts are left out and counted, or end the run before engines start."""
     unusable: Literal["refuse", "filter"] = "refuse"
-    """Rows that cannot be read, or whose ground truth cannot be judged, end the run, or are left out and counted."""
+    """Rows that are not of the format, or whose ground truth cannot be judged, end the run, or are left out and counted."""
     dedupe: bool = True
     """Keep the first of rows with the same prompt and domain; the number left out is reported."""
     overlap: Literal["report", "drop", "refuse"] = "report"

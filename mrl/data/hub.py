@@ -41,9 +41,7 @@ def _load(address: str, name: str, configuration: str | None, split: str) -> Any
         import datasets
         from datasets.exceptions import DatasetsError
     except ImportError as error:
-        raise DataError(
-            f"{address}: needs the package datasets; install it with: pip install 'mrl[hub]'"
-        ) from error
+        raise DataError(f"{address}: needs the package datasets (pip install datasets)") from error
     failures = (OSError, ValueError, DatasetsError)
     try:
         return datasets.load_dataset(name, configuration, split=split)

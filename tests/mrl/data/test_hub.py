@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def test_a_wrong_address_is_named(rest: str, says: str, caches: Path) -> None:
     folder = write_repository(caches / "sums")
     with pytest.raises(DataError, match=says):
         rows_of(f"hf://{folder}{rest}")
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        DataError, match=r"me/sums@train: needs the package datasets \(pip install datasets\)"
+    ):
+        rows_of("hf://me/sums@train")
 
 
 def test_a_file_that_is_no_data_is_named(caches: Path) -> None:
