@@ -1,6 +1,6 @@
 """Everything a run stands on, from configuration to workers that are up; all of it down again at the end.
 
-Order: model folder, tokenizer and data first (their errors cost nothing), then judges, cluster, workers.
+Order: the checks (launch/check.py) first, then judges, cluster, workers.
 """
 
 from __future__ import annotations
@@ -10,34 +10,35 @@ import dataclasses
 import gc
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from launch.check import check
 from launch.cluster import cluster, has_gpus
-from launch.fits import check_engines, check_judging, check_model
+from launch.fits import refusals
 from launch.hybrid import Hybrid
 from launch.placement import place
 from launch.reward_group import RewardGroup
 from launch.rollout_group import RolloutGroup
 from launch.train_group import TrainGroup
 from mrl.config.root import Config
-from mrl.data.load import Dataset, load_data
-from mrl.judges.pool import JudgePool, first_of_each_domain
+from mrl.data.load import Dataset
+from mrl.errors import ConfigError
+from mrl.judges.pool import JudgePool
 from mrl.loops.collect import Collector, Judges
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.loops.supply import GroupSupply
 from mrl.observe.phases import PhaseClock
-from mrl.prepare import tiny_model
 from mrl.rollout.stop_tokens import end_of_text
+from mrl.samples import Prompt
+from mrl.training.hf_folder import read_config
 
 log = logging.getLogger(__name__)
 
-NUM_TRIED = 64
-"""Prompts among which the first of each domain is tried by its judge before a run."""
 WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What workers inherit of the driver's environment; nothing else."""
 
@@ -85,34 +86,28 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
     """
     clock = PhaseClock()
     with clock.phase("check"):
-        training_files = [p for e in config.data.train_entries() for p in e.paths]
-        tiny_model.ensure(config.model, training_files, seed=config.run.seed)
-        tokenizer = load_tokenizer(config)
-        check_model(config, tokenizer)
+        inputs = check(config)
         for doubt in config.doubts:
             log.warning(doubt)
-        dataset = load_data(config.data, config.judge, tokenizer)
-        print(dataset.report.text(), flush=True)
-        check_judging(config, dataset.stream(config.run.seed).take(NUM_TRIED))
+        print(inputs.dataset.report.text(), flush=True)
     with contextlib.ExitStack() as stack:
         with clock.phase("cluster"):
             stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
-        judges = stack.enter_context(reward_processes(config, dataset, clock, log_folder))
+        judges = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
-        yield Parts(config, hybrid, judges, dataset, tokenizer, clock)
+        yield Parts(config, hybrid, judges, inputs.dataset, inputs.tokenizer, clock)
 
 
 def reward_processes(
-    config: Config, dataset: Dataset, clock: PhaseClock, log_folder: Path
+    config: Config, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
 ) -> contextlib.AbstractContextManager[Judges]:
     """The judges' processes: on the driver's node, or on each node of the connected cluster."""
     if config.judge.nodes == "driver":
         return JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
     group = RewardGroup(config, clock, environment=_environment(config), log_folder=str(log_folder))
-    trial = first_of_each_domain(dataset.stream(config.run.seed).take(NUM_TRIED))
     return group.started(trial)
 
 
@@ -125,7 +120,9 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
     options: dict[str, Any] = {"environment": _environment(config), "log_folder": str(log_folder)}
     with contextlib.ExitStack() as stack:
         stack.callback(placement.remove)
-        check_engines(config, placement, gpus=gpus)
+        nodes = [slot.node for slot in placement.slots]
+        if found := refusals(config, read_config(config.model.path), nodes, gpus=gpus):
+            raise ConfigError("\n".join(found))
         hybrid = Hybrid(
             config,
             TrainGroup(config, placement, clock, gpus=float(gpus), **options),
@@ -136,13 +133,6 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         stack.callback(hybrid.close)
         hybrid.start()
         yield hybrid
-
-
-def load_tokenizer(config: Config) -> Any:
-    """The tokenizer of the model's folder."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(config.model.path)
 
 
 def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.ndarray]], list[str]]:

@@ -60,7 +60,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
     """A connected Ray with at least `num_slots` slots; what was started here is gone afterwards."""
     import ray
 
-    address = launch.ray_address or os.environ.get("RAY_ADDRESS")
+    address = address_of(launch)
     if address:
         with _own_signals():
             ray.init(address=address, log_to_driver=False)
@@ -70,6 +70,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
         finally:
             ray.shutdown()
         return
+    _check_gpus(num_slots)
     # Ray's default of 15 starves training behind every ordinary process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     with session_folder() as folder:
@@ -91,6 +92,18 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
             ray.shutdown()
 
 
+def address_of(launch: LaunchSection) -> str | None:
+    """Address of the Ray cluster that a run joins; nothing where it starts one on this machine."""
+    return launch.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def own_gpus() -> int:
+    """The number of this machine's GPUs."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def has_gpus() -> bool:
     """Whether the connected cluster's slots have GPUs."""
     import ray
@@ -107,6 +120,15 @@ def _own_signals() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
+
+
+def _check_gpus(num_slots: int) -> None:
+    """ConfigError where this machine alone is too small: Ray would wait for GPUs that never come."""
+    if 0 < own_gpus() < num_slots:
+        raise ConfigError(
+            f"the layout needs {num_slots} GPUs and this machine has {own_gpus()}; start it on a cluster (sbatch, torchrun or "
+            "RAY_ADDRESS), choose a smaller layout, or hide the GPUs (CUDA_VISIBLE_DEVICES=) for a run on CPU"
+        )
 
 
 def _check_slots(num_slots: int, where: str) -> None:

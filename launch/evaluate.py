@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from launch.assemble import decoder, load_tokenizer
+from launch.assemble import decoder
+from launch.check import load_tokenizer
 from mrl.config.root import Config
 from mrl.data.load import load_validation
 from mrl.errors import ConfigError, DataError

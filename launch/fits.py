@@ -1,75 +1,126 @@
-"""What can be known before any worker starts: do model, layout, tokenizer and judges fit together?"""
+"""Do a model, a layout and its nodes fit together? One set of rules for `mrl train`, its dry run and `mrl plan`. Starts nothing, reads no weights."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.placement import Placement
+from launch.plan.facts import Facts
 from models.families import family_of, require_trainable
 from mrl.config.root import Config
-from mrl.errors import ConfigError, RewardError
-from mrl.judges.pool import check_judges
+from mrl.errors import ConfigError
 from mrl.rollout import limits, quantised
-from mrl.samples import Prompt
 from resharding.layout import Layout
 
 
-def check_model(config: Config, tokenizer: Any) -> None:
-    """ConfigError where training does not implement the model, the layout does not divide the model, an engine is larger than a node, or
-    the tokenizer has ids the model lacks."""
-    path = Path(config.model.path) / "config.json"
-    hf_config = json.loads(path.read_text(encoding="utf-8"))
-    require_trainable(hf_config)
-    quantised.require_whole_blocks(hf_config, config.rollout)
-    if (slots := config.launch.slots_per_node) and config.rollout.tp > slots:
-        raise ConfigError(_larger_than_a_node(config, f"a node has launch.slots_per_node = {slots}"))
-    layout = Layout(**config.training.layout.model_dump())
-    family = family_of(hf_config)
-    for place in layout.places():
-        family.local_tensors(hf_config, layout, place)
-    largest, size = max(tokenizer.get_vocab().values(), default=0), int(hf_config["vocab_size"])
-    if largest >= size:
-        raise ConfigError(
-            f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is {size}; "
-            "they do not belong together"
-        )
-    positions = int(hf_config.get("max_position_embeddings", config.model.max_length))
-    if config.model.max_length > positions:
-        raise ConfigError(
-            f"model.max_length = {config.model.max_length} exceeds the model's {positions} positions ({path})"
-        )
-    if config.data.max_prompt_tokens + config.rollout.max_response_tokens > config.model.max_length:
-        raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {config.data.max_prompt_tokens} + "
-            f"{config.rollout.max_response_tokens} exceeds model.max_length = {config.model.max_length}"
-        )
+def refusals(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool) -> list[str]:
+    """Why a run of a model (its config.json as `hf`) cannot start on slots that lie on these nodes; empty where it can.
+
+    `nodes`: the number of the node of each of the layout's slots, in rank order. `gpus`: whether the slots are GPUs.
+    """
+    untrainable = _said(lambda: require_trainable(hf))
+    if untrainable:
+        return untrainable
+    rules: list[Callable[[], list[str]]] = [
+        lambda: lengths(config, hf),
+        lambda: divisions(config, hf) or _said(lambda: _every_rank(config, hf)),
+        lambda: engines_over_nodes(config, nodes),
+        lambda: _said(lambda: quantised.require_whole_blocks(hf, config.rollout)),
+        lambda: [] if gpus else cpu_engines(config, hf),
+    ]
+    return [line for rule in rules for line in rule()]
 
 
-def check_engines(config: Config, placement: Placement, *, gpus: bool) -> None:
-    """ConfigError where an engine's ranks would lie on several nodes, or vLLM has no kernel for it on this platform."""
+def node_numbers(num_slots: int, slots_per_node: int) -> list[int]:
+    """The number of the node of each slot where nodes are filled one after the other."""
+    return [slot // slots_per_node for slot in range(num_slots)]
+
+
+def lengths(config: Config, hf: dict[str, Any]) -> list[str]:
+    """Longer sequences than the model, or model.max_length, allows."""
+    longest, found = config.model.max_length, []
+    if longest > (positions := int(hf.get("max_position_embeddings", longest))):
+        found.append(
+            f"model.max_length = {longest} exceeds the model's {positions} positions (max_position_embeddings)"
+        )
+    asked = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    if sum(asked) > longest:
+        found.append(
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {asked[0]} + {asked[1]} exceeds model.max_length = {longest}"
+        )
+    return found
+
+
+def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
+    """Parts of the model that training.layout or rollout.tp cannot split."""
+    facts, layout, rollout = Facts(hf, ""), config.training.layout, config.rollout
+    splits = [
+        (facts.num_heads, layout.tp, "attention heads", "training.layout.tp"),
+        (facts.num_heads, rollout.tp, "attention heads", "rollout.tp"),
+    ]
+    if facts.num_experts:
+        inner = facts.expert_inner
+        splits += [
+            (facts.num_experts, layout.ep, "experts", "training.layout.ep"),
+            (inner, layout.etp, "an expert's inner width", "training.layout.etp"),
+        ]
+        if rollout.expert_parallel:
+            splits.append((facts.num_experts, rollout.tp, "experts", "rollout.tp (expert_parallel)"))
+        else:
+            splits.append((inner, rollout.tp, "an expert's inner width", "rollout.tp"))
+    found = [
+        f"{what} ({count}) do not divide into {name} = {parts}"
+        for count, parts, what, name in splits
+        if count % parts
+    ]
+    if not facts.latent_attention:
+        found += [
+            f"key and value heads ({facts.kv_heads}) and {name} = {tp}: neither divides the other"
+            for name, tp in (("training.layout.tp", layout.tp), ("rollout.tp", rollout.tp))
+            if facts.kv_heads % tp and tp % facts.kv_heads
+        ]
+    if facts.num_layers < layout.pp * layout.vpp:
+        found.append(f"{facts.num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages")
+    return found
+
+
+def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
+    """The first engine whose ranks would lie on several nodes; an engine's ranks start on one."""
     size = config.rollout.tp
     for engine in range(config.num_engines):
-        nodes = sorted({slot.node for slot in placement.slots[engine * size : (engine + 1) * size]})
-        if len(nodes) > 1:
-            raise ConfigError(_larger_than_a_node(config, f"engine {engine} would lie on nodes {nodes}"))
-    if not gpus:
-        limits.check_cpu(config.model.path, tp=size, expert_parallel=config.rollout.expert_parallel)
-        quantised.require_cpu(config.rollout)
+        own = sorted(set(nodes[engine * size : (engine + 1) * size]))
+        if len(own) > 1:
+            return [
+                f"rollout.tp = {size}: an engine's ranks start on one node, and engine {engine} would lie on nodes {own}; "
+                "choose a rollout.tp that divides the slots of a node"
+            ]
+    return []
 
 
-def _larger_than_a_node(config: Config, found: str) -> str:
-    return (
-        f"rollout.tp = {config.rollout.tp}: an engine's ranks start on one node, and {found}; choose a rollout.tp that divides "
-        "the slots of a node"
-    )
+def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
+    """Why vLLM's CPU kernels cannot serve the model in this layout."""
+    rollout, name = config.rollout, config.model.path
+    return [
+        *_said(
+            lambda: limits.check_cpu_shapes(
+                hf, tp=rollout.tp, expert_parallel=rollout.expert_parallel, name=name
+            )
+        ),
+        *_said(lambda: quantised.require_cpu(rollout)),
+    ]
 
 
-def check_judging(config: Config, prompts: Sequence[Prompt]) -> None:
-    """One trial sample through the judge of each domain; ConfigError with what the judge said."""
+def _every_rank(config: Config, hf: dict[str, Any]) -> None:
+    """Asks the family's name table for the parameters of every rank: it has the last word on a layout."""
+    layout, family = Layout(**config.training.layout.model_dump()), family_of(hf)
+    for place in layout.places():
+        family.local_tensors(hf, layout, place)
+
+
+def _said(check: Callable[[], object]) -> list[str]:
+    """The message of a check that refuses; empty where it passes."""
     try:
-        check_judges(config.judge, prompts)
-    except RewardError as error:
-        raise ConfigError(f"judge: {error}") from error
+        check()
+    except ConfigError as error:
+        return [str(error)]
+    return []

@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     _forget_torchrun()
     slots, gpus = node_slots(config, num_nodes)
     address = own_address()
+    if code := _checked(store, [*arguments, f"launch.slots_per_node={slots}"], number, num_nodes):
+        return code
     if number == 0:
         base = int(os.environ.get("MRL_PORT_BASE", "12000"))
         store.set("cluster", f"{head_address(address, base)} {secrets.token_hex(32)} {base}")
@@ -80,6 +82,20 @@ def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
     gpus = torch.cuda.device_count()
     slots = config.launch.slots_per_node or gpus or -(-config.training.layout.world_size // num_nodes)
     return slots, min(gpus, slots)
+
+
+def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) -> int:
+    """The exit code of the run's checks, which node 0 makes before Ray starts anywhere and tells the others."""
+    if number == 0:
+        command = [sys.executable, "-m", "mrl.cli", "train", *arguments, "--dry-run"]
+        code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+        store.set("checked", str(code))
+        if code:
+            _wait_for_readers(store, num_nodes)
+        return code
+    if code := int(store.get("checked")):
+        store.add("readers", 1)
+    return code
 
 
 def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> int:

@@ -26,15 +26,14 @@ from mrl.samples import TrainBatch
 
 def run_ranks(arguments: Sequence[str]) -> int:
     """torchrun on this machine; the exit code is torchrun's. Model and data are checked before ranks start."""
-    from mrl.prepare import tiny_model
+    from launch.check import check_policy, check_tokenizer
     from mrl.training.hf_export import require_new
 
     config = load(*split_arguments(arguments))
     section = _section(config)
     require_new(Path(section.output))
-    tiny_model.ensure(
-        config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
-    )
+    check_policy(config)
+    check_tokenizer(config)
     rows = read_rows(section.data)
     print(f"warm start: {len(rows)} rows, {section.steps} steps of {section.batch_rows}")
     return run_torchrun("launch.warm_start", arguments, config)

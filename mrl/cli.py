@@ -21,6 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors of ours become one message and an exit code."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if os.getcwd() not in sys.path:
+        sys.path.append(
+            os.getcwd()
+        )  # users' own modules lie here: where `python -m` and Ray's workers look too
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parse(arguments)
     try:
@@ -56,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = _config_command(commands, "train", _train, "train, or resume, a run")
     train.add_argument(
-        "--dry-run", action="store_true", help="resolve and check the configuration, print it, stop"
+        "--dry-run",
+        action="store_true",
+        help="print the resolved configuration, check all that it names, stop",
     )
     _config_command(
         commands, "warm-start", _warm_start, "supervised start of a new model, exported as a model folder"
@@ -114,9 +120,11 @@ def _load(options: argparse.Namespace):
 def _train(options: argparse.Namespace) -> int:
     config = _load(options)
     if options.dry_run:
+        from launch.check import dry_run
         from mrl.config.load import dump
 
-        print(dump(config), end="")
+        print(dump(config), end="", flush=True)
+        dry_run(config)
         return 0
     from launch.run import train
 

@@ -29,39 +29,6 @@ class Advice:
     suggestions: list[str]
 
 
-def layout_errors(facts: Facts, layout: Layout, rollout: RolloutSection) -> list[str]:
-    """What cannot be split at all."""
-    wanted = [
-        (facts.num_heads, layout.tp, "attention heads", "training.layout.tp"),
-        (facts.num_heads, rollout.tp, "attention heads", "rollout.tp"),
-        (facts.num_layers // (layout.pp * layout.vpp) > 0, 1, "layers", "training.layout.pp x vpp"),
-    ]
-    if facts.num_experts:
-        inner = facts.expert_inner
-        wanted += [
-            (facts.num_experts, layout.ep, "experts", "training.layout.ep"),
-            (inner, layout.etp, "an expert's inner width", "training.layout.etp"),
-        ]
-        if rollout.expert_parallel:
-            wanted.append((facts.num_experts, rollout.tp, "experts", "rollout.tp (expert_parallel)"))
-        else:
-            wanted.append((inner, rollout.tp, "an expert's inner width", "rollout.tp"))
-    errors = [
-        f"{what} ({count}) do not divide into {name} = {parts}"
-        for count, parts, what, name in wanted
-        if count % parts
-    ]
-    if not facts.latent_attention:
-        errors += [
-            f"key and value heads ({facts.kv_heads}) and {name} = {tp}: neither divides the other"
-            for name, tp in (("training.layout.tp", layout.tp), ("rollout.tp", rollout.tp))
-            if facts.kv_heads % tp and tp % facts.kv_heads
-        ]
-    if facts.num_layers < layout.pp * layout.vpp:
-        errors.append(f"{facts.num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages")
-    return errors
-
-
 def layout_warnings(
     facts: Facts, layout: Layout, training: TrainingSection, rollout: RolloutSection, hardware: Hardware
 ) -> list[str]:
@@ -85,12 +52,6 @@ def layout_warnings(
             break
     if layout.world_size > node and layout.world_size % node:
         found.append(f"the world of {layout.world_size} does not fill nodes of {node}")
-    if rollout.tp > node:
-        found.append(
-            f"rollout.tp = {rollout.tp} is above the {node} slots of a node: `mrl train` starts an "
-            "engine's ranks on one node and refuses this layout; choose a rollout.tp that divides the node, or read this plan "
-            "as what larger engines would need"
-        )
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         found.append(
             f"training.layout.tp = {layout.tp} is above the {facts.kv_heads} key and value heads: query groups are cut, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from launch import fits
 from launch.plan import advice, quantisation
 from launch.plan.activations import Activations, activations, head_bytes
 from launch.plan.facts import Facts, find_facts
@@ -72,12 +73,13 @@ class TrainingPlan:
 def plan_report(config: Config, hardware: Hardware) -> Report:
     """Does `config` fit `hardware`, and what does a step cost? ConfigError where the model is unknown.
 
-    A layout that cannot be split at all gives a report of its errors alone.
+    What `mrl train` would refuse gives a report of its errors alone.
     """
     facts = find_facts(config.model)
     subject = Subject(config, hardware, facts, layout_of(config.training), work_of(config, hardware))
-    errors = advice.layout_errors(facts, subject.layout, config.rollout)
-    errors = errors or quantisation.errors(facts, config.rollout)
+    per_node = config.launch.slots_per_node or hardware.gpus_per_node
+    nodes = fits.node_numbers(subject.layout.world_size, per_node)
+    errors = fits.refusals(config, facts.hf, nodes, gpus=hardware.kind == "gpu")
     head = _head(subject)
     if errors:
         return Report(head | {"fits": False, "errors": errors, "warnings": [], "suggestions": []})

@@ -1,4 +1,4 @@
-"""What quantised engine weights change: the bytes of a parameter, what cannot be cut so, and what people should know."""
+"""What quantised engine weights change: the bytes of a parameter, and what people should know."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from models.float8 import BLOCK
 from models.names import Row
 from mrl.config.rollout import RolloutSection
 from mrl.config.root import Config
-from mrl.errors import ConfigError
-from mrl.rollout.quantised import require_whole_blocks
 from resharding.alignment import cut_inside_blocks
 from resharding.layout import Layout
 from resharding.quantised import quantises
@@ -21,15 +19,6 @@ def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
     if rollout.quantization == "none" or not quantises(row.blocks[0][0].tensor):
         return count * element
     return count + -(-count // BLOCK**2) * 4
-
-
-def errors(facts: Facts, rollout: RolloutSection) -> list[str]:
-    """An engine that would cut inside a block."""
-    try:
-        require_whole_blocks(facts.hf, rollout)
-    except ConfigError as error:
-        return [str(error)]
-    return []
 
 
 def warnings(config: Config, facts: Facts, layout: Layout) -> list[str]:

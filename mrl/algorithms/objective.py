@@ -8,6 +8,7 @@ Not its business: forward passes, gradients, optimizer, coefficients' movement (
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -244,13 +245,34 @@ def _resolve(config: AlgorithmSection) -> tuple[str | Loss, dict[str, Any]]:
     section = config.loss
     if not isinstance(section, CustomLoss):
         return section.name, section.model_dump(exclude={"name"})
-    module, _, function = section.function.partition(":")
+    return _imported(section), dict(section.options)
+
+
+def _imported(section: CustomLoss) -> Loss:
+    """The user's function; ConfigError where it is not there, or cannot be called with one batch and its options."""
+    place, _, name = section.function.partition(":")
+    setting = f"algorithm.loss.function = {section.function}"
     try:
-        return getattr(importlib.import_module(module), function), dict(section.options)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(place)
+    except Exception as error:  # whatever the user's module raises while it is read
         raise ConfigError(
-            f"algorithm.loss.function = {section.function}: cannot be imported: {error}"
+            f"{setting}: {place} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    function: Loss | None = getattr(module, name, None)
+    if not callable(function):
+        offered = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        raise ConfigError(
+            f"{setting}: {place} has no function {name!r}; it has {', '.join(offered) or 'none'}"
+        )
+    try:
+        inspect.signature(function).bind(None, **section.options)
+    except TypeError as error:
+        options = ", ".join(f"{key}=..." for key in section.options)
+        raise ConfigError(
+            f"{setting}: it is called as {name}({', '.join(filter(None, ['tokens', options]))}), and has the signature "
+            f"{inspect.signature(function)}: {error}"
+        ) from error
+    return function
 
 
 def _array(arrays: Mapping[str, Tensor], name: str, source: str) -> Tensor:

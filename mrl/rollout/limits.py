@@ -16,13 +16,18 @@ _CPU_LATENT = 576
 
 
 def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
-    """ConfigError when the model's shapes do not fit vLLM's CPU kernels at this tensor-parallel size."""
+    """ConfigError when the shapes of a model's folder do not fit vLLM's CPU kernels at this tensor-parallel size."""
+    config = json.loads((Path(model_path) / "config.json").read_text())
+    check_cpu_shapes(config, tp=tp, expert_parallel=expert_parallel, name=model_path)
+
+
+def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, name: str) -> None:
+    """ConfigError when a config.json asks for shapes that vLLM's CPU kernels lack; `name` says which model it is."""
     if expert_parallel and tp > 1:
         # vLLM 0.32's CPU expert kernel takes the global expert numbers and ignores the map to the rank's own.
         raise ConfigError(
             "rollout.expert_parallel = true: vLLM's CPU kernels cannot deal experts out over ranks; set it to false here"
         )
-    config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
     head_dim = config.get("head_dim") or hidden // heads
     problems = []
@@ -47,6 +52,6 @@ def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> Non
         problems.append(f"num_attention_heads = {heads} at rollout.tp = {tp}")
     if problems:
         raise ConfigError(
-            f"vLLM's CPU kernels cannot run {model_path}: {', '.join(problems)}; widths must be multiples of "
+            f"vLLM's CPU kernels cannot run {name}: {', '.join(problems)}; widths must be multiples of "
             f"{_CPU_MULTIPLE} on every rank (heads a multiple of tp)"
         )

@@ -26,15 +26,15 @@ from resharding.boxes import Box
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json as a dict; ConfigError when absent or not JSON."""
+    """config.json as a dict; ConfigError when it cannot be read or is not JSON."""
     path = Path(folder) / "config.json"
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path} does not exist; model.path must be a folder in Hugging Face format"
-        ) from None
-    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} does not exist; give a folder in Hugging Face format") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
 
 
@@ -59,18 +59,32 @@ def load(
 
     ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes.
     """
-    files, expected = tensor_files(folder), family.checkpoint_tensors(hf_config)
+    files, left_out = check_folder(folder, family, hf_config)
+    expected = family.checkpoint_tensors(hf_config)
     block = float8.stored_block(read_config(folder))
+    load_pieces(targets, files, {tensor.name: tuple(tensor.shape) for tensor in expected}, block=block)
+    return left_out
+
+
+def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tuple[dict[str, Path], set[str]]:
+    """(tensor name -> file, names that no rank trains) of a folder of the family; reads the names alone, no weights.
+
+    ConfigError unless the folder has exactly the tensors of `hf_config`, in files that are there.
+    """
+    files = tensor_files(folder)
+    if absent := sorted({path.name for path in files.values() if not path.is_file()}):
+        raise ConfigError(
+            f"{folder} lacks {len(absent)} of the files its index names, first {absent[:3]}; download them again"
+        )
     left_out = check_names(
         files,
-        expected,
+        family.checkpoint_tensors(hf_config),
         folder=folder,
         tied=bool(hf_config.get("tie_word_embeddings", False)),
         untrained=family.untrained(hf_config),
-        block=block,
+        block=float8.stored_block(read_config(folder)),
     )
-    load_pieces(targets, files, {tensor.name: tuple(tensor.shape) for tensor in expected}, block=block)
-    return left_out
+    return files, left_out
 
 
 def check_names(

@@ -1,16 +1,20 @@
 """Every recipe and every layout beside it resolves, survives a round trip, and fits the hardware in its name."""
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
+from launch.check import check_policy
 from launch.plan.build import plan_report
 from launch.plan.hardware import CONFIGS, load_hardware
-from mrl.cli import main
+from models.families import family_of
 from mrl.config.load import dump, load
+from mrl.config.root import Config
+from mrl.errors import ConfigError
 
-RECIPES = {"qwen3_30b_a3b": (1, "8x80gb"), "qwen3_235b_a22b": (16, "8x80gb"), "deepseek_v3": (64, "8x80gb")}
+RECIPES = {"qwen3_30b_a3b": (1, "8x80gb"), "qwen3_235b_a22b": (16, "8x80gb"), "deepseek_v3": (32, "8x141gb")}
 """Recipe -> nodes and hardware of its own layout."""
 
 
@@ -24,11 +28,51 @@ def cases() -> list[tuple[tuple[Path, ...], int, str]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model name -> a folder with its published config.json and an index of all its tensors, in one empty file."""
+    found = {}
+    for published in CONFIGS.glob("models/*/config.json"):
+        folder = tmp_path_factory.mktemp("weights") / published.parent.name
+        folder.mkdir()
+        text = published.read_text()
+        (folder / "config.json").write_text(text)
+        names = [t.name for t in family_of(json.loads(text)).checkpoint_tensors(json.loads(text))]
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": dict.fromkeys(names, "all.safetensors")})
+        )
+        (folder / "all.safetensors").touch()
+        found[folder.name] = folder
+    return found
+
+
+def train_refuses(config: Config) -> bool:
+    try:
+        check_policy(config)
+    except ConfigError:
+        return True
+    return False
+
+
+def with_folder(files: tuple[Path, ...], folders: dict[str, Path], *words: str) -> Config:
+    """The recipe on nodes of eight slots, its model's folder in the place of the one that nobody has here."""
+    folder = folders[Path(load(files).model.path).name]
+    return load(files, [f"model.path={folder}", "launch.slots_per_node=8", *words])
+
+
 @pytest.mark.parametrize(
     ("files", "nodes", "hardware"), cases(), ids=lambda value: getattr(value, "stem", None)
 )
-def test_recipe_fits_its_hardware(files: tuple[Path, ...], nodes: int, hardware: str) -> None:
-    config = load(files)
+def test_recipe_fits_its_hardware_and_can_be_trained(
+    files: tuple[Path, ...],
+    nodes: int,
+    hardware: str,
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
+    config = with_folder(files, folders)
+    assert not train_refuses(config)
     tree = plan_report(config, load_hardware(hardware)).json()
     assert tree["errors"] == []
     assert tree["fits"]
@@ -37,13 +81,30 @@ def test_recipe_fits_its_hardware(files: tuple[Path, ...], nodes: int, hardware:
     assert tree["rollout"]["longest_sequences"] >= 8
 
 
-@pytest.mark.parametrize(("files", "nodes", "hardware"), cases())
-def test_recipe_passes_a_dry_run(
-    files: tuple[Path, ...], nodes: int, hardware: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("recipe", "word"),
+    [
+        ("deepseek_v3", "rollout.tp=16"),
+        ("qwen3_30b_a3b", "rollout.tp=16"),
+        ("qwen3_30b_a3b", "training.layout.tp=128"),
+        ("qwen3_30b_a3b", "data.max_prompt_tokens=50000000"),
+    ],
+)
+def test_what_train_refuses_does_not_fit_by_the_plan(
+    recipe: str, word: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["train", *map(str, files), "--dry-run"]) == 0
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
+    config = with_folder((CONFIGS / f"{recipe}.yaml",), folders, "training.layout.dp=16", word)
+    assert train_refuses(config)
+    assert not plan_report(config, load_hardware("8x141gb")).fits
+
+
+@pytest.mark.parametrize(("files", "nodes", "hardware"), cases())
+def test_a_resolved_recipe_reads_back_the_same(
+    files: tuple[Path, ...], nodes: int, hardware: str, tmp_path: Path
+) -> None:
     resolved = tmp_path / "resolved.yaml"
-    resolved.write_text(capsys.readouterr().out)
+    resolved.write_text(dump(load(files)))
     assert dump(load([resolved])) == resolved.read_text()
 
 
@@ -56,6 +117,7 @@ def test_both_memory_sizes_and_all_scales_are_there() -> None:
 
 def test_the_largest_plan_is_quick() -> None:
     start = time.monotonic()
-    report = plan_report(load([CONFIGS / "deepseek_v3.yaml"]), load_hardware("8x80gb"))
+    files = [CONFIGS / "deepseek_v3.yaml", CONFIGS / "layouts" / "deepseek_v3_64x8x141gb.yaml"]
+    report = plan_report(load(files), load_hardware("8x141gb"))
     assert report.tree["world_size"] == 512
     assert time.monotonic() - start < 30

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.assemble import decoder, load_tokenizer
+from launch.assemble import decoder
+from launch.check import load_tokenizer
 from launch.cluster import cluster
 from launch.hybrid import Hybrid
 from launch.warm_start import run_ranks

@@ -11,7 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from launch.assemble import decoder, load_tokenizer
+from launch.assemble import decoder
+from launch.check import load_tokenizer
 from launch.cluster import cluster
 from launch.hybrid import Hybrid
 from mrl.config.judge import JudgeSection

@@ -77,3 +77,4 @@ def test_all_agents_leave_with_a_failure(tmp_path: Path) -> None:
     assert all(code != 0 for code in codes), text(tmp_path)
     assert "mrl: " in text(tmp_path)
     assert "max_prompt_tokens" in text(tmp_path)
+    assert "preflight" not in text(tmp_path), "Ray was started for a run that cannot be"

@@ -129,26 +129,3 @@ def test_an_interrupt_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> No
     assert summary["ended"] == "SIGINT"
     saved = [p.name for p in (tmp_path / "run/checkpoints").iterdir()]
     assert saved == [f"step-{summary['steps']:06d}"]
-
-
-def test_what_cannot_work_ends_before_workers_start(task: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2="}\n')
-    for more, expected in {
-        f"data.train={empty}": "empty.jsonl",
-        f"data.train={bad}": "bad.jsonl:2",
-        "data.train=/nowhere/rows.jsonl": "/nowhere/rows.jsonl",
-        "model.path=/nowhere/model": "/nowhere/model",
-        "training.layout={tp: 3, ep: 1, dp: 1}": "3 equal parts",
-        "judge={kind: plugin, path: 'nowhere.module:score'}": "nowhere",
-    }.items():
-        judge = "judge={kind: maths, path: null}"
-        command = Command("train", *words(task, tmp_path, "bad", judge, more), log=tmp_path / "bad.log")
-        try:
-            code = command.wait(seconds=60)
-        finally:
-            command.end()
-        assert code == 2 and expected in command.output, f"{more}: exit {code}\n{command.output[-1500:]}"
-        assert "all workers up" not in command.output

@@ -76,6 +76,10 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
             ("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
             "does not begin on a block of 128; lower rollout.tp",
         ),
+        (
+            ("rollout.tp=16", "training.layout.dp=4"),
+            "engine 0 would lie on nodes [0, 1]; choose a rollout.tp that divides the slots of a node",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...], message: str) -> None:
@@ -109,7 +113,6 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
         ),
         (("training.layout.tp=16",), "spans nodes of 8"),
         (("training.router_aux_loss=0.001",), "pulls against the reward"),
-        (("rollout.tp=16", "training.layout.dp=4"), "above the 8 slots of a node"),
         (
             ("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),
             "rail misalignment",

@@ -2,10 +2,10 @@
 
 import pytest
 
-from launch.plan import quantisation
 from launch.plan.facts import Facts
 from launch.plan.traffic import planned_traffic, traffic
 from mrl.config.rollout import RolloutSection
+from mrl.rollout.quantised import require_whole_blocks
 from resharding.layout import Layout
 
 QWEN = {
@@ -88,7 +88,7 @@ def test_bytes_of_quantised_engines_are_the_planners(layout: Layout, tp: int, ex
     assert (closed.node_in, closed.network_in) == (planned.node_in, planned.network_in)
     wide = traffic(facts, RolloutSection(tp=tp, expert_parallel=experts_whole), layout, gpus_per_node=4)
     assert sum(closed.need) < 0.56 * sum(wide.need)
-    assert quantisation.errors(facts, rollout) == []
+    require_whole_blocks(facts.hf, rollout)
 
 
 def test_cut_query_groups_ask_the_planner() -> None:

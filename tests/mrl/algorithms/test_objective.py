@@ -244,8 +244,28 @@ def test_a_users_function_by_path(batch) -> None:
         AlgorithmSection.model_validate({"loss": {"name": "reinforce"}}), packed, a["logprobs"], a["entropy"]
     )
     assert float(found) == pytest.approx(3 * float(plain), abs=1e-13)
-    with pytest.raises(ConfigError, match=r"algorithm\.loss\.function = nowhere:loss: cannot be imported"):
-        Objective(AlgorithmSection.model_validate({"loss": custom | {"function": "nowhere:loss"}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"function": "nowhere:loss"},
+            r"function = nowhere:loss: nowhere cannot be imported: ModuleNotFound",
+        ),
+        ({"function": f"{__name__}:scaled"}, r"has no function 'scaled'; it has .*scaled_reinforce"),
+        (
+            {"options": {"faktor": 2.0}},
+            r"called as scaled_reinforce\(tokens, faktor=...\), and has the signature",
+        ),
+    ],
+)
+def test_a_users_function_that_cannot_be_called_is_refused_when_it_is_named(
+    changes: dict[str, object], message: str
+) -> None:
+    custom = {"name": "custom", "function": f"{__name__}:scaled_reinforce", "options": {"factor": 3.0}}
+    with pytest.raises(ConfigError, match=message):
+        Objective(AlgorithmSection.model_validate({"loss": custom | changes}))
 
 
 def test_value_objective_shares_add_up(batch) -> None:

@@ -1,0 +1,225 @@
+"""Whatever a configuration names in vain ends `mrl train` and its dry run before anything starts, in one line each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launch.check import dry_run
+from mrl.cli import main
+from mrl.config.load import load, split_arguments
+from mrl.errors import ConfigError
+from tests.launch.command import Command
+from tests.launch.tiny_runs import words
+
+MODELS = Path(__file__).parents[2] / "configs" / "models"
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def drop(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).unlink()
+
+
+MODEL_FAULTS = {
+    "a family that cannot be trained": (
+        lambda folder: rewrite(folder, model_type="gpt_oss"),
+        "model_type 'gpt_oss' in config.json is not one of",
+    ),
+    "a relative of a family": (
+        lambda folder: rewrite(folder, model_type="kimi_k2"),
+        "model_type 'kimi_k2' in config.json is not one of",
+    ),
+    "a family without a name table": (
+        lambda folder: rewrite(folder, model_type="qwen2"),
+        "model_type 'qwen2' in config.json is not one of",
+    ),
+    "a model in four bits": (
+        lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),
+        "quantization_config = {'quant_method': 'awq'}",
+    ),
+    "no tokenizer": (
+        lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),
+        "holds no tokenizer that transformers loads",
+    ),
+    "a tokenizer of another model": (
+        lambda folder: rewrite(folder, vocab_size=8),
+        "they do not belong together",
+    ),
+    "no weights": (lambda folder: drop(folder, "model.safetensors"), "has neither model.safetensors nor"),
+    "a layer without weights": (
+        lambda folder: rewrite(folder, num_hidden_layers=5),
+        "lacks",
+    ),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    "widths without a kernel": (lambda folder: rewrite(folder, head_dim=48), "head_dim = 48"),
+}
+
+WORD_FAULTS = [
+    (("observe.trackers=[mlflow]",), "observe.trackers names mlflow, which is not installed"),
+    (
+        ("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
+        "nowhere.module cannot be imported",
+    ),
+    (
+        ("algorithm.loss={name: custom, function: 'mrl.algorithms.policy_losses:ppo_clipp'}",),
+        "no function 'ppo_clipp'",
+    ),
+    (("judge={kind: plugin, path: 'nowhere.module:score'}",), "nowhere.module cannot be imported"),
+    (("judge={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
+    (("judge={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with 7"),
+    (("judge={kind: plugin, path: 'FOLDER/good.py:scores'}",), "has no function 'scores'; it has ['score']"),
+    (("data.train=/nowhere/rows.jsonl",), "/nowhere/rows.jsonl: no such file"),
+    (("data.train=FOLDER/empty.jsonl",), "empty.jsonl"),
+    (("data.train=FOLDER/bad.jsonl",), "bad.jsonl:2"),
+    (("data.validation=FOLDER/rows.xml",), "rows.xml"),
+    (("model.path=/nowhere/model",), "model.path = /nowhere/model does not exist"),
+    (
+        ("model.reference_path=/nowhere/model", "algorithm.kl={place: loss, coefficient: 0.1}"),
+        "/nowhere/model",
+    ),
+    (
+        ("training.layout={tp: 3, ep: 1, dp: 1}",),
+        "attention heads (2) do not divide into training.layout.tp = 3",
+    ),
+    (
+        ("training.layout={dp: 4, ep: 1}", "rollout.tp=4"),
+        "attention heads (2) do not divide into rollout.tp = 4",
+    ),
+    (
+        ("training.layout={dp: 4, ep: 1}", "rollout.tp=2", "launch.slots_per_node=3"),
+        "engine 1 would lie on nodes [0, 1]",
+    ),
+    (("model.max_length=4096",), "exceeds the model's 32 positions"),
+]
+"""Words of the configuration, and what is said of them; FOLDER holds the files below."""
+
+FILES = {
+    "broken.py": "def score(:\n",
+    "leaves.py": "import os\nos._exit(7)\n",
+    "good.py": "def score(request):\n    return 1.0\n",
+    "empty.jsonl": "",
+    "bad.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=\n',
+    "rows.xml": "<rows/>",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def started() -> list[str]:
+    """Command lines of this process' children that are workers of a run."""
+    lines = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    return [line for line in lines if "ray" in line or "vllm" in line or "torchrun" in line]
+
+
+def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a command that ended with bad input, nothing having started."""
+    assert main(command) == 2
+    assert not started()
+    return capsys.readouterr().err.strip().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes mlflow for absent, whether the environment has it or not."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+
+
+@pytest.mark.parametrize(("more", "message"), WORD_FAULTS)
+def test_a_word_that_names_nothing_ends_the_dry_run(
+    more: tuple[str, ...],
+    message: str,
+    task: Path,
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = [word.replace("FOLDER", str(files)) for word in more]
+    lines = refused(["train", *words(task, tmp_path, "run", *found), "--dry-run"], capsys)
+    assert message in "\n".join(lines), lines
+    assert lines[0].startswith("mrl: ") and len(lines) <= 3, lines
+
+
+@pytest.mark.parametrize("fault", MODEL_FAULTS)
+def test_a_model_that_cannot_be_trained_ends_the_dry_run(
+    fault: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, message = MODEL_FAULTS[fault]
+    folder = shutil.copytree(task / "model", tmp_path / "model")
+    change(folder)
+    command = [
+        "train",
+        *words(task, tmp_path, "run", f"model={{path: {folder}, max_length: 16}}"),
+        "--dry-run",
+    ]
+    lines = refused(command, capsys)
+    assert len(lines) == 1 and message in lines[0], lines
+
+
+def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = (
+        "observe.trackers=[mlflow]",
+        "judge={kind: plugin, path: 'nowhere:score'}",
+        "data.train=/nowhere.jsonl",
+    )
+    lines = refused(["train", *words(task, tmp_path, "run", *more, "training.layout={dp: 3, ep: 3}")], capsys)
+    assert lines[0] == "mrl: 4 faults, nothing was started:"
+    for line, message in zip(
+        lines[1:], ("mlflow", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3"), strict=True
+    ):
+        assert line.startswith("  - ") and message in line
+    assert not list((tmp_path / "run/logs").rglob("*.log")), "a worker had started"
+
+
+def test_a_good_run_passes_and_its_dry_run_leaves_nothing(task: Path, tmp_path: Path) -> None:
+    new = "model={path: %s/new, max_length: 32, new: {hidden_size: 64, num_heads: 2, head_dim: 32, expert_size: 64}}"
+    files, more = split_arguments(words(task, tmp_path, "run", new % tmp_path))
+    dry_run(load(files, more))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from launch import cluster
+    from mrl.config.loop import LaunchSection
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "own_gpus", lambda: 8)
+    with (
+        pytest.raises(ConfigError, match="the layout needs 16 GPUs and this machine has 8"),
+        cluster.cluster(LaunchSection(), num_slots=16),
+    ):
+        pass
+
+
+def test_the_command_itself_ends_in_time(task: Path, tmp_path: Path) -> None:
+    """About 5 s on an idle machine; the requirement is 15."""
+    command = Command(
+        "train", *words(task, tmp_path, "run", "data.train=/nowhere.jsonl"), log=tmp_path / "log"
+    )
+    try:
+        assert command.wait(seconds=120) == 2
+        command.assert_nothing_left()
+    finally:
+        command.end()
+    (line,) = command.output.splitlines()
+    assert line.startswith(f"mrl: /nowhere.jsonl: no such file (working directory {Path.cwd()})")
