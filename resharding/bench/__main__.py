@@ -21,7 +21,7 @@ from mrl.errors import ConfigError
 from resharding import destinations, quantised, sources
 from resharding.bench import models
 from resharding.bench.engine_slots import EngineKind
-from resharding.bench.measure import measure
+from resharding.bench.measure import KINDS, measure
 from resharding.bench.report import show
 from resharding.bench.world import Rank, barrier
 from resharding.layout import Layout
@@ -67,15 +67,18 @@ def main(argv: list[str] | None = None) -> int:
         "torch": torch.__version__,
         "loadavg": Path("/proc/loadavg").read_text().split()[0],
     }
-    report |= measure(
-        bench,
-        modes=("planned", "gather") if options.mode == "both" else (options.mode,),
-        bucket_bytes=bucket_bytes,
-        repeats=options.repeats,
-        warm_up=options.warm_up,
-        check=options.check,
-    )
-    bench.close()
+    try:
+        report |= measure(
+            bench,
+            modes=("planned", "gather") if options.mode == "both" else (options.mode,),
+            kinds=options.verify,
+            bucket_bytes=bucket_bytes,
+            repeats=options.repeats,
+            warm_up=options.warm_up,
+            check=options.check,
+        )
+    finally:  # a receiver's process ends only when it is told to
+        bench.close()
     if rank == 0:
         show(report)
         if options.json:
@@ -100,6 +103,9 @@ def arguments() -> argparse.ArgumentParser:
         "--quantize", choices=FORMS, default="none", help="form of the engines' linear weights"
     )
     parser.add_argument("--mode", choices=("planned", "gather", "both"), default="both")
+    parser.add_argument(
+        "--verify", nargs="+", choices=KINDS, default=list(KINDS), help="sync.verify, one after the other"
+    )
     parser.add_argument("--receivers", choices=RECEIVERS, default="storage", help="what takes the weights in")
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--bucket-mib", type=float, default=64.0)

@@ -230,12 +230,14 @@ if __name__ == "__main__":
 
 @pytest.mark.engine
 def test_a_hand_over_that_leaves_a_copy_out_fails_the_run(tmp_path: Path) -> None:
+    """The benchmark's own comparison finds it, and a full session does not even commit it."""
     program = tmp_path / "broken.py"
     program.write_text(BROKEN)
-    done = torchrun(
-        [str(program)], "--mode", "planned", "--repeats", "1", "--json", str(tmp_path / "out.json")
-    )
+    words = ("--mode", "planned", "--repeats", "1", "--json", str(tmp_path / "out.json"))
+    done = torchrun([str(program)], *words, "--verify", "off", "wire")
     assert done.returncode != 0
     runs = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert [run["check_passed"] for run in runs] == [False, False]
     assert "the box of" in runs[0]["check"], done.stdout
+    done = torchrun([str(program)], *words, "--verify", "full")
+    assert done.returncode != 0 and "not what the trainer's parameters hold" in done.stderr
