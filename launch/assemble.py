@@ -21,6 +21,7 @@ from launch.cluster import cluster, has_gpus
 from launch.fits import refusals
 from launch.hybrid import Hybrid
 from launch.placement import place
+from launch.plan.facts import find_facts
 from launch.reward_group import RewardGroup
 from launch.rollout_group import RolloutGroup
 from launch.train_group import TrainGroup
@@ -32,6 +33,8 @@ from mrl.loops.collect import Collector, Judges
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.loops.supply import GroupSupply
+from mrl.loops.throughput import Throughput
+from mrl.observe.devices import peak_flops
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Prompt
@@ -75,7 +78,20 @@ class Parts:
             self.dataset.validation_prompts(self.config.loop.validation.num_prompts),
             recorder,
             should_stop=should_stop,
+            throughput=self.throughput(),
         )
+
+    def throughput(self) -> Throughput:
+        """How tokens and operations of a step are told, with the peak of the slowest of the devices."""
+        config = self.config
+        peak = config.observe.device_peak_flops
+        if peak is None:
+            names = self.hybrid.train.broadcast("device_name")
+            peaks = [peak_flops(name, config.training.dtype) for name in names]
+            known = [peak for peak in peaks if peak is not None]
+            peak = min(known) if len(known) == len(names) else None
+        facts = find_facts(config.model)
+        return Throughput(facts, config.algorithm, config.training.layout.world_size, peak)
 
 
 @contextlib.contextmanager

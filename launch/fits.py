@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.plan.facts import Facts
+from models.facts import Facts
 from models.families import family_of, require_trainable
 from mrl.config.root import Config
 from mrl.errors import ConfigError

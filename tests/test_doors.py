@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS = {
     0: ("mrl.errors", "mrl.config", "mrl.samples", "models.manifest", "models.names", "models.layer_rows", "models.qwen3_names",
-        "models.mixtral_names", "models.deepseek_v3_names", "models.rope", "models.float8", "models.unsupported", "models.families",
+        "models.mixtral_names", "models.deepseek_v3_names", "models.rope", "models.float8", "models.unsupported", "models.families", "models.facts",
         "models.vllm_names", "resharding.layout", "mrl.rollout.request"),
     1: ("mrl.algorithms", "mrl.judges", "mrl.data", "mrl.observe", "mrl.prepare", "resharding.manifest", "resharding.sources",
         "resharding.destinations", "resharding.plan", "resharding.simulate", "resharding.boxes", "resharding.copies",

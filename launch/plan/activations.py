@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from launch.plan.facts import Facts
 from launch.plan.training_memory import ELEMENT_BYTES
+from models.facts import Facts
 from models.layer_rows import field, head_dim
 from models.names import chunk_layers, padded_vocab
 from mrl.config.training import TrainingSection

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from launch.plan.facts import Facts
 from launch.plan.handover import Moment, SlotMemory
 from launch.plan.hardware import Hardware
 from launch.plan.traffic import Traffic
+from models.facts import Facts
 from mrl.config.rollout import RolloutSection
 from mrl.config.training import TrainingSection
 from resharding.layout import Layout

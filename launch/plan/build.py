@@ -7,7 +7,7 @@ import dataclasses
 from launch import fits
 from launch.plan import advice, quantisation
 from launch.plan.activations import Activations, activations, head_bytes
-from launch.plan.facts import Facts, find_facts
+from launch.plan.facts import find_facts
 from launch.plan.handover import Moment, SlotMemory, moments
 from launch.plan.hardware import Hardware
 from launch.plan.report import Report
@@ -16,6 +16,7 @@ from launch.plan.step_time import Generation, generation, training_time
 from launch.plan.traffic import Traffic, traffic
 from launch.plan.training_memory import ELEMENT_BYTES, StageMemory, layout_of, stage_memory
 from launch.plan.work import Work, microbatches, work_of
+from models.facts import Facts
 from mrl.config.model import ModelSection
 from mrl.config.root import Config
 from resharding.layout import Layout

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launch.plan.facts import Facts, row_elements
+from launch.plan.facts import row_elements
+from models.facts import Facts
 from models.float8 import BLOCK
 from models.names import Row
 from mrl.config.rollout import RolloutSection

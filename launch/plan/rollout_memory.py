@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from launch.plan.facts import Facts, row_elements
+from launch.plan.facts import row_elements
 from launch.plan.hardware import Hardware
 from launch.plan.training_memory import ELEMENT_BYTES
+from models.facts import Facts
 from models.vllm_names import Shard, local_tensors
 from mrl.config.rollout import RolloutSection
 from resharding import quantised

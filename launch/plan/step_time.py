@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from launch.plan.facts import Facts
 from launch.plan.hardware import Hardware
 from launch.plan.work import Work
+from models.facts import Facts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,9 +44,11 @@ def generation(
     read = _weights_read(facts, rank_weights, concurrent)
     read += concurrent * (work.prompt_tokens + work.response_tokens / 2) * kv_bytes_per_token
     reading = read / (hardware.memory_bytes_per_second * hardware.decode_efficiency)
-    computing = facts.forward_flops(concurrent, 2 * work.sample_tokens) / tp / (hardware.peak_flops * 0.5)
+    computing = (
+        facts.forward_flops(concurrent, concurrent * work.sample_tokens) / tp / (hardware.peak_flops * 0.5)
+    )
     step = max(reading, computing, hardware.decode_step_seconds)
-    prefill = facts.forward_flops(samples * work.prompt_tokens, work.prompt_tokens) / tp
+    prefill = facts.forward_flops(samples * work.prompt_tokens, samples * work.prompt_tokens**2 / 2) / tp
     seconds = steps * step + prefill / (hardware.peak_flops * hardware.training_efficiency)
     return Generation(concurrent=concurrent, decode_steps=steps, seconds=seconds)
 
@@ -88,7 +90,7 @@ def training_time(
     """Of one step; `exchanged_bytes` is what one rank sends for one optimizer update."""
     bubble = (pp - 1) / (vpp * num_microbatches + pp - 1)
     rate = world_size * hardware.peak_flops * hardware.training_efficiency * (1 - bubble)
-    forward = facts.forward_flops(work.tokens, work.sample_tokens)
+    forward = facts.forward_flops(work.tokens, work.tokens * work.sample_tokens / 2)
     factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[recompute]
     link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
     return Training(

@@ -12,10 +12,10 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from launch.plan.facts import Facts
 from launch.plan.hardware import Hardware
 from launch.plan.quantisation import row_bytes
 from launch.plan.training_memory import ELEMENT_BYTES
+from models.facts import Facts
 from models.names import Row, chunk_layers
 from mrl.config.rollout import RolloutSection
 from resharding import destinations, quantised, sources

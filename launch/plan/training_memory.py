@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from launch.plan.facts import Facts
+from models.facts import Facts
 from mrl.config.training import TrainingSection
 from resharding.layout import Layout
 

@@ -48,6 +48,8 @@ class ObserveSection(Section):
     """MLflow, where trackers names it."""
     tracker_deadline_seconds: float = Field(default=10.0, gt=0)
     """Longest the end of a run waits for a tracker."""
+    device_peak_flops: float | None = Field(default=None, gt=0)
+    """Operations per second of one device in training.dtype, for the utilisation (mfu); by the device's name when absent, left out for unknown ones."""
     samples_per_step: int = Field(default=16, ge=0)
     """Samples written to samples.jsonl each step (best and worst of the first groups); 0 writes none."""
 

@@ -78,10 +78,14 @@ class OnPolicyLoop:
         recorder: Recorder,
         *,
         should_stop: Callable[[], str | None] = lambda: None,
+        throughput: Callable[
+            [np.ndarray, Mapping[str, float]], dict[str, float]
+        ] = lambda lengths, metrics: {},
     ) -> None:
         self._config, self._engines, self._train = config, engines, engines.train
         self._collector, self._supply, self._validation_prompts = collector, supply, validation_prompts
         self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
+        self._throughput = throughput
         self._algorithm = State.of(config.algorithm)
         self._groups: Sequence[Group] = ()
         self.on_batch: Callable[[list[Group]], None] = lambda groups: None
@@ -129,10 +133,12 @@ class OnPolicyLoop:
         metrics |= self._check_judged(groups)
         self._groups = groups
         self.on_batch(groups)
+        lengths = np.zeros(0, np.int64)
         if groups:
             batch, measured = self._recompute(groups)
             batch, shaped = self._estimate(batch, groups)
             metrics |= measured | shaped | self._update(batch)
+            lengths = batch.lengths()
         self.next_step = step + 1
         with self._clock.phase("save"):
             self._recorder.samples(step, groups)
@@ -143,6 +149,7 @@ class OnPolicyLoop:
         metrics |= self._clock.take()
         seconds = time.monotonic() - start
         metrics["time/step_seconds"] = seconds - metrics["time/save_seconds"]
+        metrics |= self._throughput(lengths, metrics)
         metrics |= self._own_share(seconds) | {"perf/driver_cpu_seconds": time.thread_time() - worked}
         metrics |= self._validate(step) if self._validation_due(step) else {}
         self._write_row(step, metrics)

@@ -256,6 +256,10 @@ class MegatronWorker:
             "optimizer_steps": float(self.optimizer.steps),
         }
 
+    def device_name(self) -> str:
+        """What CUDA calls this rank's device; "cpu" without one."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
     # -- critic -------------------------------------------------------------------------------------------------
 
     def add_critic(self, section: CriticSection) -> None:

@@ -54,6 +54,17 @@ def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
     assert samples and (tmp_path / "again/samples.jsonl").read_text() == samples
 
 
+def test_a_row_tells_tokens_operations_and_load(whole: Path) -> None:
+    trained = read(whole / "metrics.jsonl")[1:]
+    for row in trained:
+        for what in ("tokens", "step_flops", "update_flops"):
+            assert row[f"perf/{what}_per_second_per_device"] > 0
+        assert 1 <= row["moe/load_max_over_mean"] <= row["moe/load_max_over_mean_max"]
+        assert not any(name.endswith("_mfu") for name in row), "no peak of a CPU is known"
+    layers = read(whole / "expert_load.jsonl")
+    assert [row["step"] for row in layers] == [row["step"] for row in trained]
+
+
 def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exported"
     run("export", str(whole), "--out", str(folder), log=tmp_path / "export.log")

@@ -8,8 +8,10 @@ import torch
 
 from launch.plan.facts import find_facts
 from launch.plan.hardware import CONFIGS, load_hardware
+from models.facts import Facts
 from mrl.config.model import ModelSection
 from mrl.errors import ConfigError
+from mrl.observe.devices import peak_flops
 
 PUBLISHED = {
     # Elements in the published safetensors (DeepSeek-V3: without the multi-token-prediction layer).
@@ -74,3 +76,41 @@ def test_hardware_by_name_and_by_file(tmp_path) -> None:
     path.write_text("gpus: 8\n")
     with pytest.raises(ConfigError, match="does not describe hardware"):
         load_hardware(path)
+
+
+def test_operations_of_a_training_token_are_palms() -> None:
+    """6 N + 12 L H Q T with half of the pairs (arXiv 2204.02311, appendix B); N: what a token meets, the lookup not."""
+    facts, length = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), 4096
+    parameters = PUBLISHED["Qwen3-30B-A3B"][1] - 151936 * 2048
+    layers, heads, width = 48, 32, 128
+    trained = 3 * facts.forward_flops(length, length**2 / 2) / length
+    assert trained == 6 * parameters + 12 * layers * heads * width * length / 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_operations_agree_with_those_torch_counts(tied: bool) -> None:
+    """torch counts products only, and all pairs; norms are the rest."""
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 1000}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    hf = transformers.Qwen3Config(**shape, **heads, tie_word_embeddings=tied, attn_implementation="eager")
+    model, length = transformers.AutoModelForCausalLM.from_config(hf), 96
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, length, dtype=torch.long))
+    facts = Facts(hf.to_dict() | {"model_type": "qwen3"}, "test")
+    norms = 3 * (2 * 256 + 2 * 32) + 256
+    ours = facts.forward_flops(length, length**2) - 2 * norms * length
+    assert ours == counter.get_total_flops()
+    assert (
+        facts.forward_flops(length, 0) - facts.forward_flops(length, 0, has_head=False)
+        == 2 * 256_000 * length
+    )
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device"), [("8x80gb", "NVIDIA H100 80GB HBM3"), ("8x141gb", "NVIDIA H200")]
+)
+def test_a_plan_and_a_run_know_the_same_peak(hardware: str, device: str) -> None:
+    assert load_hardware(hardware).peak_flops == peak_flops(device, "bfloat16")

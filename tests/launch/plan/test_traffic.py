@@ -2,8 +2,8 @@
 
 import pytest
 
-from launch.plan.facts import Facts
 from launch.plan.traffic import planned_traffic, traffic
+from models.facts import Facts
 from mrl.config.rollout import RolloutSection
 from mrl.rollout.quantised import require_whole_blocks
 from resharding.layout import Layout

@@ -1,0 +1,56 @@
+"""Tokens per second and model FLOP utilisation of a step (PaLM, arXiv 2204.02311, appendix B). Pure.
+
+Counted is what the step's result needs, not what the machine did: each trained sample generated once (one forward pass over its
+prompt and response), the forward passes of the reference and of the critic, and forward and backward of each update. Not
+counted: samples that were filtered away, old log-probs computed again, layers computed again in the backward pass. The
+critic is taken to have the policy's shape without the output layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from models.facts import Facts
+from mrl.config.algorithm import AlgorithmSection
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Throughput:
+    """Called with a step's sample lengths and metrics; returns the figures per device."""
+
+    facts: Facts
+    algorithm: AlgorithmSection
+    num_devices: int
+    """Slots of the run: GPUs, or processes that stand for them."""
+    peak_flops: float | None
+    """Operations per second of one device; None leaves the utilisation out."""
+
+    def __call__(self, lengths: np.ndarray, metrics: Mapping[str, float]) -> dict[str, float]:
+        """`lengths` [S]: tokens of each trained sample, prompt and response."""
+        tokens, pairs = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum()) / 2
+        policy, critic = (self.facts.forward_flops(tokens, pairs, has_head=head) for head in (True, False))
+        update = (
+            3
+            * self.algorithm.epochs
+            * sum(
+                forward
+                for role, forward in (("optim", policy), ("critic", critic))
+                if f"{role}/grad_norm" in metrics
+            )
+        )
+        step = policy + update
+        step += policy * self.algorithm.needs_reference + critic * self.algorithm.needs_values
+        seconds = metrics["time/step_seconds"]
+        found = {"perf/tokens_per_second_per_device": tokens / seconds / self.num_devices}
+        found |= self._rate("step", step, seconds)
+        return found | self._rate("update", update, metrics.get("time/update_seconds", 0.0))
+
+    def _rate(self, name: str, flops: float, seconds: float) -> dict[str, float]:
+        if not seconds:
+            return {}
+        rate = flops / seconds / self.num_devices
+        found = {f"perf/{name}_flops_per_second_per_device": rate}
+        return found if self.peak_flops is None else found | {f"perf/{name}_mfu": rate / self.peak_flops}

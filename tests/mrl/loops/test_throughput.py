@@ -1,0 +1,83 @@
+"""Tokens per second and operations of steps whose amounts are known."""
+
+import numpy as np
+import pytest
+
+from models.facts import Facts
+from mrl.config.algorithm import AlgorithmSection
+from mrl.loops.throughput import Throughput
+from mrl.observe.devices import peak_flops
+
+QWEN = {
+    "model_type": "qwen3",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+}
+FACTS = Facts(QWEN, "test")
+LENGTHS = np.array([10, 30])
+TIMES = {"time/step_seconds": 8.0, "time/update_seconds": 2.0, "optim/grad_norm": 1.0}
+FORWARD = FACTS.forward_flops(40, 500)
+"""Of both samples: 10 x 10 / 2 + 30 x 30 / 2 pairs."""
+
+
+def test_a_step_is_one_forward_pass_for_its_samples_and_three_for_its_update() -> None:
+    found = Throughput(FACTS, AlgorithmSection(), num_devices=4, peak_flops=1e6)(LENGTHS, TIMES)
+    assert found == {
+        "perf/tokens_per_second_per_device": 40 / 8 / 4,
+        "perf/step_flops_per_second_per_device": 4 * FORWARD / 8 / 4,
+        "perf/step_mfu": 4 * FORWARD / 8 / 4 / 1e6,
+        "perf/update_flops_per_second_per_device": 3 * FORWARD / 2 / 4,
+        "perf/update_mfu": 3 * FORWARD / 2 / 4 / 1e6,
+    }
+
+
+def test_reference_critic_and_epochs_count() -> None:
+    algorithm = AlgorithmSection.model_validate(
+        {
+            "estimator": {"name": "gae"},
+            "epochs": 2,
+            "kl": {"place": "reward", "kind": "k1", "coefficient": 0.1},
+        }
+    )
+    headless = FACTS.forward_flops(40, 500, has_head=False)
+    assert FORWARD - headless == 2 * 100 * 8 * 40
+    told = Throughput(FACTS, algorithm, num_devices=1, peak_flops=None)
+    both = told(LENGTHS, TIMES | {"critic/grad_norm": 1.0})
+    assert (
+        both["perf/step_flops_per_second_per_device"]
+        == (2 * FORWARD + headless + 6 * (FORWARD + headless)) / 8
+    )
+    critic_alone = {n: v for n, v in TIMES.items() if n != "optim/grad_norm"} | {"critic/grad_norm": 1.0}
+    assert told(LENGTHS, critic_alone)["perf/update_flops_per_second_per_device"] == 6 * headless / 2
+
+
+def test_no_utilisation_is_told_of_an_unknown_device() -> None:
+    assert peak_flops("cpu", "bfloat16") is None and peak_flops("NVIDIA H100 PCIe", "float32") is None
+    found = Throughput(FACTS, AlgorithmSection(), num_devices=1, peak_flops=None)(LENGTHS, TIMES)
+    assert not any(name.endswith("mfu") for name in found)
+
+
+def test_a_step_without_samples_has_no_tokens() -> None:
+    empty = {"time/step_seconds": 8.0}
+    found = Throughput(FACTS, AlgorithmSection(), num_devices=1, peak_flops=1e6)(np.zeros(0, np.int64), empty)
+    assert found["perf/tokens_per_second_per_device"] == found["perf/step_mfu"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 9.89e14),
+        ("NVIDIA H100 NVL", 8.35e14),
+        ("NVIDIA A100-SXM4-80GB", 3.12e14),
+        ("NVIDIA GH200 480GB", 9.89e14),
+        ("NVIDIA H20", 1.48e14),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_devices_are_known_by_cudas_names(name: str, peak: float | None) -> None:
+    assert peak_flops(name, "bfloat16") == peak
