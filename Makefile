@@ -4,6 +4,8 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
 PACKAGES := bubblewrap shellcheck slurm-wlm munge
 
 .PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow gpu-smoke lint lock setup system-packages clean

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from mrl.observe.streams import lossy, say
 
@@ -28,6 +28,11 @@ def last_words(folder: Path) -> str:
         for line in path.read_text(errors="replace").splitlines()
     ]
     return "; ".join(line.removeprefix(LAST_WORDS) for line in lines if line.startswith(LAST_WORDS))
+
+
+def screen() -> TextIO:
+    """This process' standard output as it is now, for lines of ours that are still to be seen after `redirect`."""
+    return lossy(os.dup(1))
 
 
 def redirect(folder: str, name: str) -> None:

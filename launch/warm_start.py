@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
+from launch.actor_log import redirect, screen
 from launch.spmd import run_torchrun, start_worker
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
@@ -36,18 +37,35 @@ def run_ranks(arguments: Sequence[str]) -> int:
     check_tokenizer(config)
     rows = read_rows(section.data)
     print(f"warm start: {len(rows)} rows, {section.steps} steps of {section.batch_rows}")
-    return run_torchrun("launch.warm_start", arguments, config)
+    code = run_torchrun("launch.warm_start", arguments, config)
+    if code:
+        print(f"warm start failed with {code}; each rank's own words are in {log_folder(config)}", flush=True)
+    return code
+
+
+def log_folder(config: Config) -> Path:
+    """Where each rank writes what it and the libraries under it have to say."""
+    return Path(config.run_folder).resolve() / "logs" / "warm-start"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One rank."""
+    """One rank: its figures are for the screen, all else for its log file, its end by an error for both."""
+    config, seen, rank = load(*split_arguments(arguments)), screen(), int(os.environ["RANK"])
+    redirect(str(log_folder(config)), f"rank-{rank}")
+    try:
+        _train(config, seen, rank)
+    except Exception as error:
+        print(f"warm start, rank {rank}: {type(error).__name__}: {error}", file=seen, flush=True)
+        raise
+
+
+def _train(config: Config, seen: TextIO, rank: int) -> None:
     from transformers import AutoTokenizer
 
     from mrl.training import hf_export
     from mrl.training.supervised import cross_entropy
 
-    config = load(*split_arguments(arguments))
-    section, rank = _section(config), int(os.environ["RANK"])
+    section = _section(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training)
     sequences = encode(read_rows(section.data), AutoTokenizer.from_pretrained(config.model.path))
@@ -59,6 +77,7 @@ def main(arguments: Sequence[str]) -> None:
         if rank == 0 and (step % 20 == 0 or step == section.steps):
             print(
                 f"warm start {step}/{section.steps}  loss {metrics['loss']:.4f}  {time.monotonic() - start:.0f} s",
+                file=seen,
                 flush=True,
             )
     shards = Path(section.output).with_name(Path(section.output).name + ".shards")

@@ -45,6 +45,7 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()  # a bar for one small file
     fields = hf_config(new, vocab_size=vocab_size, max_length=max_length)
     config = transformers.AutoConfig.for_model(**fields)
     with torch.random.fork_rng(devices=[]):

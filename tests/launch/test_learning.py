@@ -12,7 +12,6 @@ from launch.assemble import decoder
 from launch.check import load_tokenizer
 from launch.cluster import cluster
 from launch.hybrid import Hybrid
-from launch.warm_start import run_ranks
 from mrl.config.loop import LaunchSection
 from mrl.config.root import Config
 from mrl.data.load import load_data
@@ -27,6 +26,7 @@ from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare import arithmetic
 from mrl.samples import Prompt, Sample, Verdict
+from tests.launch import command
 from tests.launch.hybrid_runs import running
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -60,7 +60,12 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
         f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm, steps: 110}}",
     ]
     quickstart = str(ROOT / "configs/quickstart.yaml")
-    assert run_ranks([quickstart, str(ROOT / "configs/quickstart_model.yaml"), *words, *warm]) == 0
+    model = str(ROOT / "configs/quickstart_model.yaml")
+    screen = command.run("warm-start", quickstart, model, *words, *warm, log=folder / "warm.log", seconds=400)
+    strangers = [line for line in screen.splitlines() if not line.startswith("warm start")]
+    assert not strangers, f"lines that are not ours: {strangers[:5]}"
+    for rank in range(2):
+        assert (folder / f"runs/quickstart/logs/warm-start/rank-{rank}.log").stat().st_size
     config = load([quickstart], [*words, f"model.path={folder}/warm"])
     with (
         cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),
