@@ -99,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = _config_command(commands, "bench", _bench, "a step of the loop against its floor")
     bench.add_argument("--steps", type=int, default=5, help="steps measured after one warm-up")
     bench.add_argument("--json", action="store_true", help="for programs")
-    settings = commands.add_parser("settings", help="all settings, one sentence each")
+    settings = commands.add_parser("settings", help="all settings, or those below a path, one sentence each")
+    settings.add_argument("path", nargs="?", default="", help="for instance judge, or rollout.tp")
     settings.set_defaults(run=_settings)
     return parser
 
@@ -205,7 +206,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace) -> int:
     from mrl.config.describe import describe
 
-    print(describe())
+    print(describe(options.path))
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pydantic
 import yaml
 
+from mrl.config import foreign
 from mrl.config.merge import Origins, merge
 from mrl.config.root import Config
 from mrl.config.section import Section
@@ -56,7 +57,7 @@ def _explain(problem: Any, origins: Origins) -> str:
     if path in GONE:
         return f"{path}: there is no such setting any more{origin}; write {GONE[path]}"
     if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{origin}{_nearest(parts)}"
+        return f"{path}: unknown key{origin}{foreign.answer(parts[-1]) or _nearest(parts)}"
     if problem["type"] == "missing":
         return f"{path}: required and not given"
     message = problem["msg"].removeprefix("Value error, ")

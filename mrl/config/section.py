@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A group of settings. Every field has one sentence of description, shown by `mrl --help`."""
+    """A group of settings. Every field has one sentence of description, shown by `mrl settings`."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True

@@ -1,10 +1,12 @@
 """Merging, resolving, and errors that say what, where from, and what to do."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
+from mrl.config import foreign
 from mrl.config.describe import describe
 from mrl.config.load import dump, load, split_arguments
 from mrl.config.root import Config
@@ -155,10 +157,52 @@ def test_arguments_split_into_files_and_words() -> None:
     )
 
 
-def test_every_setting_has_a_sentence() -> None:
-    lines = [line for line in describe().splitlines() if line.strip()]
-    assert len(lines) > 100
+def test_every_setting_has_a_sentence_once() -> None:
+    lines = describe().splitlines()
+    assert len(lines) > 200 and len(set(lines)) == len(lines)
     assert [line for line in lines if line.rstrip().endswith("#")] == []
+    assert sum("Processor time of one process" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("judge.kind", "judge.kind: maths | code | code_service"),
+        ("rollout.dtype", "rollout.dtype: bfloat16 | float32 = bfloat16  #"),
+        ("rollout.tp", "rollout.tp: int = 1  #"),
+        ("algorithm.loss", "algorithm.loss[gspo].clip_low: float = 0.0003"),
+        ("judge.domains.maths", "judge.domains.maths.several: wrong | last = wrong"),
+    ],
+)
+def test_settings_are_shown_by_path_with_type_and_choices(path: str, expected: str) -> None:
+    lines = describe(path).splitlines()
+    assert any(line.startswith(expected) for line in lines), lines
+    assert all(line.startswith(path) for line in lines)
+
+
+def test_a_path_without_settings_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"there is no setting rollout\.tpp; did you mean 'rollout\.tp'"):
+        describe("rollout.tpp")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("algorithm.lora.rank=8", "algorithm.lora: unknown key .*; not supported: all weights are trained"),
+        ("loop.num_generations=8", "here that is loop.samples_per_prompt"),
+        ("training.optimizer.learning_rate=1", "here that is training.optimizer.lr"),
+    ],
+)
+def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load([minimal], [word])
+
+
+def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
+    known = [line.split(":")[0] for line in describe().splitlines()]
+    plain = {re.sub(r"\[\w+\]", "", path) for path in known}
+    for told in foreign.HERE.values():
+        assert re.match(r"[\w.]+", told)[0] in plain, told
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"
