@@ -15,7 +15,6 @@ from mrl.config.judge import JudgePart
 from mrl.judges.wire import FrameBuffer, frame
 
 _KEPT_ERROR_BYTES = 2000
-_NEAR_LIMIT = 0.8
 _NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
 """What interpreters and libraries say when memory was refused."""
 
@@ -26,8 +25,6 @@ class End:
 
     status: int
     """Exit status; negative for a signal's number."""
-    peak_mib: int
-    """Most memory it held in RAM."""
     last_words: str
     """The end of its standard error, printable."""
 
@@ -35,8 +32,8 @@ class End:
         """Status and last words; where memory may have been the cause, the setting that limits it too."""
         text = f"its process ended with status {self.status}: {self.last_words}"
         refused = any(words in self.last_words for words in _NO_MEMORY)
-        if refused or self.status == -signal.SIGKILL or self.peak_mib >= _NEAR_LIMIT * memory_mib:
-            text += f" (it held {self.peak_mib} MiB; judge.memory_mib = {memory_mib} is what it may allocate)"
+        if refused or self.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
+            text += f" (judge.memory_mib = {memory_mib} is what it may allocate)"
         return text
 
 
@@ -108,9 +105,7 @@ class JudgeProcess:
         """Kill the process and its session, reap it, close the pipes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(self.pid, 0)
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        end = End(self._process.returncode, usage.ru_maxrss // 1024, self.last_words())
+        end = End(self._process.wait(), self.last_words())
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):

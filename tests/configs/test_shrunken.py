@@ -30,7 +30,7 @@ SLOW_RECIPES = {
 
 def shrunken(recipe: str, folder: Path) -> list[str]:
     """The recipe with small words over it; algorithm, recompute and phases stay the recipe's, and the trainer
-    leaves its memory while engines serve, as it does on GPUs."""
+    leaves its memory while engines serve, as it does on GPUs. Engines are wide: these sizes have no whole block of 128 (tests/launch/test_float8.py has)."""
     arithmetic.write(folder / "data", largest=9, num_validation=8, num_warm_start=8)
     (folder / "judge.py").write_text(JUDGE)
     family, layout = (RECIPES | SLOW_RECIPES)[recipe]
@@ -60,6 +60,7 @@ training:
 rollout:
   tp: 2
   expert_parallel: false
+  quantization: none
   dtype: float32
   max_response_tokens: 8
   max_num_seqs: 16
