@@ -8,6 +8,7 @@ files itself in the calling thread, and after every kind of file all ranks agree
 from __future__ import annotations
 
 import functools
+import io
 import queue
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAM
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
 from mrl.errors import CheckpointError
+from mrl.training.durable import write_durably
 from mrl.training.parallel import run_everywhere, run_on_rank_zero
 
 
@@ -29,7 +31,7 @@ def write_sharded(state: dict[str, Any], folder: Path) -> None:
     """All of Megatron's files of one sharded state dict, into a folder that is there; CheckpointError on all ranks alike."""
     sharded, common = save_preprocess(state, True)
     strategy = _InProcessSave()
-    run_on_rank_zero(lambda: torch.save(common, folder / COMMON_STATE_FNAME))
+    run_on_rank_zero(lambda: _write_common(common, folder / COMMON_STATE_FNAME))
     run_on_rank_zero(
         lambda: save_config(CheckpointingConfig(strategy.backend, strategy.version), str(folder))
     )
@@ -38,6 +40,13 @@ def write_sharded(state: dict[str, Any], folder: Path) -> None:
     run_everywhere(request.async_fn)
     for finalize in request.finalize_fns:
         finalize()
+
+
+def _write_common(common: Any, path: Path) -> None:
+    """What all ranks share, written from memory: torch's own writing covers the operating system's word for a failure."""
+    buffer = io.BytesIO()
+    torch.save(common, buffer)
+    write_durably(path, buffer.getvalue())
 
 
 class _InProcessSave(TorchDistSaveShardedStrategy):
