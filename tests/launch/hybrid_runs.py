@@ -27,6 +27,7 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
             f"run.folder={folder}",
             f"model.path={model}",
             "model.max_length=32",
+            "data.max_prompt_tokens=16",
             f"data.train={folder}/train.jsonl",
             f"data.validation={folder}/validation.jsonl",
             "judge.kind=maths",
