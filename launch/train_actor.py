@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ class TrainActor:
         from launch.actor_log import redirect
 
         redirect(log_folder, f"train-{rank}")
+        # Megatron's code for inference imports wandb where it is installed, and uses nothing of it here; the import makes
+        # temporary folders, which a rank that is killed would leave behind.
+        sys.modules["wandb"] = None  # type: ignore[assignment]
         self._config, self._rank = config.in_updates(), rank
         self._worker: Any = None
         self._store: tuple[str, int] | None = None

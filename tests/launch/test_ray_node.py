@@ -27,7 +27,7 @@ def where():
     return ray.get_runtime_context().get_node_id()
 placement = place(4, gpus=False, deadline_seconds=60)
 labels = {n["NodeID"]: n["Labels"]["mrl-node"] for n in ray.nodes()}
-real = [labels[ray.get(where.options(scheduling_strategy=placement.strategy(r), resources={"slot": 0.5}).remote())] for r in range(4)]
+real = [labels[ray.get(where.options(scheduling_strategy=s, resources={"slot": 0.5}).remote())] for s in placement.strategies(range(4))]
 print(json.dumps([[slot.node for slot in placement.slots], real]))
 placement.remove()
 """
