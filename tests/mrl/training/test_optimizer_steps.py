@@ -53,7 +53,7 @@ def resume_and_export(
     at = scenarios.worker(rank, world, port, folder, layout, optimizer=RESUMED)
     at.load_checkpoint(path)
     metrics = scenarios.train(at, len(RATES) - STEPS_SAVED)
-    at.export_hf(out)
+    scenarios.export(at, Path(out))
     return metrics
 
 
