@@ -75,7 +75,7 @@ def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float, ex
             f"all workers up and serving after {time.monotonic() - start:.1f} s "
             f"({', '.join(f'{part} {seconds:.1f}' for part, seconds in start_up.items())}); logs in {folder.path}/logs/latest"
         )
-        signals.stepping = True
+        signals.begin_steps()
         ended = loop.run()
     except MrlError as error:
         ended = f"{type(error).__name__}: {error}".splitlines()[0]

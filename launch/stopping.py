@@ -29,6 +29,13 @@ class StopSignals:
         """Why to stop, or None."""
         return self._reason
 
+    def begin_steps(self) -> None:
+        """From now on there is a step to finish. A request made before is raised again: KeyboardInterrupt is lost where it meets
+        a destructor or a callback of somebody else's code."""
+        if self._reason is not None:
+            raise KeyboardInterrupt(self._reason)
+        self.stepping = True
+
     def __enter__(self) -> StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._old[number] = signal.signal(number, self._handle)
@@ -41,7 +48,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if not self.stepping:
-            self.exit_code = _exit_code(number)
+            self._reason, self.exit_code = name, _exit_code(number)
             say(f"{name} before the first step: leaving now")
             raise KeyboardInterrupt(name)
         if self._reason is not None and number != signal.SIGUSR1:
