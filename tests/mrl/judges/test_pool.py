@@ -176,14 +176,14 @@ def test_a_sample_that_kills_a_waiting_judge_is_told_from_those_beside_it(
 def test_an_async_function_that_blocks_is_slow_but_not_killed(
     make_pair: Any, judge_all: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
+    """25 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
     monkeypatch.setattr(dispatch, "WAITING_GRACE_SECONDS", 0.5)
-    with JudgePool(plugin("blocks", retries=0, deadline_seconds=2.0)) as pool:
-        verdicts = judge_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(40)])
-        assert [v.value for v in verdicts.values()] == [1.0] * 40
+    with JudgePool(plugin("blocks", retries=0, deadline_seconds=1.5)) as pool:
+        verdicts = judge_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(25)])
+        assert [v.value for v in verdicts.values()] == [1.0] * 25
         assert "processes_lost" not in pool.counts()
         (verdict,) = judge_all(pool, [make_pair(99, "hang", "1")]).values()
-    assert "no verdict in 2 s" in verdict.reason
+    assert "no verdict in 1.5 s" in verdict.reason
 
 
 def test_a_judge_that_prints_does_not_disturb_the_channel(make_pair: Any, judge_all: Any) -> None:
