@@ -44,10 +44,10 @@ def check(config: Config) -> Inputs:
 
     Makes the model's folder where `model.new` says so.
     """
-    faults = [line for each in CHECKS for line in _faults(each, config)]
-    if faults:
-        raise _told_together(list(dict.fromkeys(faults)))
-    tokenizer = load_tokenizer(config)
+    found = [_looked_at(each, config) for each in (*CHECKS, check_tokenizer)]
+    if faults := dict.fromkeys(line for _, lines in found for line in lines):
+        raise _told_together(list(faults))
+    tokenizer, _ = found[-1]
     dataset = load_data(config.data, config.judge, tokenizer)
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     check_rewards(config, trial)
@@ -84,7 +84,7 @@ def check_data_files(config: Config) -> None:
     """Every file of rows can be opened and has a first row."""
     entries = (*config.data.train_entries(), *config.data.validation_entries())
     paths = dict.fromkeys(path for entry in entries for path in entry.paths)
-    if faults := [line for path in paths for line in _faults(lambda p: next(iter(read_rows(p))), path)]:
+    if faults := [line for path in paths for line in _looked_at(lambda p: next(iter(read_rows(p))), path)[1]]:
         raise DataError("\n".join(faults))
 
 
@@ -127,17 +127,18 @@ def check_critic(config: Config) -> None:
         )
 
 
-def check_tokenizer(config: Config) -> None:
-    """The model's folder holds a tokenizer, whose ids are rows of the model's embedding."""
+def check_tokenizer(config: Config) -> Any:
+    """The tokenizer of the model's folder, whose ids are rows of the model's embedding; None where there is no model."""
     if not (Path(config.model.path) / "config.json").is_file():
-        return  # that is check_policy's to say
-    size = int(read_config(config.model.path)["vocab_size"])
-    largest = max(load_tokenizer(config).get_vocab().values(), default=0)
+        return None  # that is check_policy's to say
+    size, tokenizer = int(read_config(config.model.path)["vocab_size"]), load_tokenizer(config)
+    largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= size:
         raise ConfigError(
             f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is {size}; "
             "they do not belong together"
         )
+    return tokenizer
 
 
 CHECKS: tuple[Callable[[Config], object], ...] = (
@@ -148,9 +149,8 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_policy,
     check_reference,
     check_critic,
-    check_tokenizer,
 )
-"""Each takes milliseconds to seconds and raises ConfigError or DataError, one line for each fault."""
+"""Beside that of the tokenizer, which is kept. Each takes milliseconds to seconds and raises ConfigError or DataError, one line for each fault."""
 
 
 def check_rewards(config: Config, prompts: Sequence[Prompt]) -> None:
@@ -185,13 +185,12 @@ def _check_weights(folder: str, policy: str) -> None:
     check_folder(folder, family_of(hf), hf)
 
 
-def _faults(check: Callable[[Any], object], subject: Any) -> list[str]:
-    """What a check says of its subject, line by line; empty where it passes."""
+def _looked_at(check: Callable[[Any], Any], subject: Any) -> tuple[Any, list[str]]:
+    """(what a check gives, what it says against its subject, line by line: nothing where it passes)."""
     try:
-        check(subject)
+        return check(subject), []
     except (ConfigError, DataError) as error:
-        return str(error).splitlines()
-    return []
+        return None, str(error).splitlines()
 
 
 def _told_together(faults: Sequence[str]) -> ConfigError:

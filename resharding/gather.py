@@ -42,7 +42,6 @@ def send(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
         )
     ranks = Ranks(group, deadline_seconds, device)
-    proof = proof_of(plan, ranks.rank, len(senders))
     leads = [Lead(sender, plan.content) for sender in senders]
     flat = [tensor.detach().reshape(-1) for tensor in local_tensors]
     return hold(
@@ -50,7 +49,7 @@ def send(
         session,
         leads,
         lambda: move(senders, plan, local_tensors, ranks),
-        lambda: proof.said(flat, ranks),
+        lambda: proof_of(plan, ranks.rank, len(senders)).said(flat, ranks),
         mesh=mesh,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from mrl.config.load import section_types
+from mrl.config.load import section_types, tag_of
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 
@@ -50,7 +50,7 @@ def _lines(
             continue
         found.append((path, f"{path}: {_section_name(field.annotation)}  # {sentence}"))
         for each in inner:
-            own = f"{path}[{_tag(each)}]" if len(inner) > 1 else path
+            own = f"{path}[{tag_of(each) or each.__name__}]" if len(inner) > 1 else path
             if depth > 3 or any(issubclass(known, each) for known in printed or ()):
                 found.append((f"{own}.", f"{own}.*  # settings that stand above"))
                 continue
@@ -98,8 +98,3 @@ def _default(field: Any) -> str:
         value = list(value)
     shown = {None: "null", True: "true", False: "false", "": "''"}
     return f" = {shown.get(value, value) if isinstance(value, bool | str | None) else value}"
-
-
-def _tag(section: type[pydantic.BaseModel]) -> str:
-    name = section.model_fields.get("name")
-    return name.default if name is not None and isinstance(name.default, str) else section.__name__

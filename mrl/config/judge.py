@@ -186,6 +186,11 @@ class JudgeSection(JudgeSpec):
                 raise ValueError(f"domains.{domain} needs kind or parts")
         return self
 
+    def all_judges(self) -> list[JudgePart]:
+        """Every judge of every domain."""
+        own = [self] if self.kind is not None or self.parts else []
+        return [part for spec in (*own, *self.domains.values()) for part in spec.judges()]
+
     def for_domain(self, domain: str) -> JudgeSpec:
         """The judge of a domain. Raises KeyError where there is none."""
         if domain in self.domains:

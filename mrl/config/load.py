@@ -87,12 +87,12 @@ def _section_at(parts: Sequence[str]) -> type[pydantic.BaseModel] | None:
         inner = section_types(section.model_fields[part].annotation)
         if not inner:
             return None
-        wanted = [s for s in inner if s.__name__ in parts or _tag(s) in parts]
+        wanted = [s for s in inner if s.__name__ in parts or tag_of(s) in parts]
         section = wanted[0] if wanted else inner[0]
     return section
 
 
-def _tag(section: type[pydantic.BaseModel]) -> str | None:
+def tag_of(section: type[pydantic.BaseModel]) -> str | None:
     """What chooses this section among others (its fixed `name` or `kind`), if anything does."""
     fields = (section.model_fields.get(key) for key in ("name", "kind"))
     return next((f.default for f in fields if f is not None and isinstance(f.default, str)), None)

@@ -1,10 +1,14 @@
-"""No judge process outlives the process it works for."""
+"""No judge process outlives the process it works for.
+
+`python -m mrl.judges.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that parent.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import sys
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,3 +23,8 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from mrl.config.judge import JudgePart, JudgeSection
 from mrl.errors import ConfigError
 from mrl.judges.plugin import load_plugin
+from mrl.judges.process import child_environment
 
 DEADLINE_SECONDS = 60.0
 
 
 def check_plugins(section: JudgeSection) -> None:
     """ConfigError with one line for each plug-in whose file or function is not there, or cannot be called in its style."""
-    specs = (section, *section.domains.values())
-    parts = [part for spec in specs for part in spec.judges() if part.kind == "plugin"]
+    parts = [part for part in section.all_judges() if part.kind == "plugin"]
     faults = dict.fromkeys(fault for fault in _answers(parts) if fault)
     if faults:
         raise ConfigError("\n".join(faults))
@@ -33,13 +33,12 @@ def _answers(parts: Sequence[JudgePart]) -> list[str]:
     if not parts:
         return []
     names = ", ".join(dict.fromkeys(str(part.path) for part in parts))
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "mrl.judges.plugin_check"],
             input=pickle.dumps(tuple(parts)),
             capture_output=True,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env=child_environment(),
             timeout=DEADLINE_SECONDS,
         )
     except subprocess.TimeoutExpired:

@@ -40,7 +40,7 @@ class JudgePool:
 
     def __init__(self, section: JudgeSection, *, group_size: int | None = None) -> None:
         """`group_size` is needed where a judge scores whole groups: its work starts when so many samples are in."""
-        grouped = [part.label for spec in _specs(section) for part in spec.judges() if part.group]
+        grouped = [part.label for part in section.all_judges() if part.group]
         if grouped and group_size is None:
             raise RewardError(f"judges {grouped} score whole groups; JudgePool needs group_size")
         self._section = section
@@ -227,7 +227,7 @@ def check_judges(
 
     Raises RewardError naming the domain and what the judge said.
     """
-    if any(part.kind == "code" for spec in _specs(section) for part in spec.judges()):
+    if any(part.kind == "code" for part in section.all_judges()):
         from mrl.judges.boundary import find_boundary
 
         boundary = find_boundary()
@@ -278,8 +278,3 @@ def _smoke_sample(prompt: Prompt) -> Sample:
         domain=prompt.domain,
         tag=prompt.tag,
     )
-
-
-def _specs(section: JudgeSection) -> list[JudgeSpec]:
-    own = [section] if section.kind is not None or section.parts else []
-    return [*own, *section.domains.values()]

@@ -44,17 +44,12 @@ class JudgeProcess:
     """
 
     def __init__(self, part: JudgePart, stage: str) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "OMP_NUM_THREADS": "1",
-        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mrl.judges.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=child_environment(),
             start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
@@ -111,6 +106,12 @@ class JudgeProcess:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
         return end
+
+
+def child_environment() -> dict[str, str]:
+    """This process's, with its import path, for a process that reads users' modules on one thread."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -15,15 +15,8 @@ from pathlib import Path
 from mrl.config.export import ExportSection
 from mrl.training.checkpoint_folder import PARTIAL, name_of
 
-PROGRAM = """
-import os, sys
-from mrl.judges.lifeline import die_with_parent
-die_with_parent(int(sys.argv[1]))
-os.nice(10)
-from mrl.cli import main
-sys.exit(main(sys.argv[2:]))
-"""
-"""`mrl export` in a process that ends with the driver, however that ends, and gives way to training."""
+NICENESS = 10
+"""An export gives way to training."""
 STEP_FOLDER = re.compile(r"step-\d{6}")
 GRACE_SECONDS = 5.0
 log = logging.getLogger(__name__)
@@ -84,20 +77,21 @@ class Exports:
         if target.exists():  # a resumed run
             return
         words = ["export", str(self._run_folder), "--step", str(step), "--out", str(target)]
-        command = [sys.executable, "-c", PROGRAM, str(os.getpid()), *words]
+        ends_with_driver = [sys.executable, "-m", "mrl.judges.lifeline", str(os.getpid())]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for abandoned in self.folder.glob("step-*" + PARTIAL):  # of a driver that was killed
                 shutil.rmtree(abandoned)
             with open(self._run_folder / "exports.log", "ab") as output:
                 process = subprocess.Popen(
-                    command,
+                    [*ends_with_driver, sys.executable, "-m", "mrl.cli", *words],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,  # a Ctrl-C is the driver's
                     env=_environment(),
                 )
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         except OSError as error:
             log.error("export of step %d could not start, training goes on: %s", step, error)
             return

@@ -95,9 +95,7 @@ def _facts(config: Config, *, step: int, dtype: str, base: str | None) -> list[t
 
 def _rewards(config: Config) -> list[str]:
     """The kinds of reward of all domains, each once."""
-    specs = [config.judge, *config.judge.domains.values()]
-    kinds = [kind for spec in specs for kind in (spec.kind, *(part.kind for part in spec.parts))]
-    return list(dict.fromkeys(kind for kind in kinds if kind))
+    return list(dict.fromkeys(str(part.kind) for part in config.judge.all_judges()))
 
 
 def _files(config: Config) -> list[str]:

@@ -7,7 +7,6 @@ another layout is Megatron's resharding ("fully_reshardable").
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import shutil
@@ -154,8 +153,7 @@ def _all_digests(partial: Path) -> dict[str, Any]:
 
 def _commit(path: Path, partial: Path, files: dict[str, Any], about: dict[str, Any]) -> None:
     for name in files:  # Megatron syncs the tensor files, not the small ones
-        with open(partial / name, "rb") as stream:
-            os.fsync(stream.fileno())
+        sync(partial / name)
     manifest = {"version": checkpoint_folder.VERSION, "about": about, "files": files}
     write_durably(partial / checkpoint_folder.MANIFEST, json.dumps(manifest, indent=1).encode())
     for folder in {(partial / name).parent for name in files}:

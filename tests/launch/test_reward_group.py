@@ -17,8 +17,9 @@ from launch.cluster import cluster
 from launch.reward_group import RewardGroup
 from mrl.config.load import load
 from mrl.errors import ConfigError, WorkerLost
+from mrl.judges.pool import _smoke_sample
 from mrl.observe.phases import PhaseClock
-from mrl.samples import Prompt, Sample, Status, Verdict
+from mrl.samples import Prompt, Sample, Verdict
 from tests.launch.two_nodes import ROOT, write_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -57,17 +58,7 @@ def prompt(index: int) -> Prompt:
 
 def pairs(index: int) -> list[tuple[Sample, Prompt]]:
     """Four samples of a prompt, each longer than the one before."""
-    one = np.zeros(1, np.int32)
-    sample = Sample(
-        prompt_index=index,
-        sample_index=0,
-        prompt_tokens=one,
-        response_tokens=one,
-        loss_mask=one.astype(bool),
-        sampler_logprobs=one.astype(np.float32),
-        policy_versions=one,
-        status=Status.FINISHED,
-    )
+    sample = _smoke_sample(prompt(index))
     return [
         (dataclasses.replace(sample, sample_index=n, response_text="x" * n), prompt(index)) for n in range(4)
     ]
