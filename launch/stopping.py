@@ -15,13 +15,22 @@ REQUEUE_EXIT_CODE = 99
 """The batch script puts the job back in the queue for this code."""
 
 
+class LeaveNow(KeyboardInterrupt):
+    """What a signal raises where nothing may be finished.
+
+    A class of its own, because Python ends itself by SIGINT, whatever exit code the program asked for, once KeyboardInterrupt
+    itself has passed through an exec() or eval() of text (`unhandled_keyboard_interrupt` in CPython's pythonrun.c), and
+    imports are full of those. It stays a KeyboardInterrupt, which is what Ray's C++ passes on.
+    """
+
+
 class StopSignals:
     """Installs the handlers while entered; the loop asks `reason` after every step."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
         self.stepping = False
-        """Whether there is a step to finish; until then a signal raises KeyboardInterrupt at once."""
+        """Whether there is a step to finish; until then a signal raises LeaveNow at once."""
         self.exit_code = 0
         self._old: dict[int, object] = {}
 
@@ -30,10 +39,10 @@ class StopSignals:
         return self._reason
 
     def begin_steps(self) -> None:
-        """From now on there is a step to finish. A request made before is raised again: KeyboardInterrupt is lost where it meets
+        """From now on there is a step to finish. A request made before is raised again: an exception is lost where it meets
         a destructor or a callback of somebody else's code."""
         if self._reason is not None:
-            raise KeyboardInterrupt(self._reason)
+            raise LeaveNow(self._reason)
         self.stepping = True
 
     def __enter__(self) -> StopSignals:
@@ -50,10 +59,10 @@ class StopSignals:
         if not self.stepping:
             self._reason, self.exit_code = name, _exit_code(number)
             say(f"{name} before the first step: leaving now")
-            raise KeyboardInterrupt(name)
+            raise LeaveNow(name)
         if self._reason is not None and number != signal.SIGUSR1:
             say(f"{name} again: leaving now, this step is lost")
-            raise KeyboardInterrupt(f"{name} twice")
+            raise LeaveNow(f"{name} twice")
         self._reason = name
         self.exit_code = _exit_code(number)
         say(f"{name}: finishing this step, saving, then leaving; once more leaves now")

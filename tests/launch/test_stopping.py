@@ -3,6 +3,9 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +29,26 @@ def test_a_request_in_a_step_waits_for_its_end() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.reason() == "SIGTERM"
     assert signals.exit_code == 128 + signal.SIGTERM
+
+
+PROGRAM = """
+import os, signal
+from launch.stopping import StopSignals
+
+def main():
+    try:
+        with StopSignals() as signals:
+            exec("os.kill(os.getpid(), signal.SIGUSR1)")  # as the import of a dataclass or a named tuple does
+    except KeyboardInterrupt:
+        return signals.exit_code
+
+raise SystemExit(main())
+"""
+
+
+def test_the_exit_code_holds_where_the_request_came_inside_of_text_that_is_run(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "leaving"]
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=60, capture_output=True)
+    assert done.returncode == REQUEUE_EXIT_CODE, done
