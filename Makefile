@@ -56,7 +56,7 @@ test: setup system-packages
 
 # Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM nor Ray.
 gpu-smoke:
-	$(BIN)/python -m launch.gpu_smoke
+	$(BIN)/python -m mrl.launch.gpu_smoke
 
 lint: setup
 	$(BIN)/ruff check .

@@ -68,7 +68,7 @@ def warm_start(out: Path, start: int) -> Path:
         words = [
             f"run.seed={start}",
             f"model.path={folder}/model",
-            f"data.train={folder}/train.jsonl",
+            f"data={{train: {folder}/train.jsonl, validation: {folder}/validation.jsonl}}",
             f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm}}",
         ]
         files = [ROOT / "configs/quickstart.yaml", ROOT / "configs/quickstart_model.yaml"]

@@ -1,6 +1,6 @@
 """Looks at every node before a model loads, and names the bad one.
 
-`python -m launch.preflight CONFIG... --nodes N` on a running cluster (RAY_ADDRESS): waits until N nodes have joined, asks
+`python -m mrl.launch.preflight CONFIG... --nodes N` on a running cluster (RAY_ADDRESS): waits until N nodes have joined, asks
 each for its facts, compares them, and runs a small all-reduce over one process of each node. Facts are gathered on the
 nodes (node_facts); what is wrong with them is decided here (faults), so that the rules can be tested without a cluster.
 """
@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launch.node_facts import NodeFacts, Probe, skew
-from launch.placement import NODE_LABEL
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
+from mrl.launch.cluster.node_facts import NodeFacts, Probe, skew
+from mrl.launch.cluster.ray_node import NODE_LABEL
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
     """0 when all is well; 1 with the faults on stderr."""
     import ray
 
-    parser = argparse.ArgumentParser(prog="python -m launch.preflight", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mrl.launch.preflight", description=__doc__)
     parser.add_argument("config", nargs="+")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument(

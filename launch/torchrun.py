@@ -1,4 +1,4 @@
-"""A training run on all machines of a torchrun: `torchrun --nnodes N --nproc-per-node 1 ... -m launch.torchrun CONFIG...`.
+"""A training run on all machines of a torchrun: `torchrun --nnodes N --nproc-per-node 1 ... -m mrl.launch.torchrun CONFIG...`.
 
 torchrun's rendezvous says which node this is and gives a store. Every node starts its part of a Ray cluster; node 0 then
 looks at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's process go to
@@ -20,10 +20,10 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from launch.ray_node import Node, head_address, own_address, ray_node, token_environment
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
+from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node, token_environment
 
 POLL_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     """This node's part; returns the driver's exit code."""
     config = load(*split_arguments(arguments))
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) != 1:
-        raise ConfigError("launch.torchrun wants one process per node: torchrun --nproc-per-node 1")
+        raise ConfigError("mrl.launch.torchrun wants one process per node: torchrun --nproc-per-node 1")
     store, number, num_nodes = _rendezvous(config.launch.start_deadline_seconds)
     _forget_torchrun()
     slots, gpus = node_slots(config, num_nodes)
@@ -105,7 +105,7 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
     code = 1
     try:
         commands = (
-            ["launch.preflight", *arguments, "--nodes", str(num_nodes)],
+            ["mrl.launch.preflight", *arguments, "--nodes", str(num_nodes)],
             ["mrl.cli", "train", *arguments],
         )
         for command in commands:

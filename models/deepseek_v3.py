@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import rope
-from models.deepseek_v3_names import is_moe_layer
-from models.layer_rows import HfConfig, field
-from models.settings import common_fields, moe_layer_freq
+from mrl.models import rope
+from mrl.models.deepseek_v3_names import is_moe_layer
+from mrl.models.layer_rows import HfConfig, field
+from mrl.models.settings import common_fields, moe_layer_freq
 
 
 def transformer_fields(hf: HfConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The checkpoint's multi-token-prediction layers are neither trained nor served: n
 
 from __future__ import annotations
 
-from models.layer_rows import (
+from mrl.models.layer_rows import (
     HfConfig,
     dense_mlp,
     expert_mlps,
@@ -16,7 +16,7 @@ from models.layer_rows import (
     norm,
     refuse_attention_bias,
 )
-from models.names import Row, Spec, Split, whole
+from mrl.models.names import Row, Spec, Split, whole
 
 
 def is_moe_layer(hf: HfConfig, layer: int) -> bool:

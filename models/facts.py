@@ -7,9 +7,9 @@ import functools
 import math
 from typing import Any
 
-from models.families import Family, family_of
-from models.layer_rows import field, head_dim
-from models.names import TRANSFORMER_ENGINE, Row
+from mrl.models.families import Family, family_of
+from mrl.models.layer_rows import field, head_dim
+from mrl.models.names import TRANSFORMER_ENGINE, Row
 
 
 @dataclasses.dataclass(frozen=True)

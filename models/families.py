@@ -10,12 +10,22 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from models import deepseek_v3_names, mixtral_names, qwen3_names, unsupported
-from models.layer_rows import HfConfig, field
-from models.manifest import CheckpointTensor, LocalTensor
-from models.names import TRAINER, Role, Row, Spec, chunk_layers, cut, divide, padded_vocab, whole
 from mrl.errors import ConfigError
-from resharding.layout import Layout, Place
+from mrl.models import deepseek_v3_names, mixtral_names, qwen3_names, unsupported
+from mrl.models.layer_rows import HfConfig, field
+from mrl.models.layout import Layout, Place
+from mrl.models.manifest import CheckpointTensor, LocalTensor
+from mrl.models.names import (
+    TRAINER,
+    Role,
+    Row,
+    Spec,
+    chunk_layers,
+    cut,
+    divide,
+    padded_vocab,
+    whole,
+)
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from models.names import Row, Segment, Spec, Split, divide, whole
 from mrl.errors import ConfigError
+from mrl.models.names import (
+    Row,
+    Segment,
+    Spec,
+    Split,
+    divide,
+    whole,
+)
 
 HfConfig = Mapping[str, Any]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.layer_rows import HfConfig, field, head_dim
-from models.rope import Rope, rope
-from models.settings import common_fields
+from mrl.models.layer_rows import HfConfig, field, head_dim
+from mrl.models.rope import Rope, rope
+from mrl.models.settings import common_fields
 
 
 def transformer_fields(hf: HfConfig) -> dict[str, Any]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from models.layer_rows import HfConfig, expert_mlps, field, grouped_query_attention, input_norm, mlp_norm
-from models.names import Row, Spec, whole
+from mrl.models.layer_rows import (
+    HfConfig,
+    expert_mlps,
+    field,
+    grouped_query_attention,
+    input_norm,
+    mlp_norm,
+)
+from mrl.models.names import Row, Spec, whole
 
 PARTS = {"gate": "w1", "up": "w3", "down": "w2"}
 

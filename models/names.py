@@ -2,7 +2,7 @@
 
 A family's table is a list of `Row`s: the whole (unsplit) parameter as blocks of checkpoint rows, and how it is split.
 Everything else follows from the rows: the checkpoint's list of tensors, every rank's pieces, and the resharding plan.
-Pure: imports no engine. Does not own the tables (one file per family) nor the rank coordinates (resharding/layout.py).
+Pure: imports no engine. Does not own the tables (one file per family) nor the rank coordinates (models/layout.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from models.manifest import LocalTensor, Piece
 from mrl.errors import ConfigError
-from resharding.layout import Layout
+from mrl.models.layout import Layout
+from mrl.models.manifest import LocalTensor, Piece
 
 Split = Literal["none", "tp", "etp"]
 Role = Literal["weight", "router", "correction"]
 Experts = Literal["stacked", "sequential", "grouped"]
-"""All in `experts.weight1` and `weight2` (models/experts.py), `experts.local_experts.{n}.linear_fc1.weight` (Megatron's local
+"""All in `experts.weight1` and `weight2` (models/megatron/experts.py), `experts.local_experts.{n}.linear_fc1.weight` (Megatron's local
 spec), or `experts.linear_fc1.weight{n}` (Transformer Engine)."""
 
 
@@ -35,7 +35,7 @@ class Spec:
 
 
 TRAINER = Spec()
-"""The trainer's own layers (models/layer_specs.py)."""
+"""The trainer's own layers (models/megatron/layer_specs.py)."""
 LOCAL = Spec(experts="sequential")
 """`get_gpt_layer_local_spec`: no Transformer Engine."""
 TRANSFORMER_ENGINE = Spec(fold_norms=True, experts="grouped", whole_down_projections=True)

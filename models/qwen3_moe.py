@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.layer_rows import HfConfig, field, head_dim
-from models.qwen3_names import is_moe_layer
-from models.rope import Rope, rope
-from models.settings import common_fields, moe_layer_freq
+from mrl.models.layer_rows import HfConfig, field, head_dim
+from mrl.models.qwen3_names import is_moe_layer
+from mrl.models.rope import Rope, rope
+from mrl.models.settings import common_fields, moe_layer_freq
 
 
 def transformer_fields(hf: HfConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.layer_rows import (
+from mrl.models.layer_rows import (
     HfConfig,
     dense_mlp,
     expert_mlps,
@@ -11,7 +11,7 @@ from models.layer_rows import (
     input_norm,
     mlp_norm,
 )
-from models.names import Row, Spec, whole
+from mrl.models.names import Row, Spec, whole
 
 
 def is_moe_layer(hf: HfConfig, layer: int) -> bool:

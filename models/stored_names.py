@@ -11,11 +11,11 @@ import dataclasses
 import re
 from collections.abc import Container
 
-from models.families import Family
-from models.layer_rows import HfConfig
-from models.names import LOCAL
 from mrl.errors import CheckpointError
-from resharding.layout import Layout
+from mrl.models.families import Family
+from mrl.models.layer_rows import HfConfig
+from mrl.models.layout import Layout
+from mrl.models.names import LOCAL
 
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")

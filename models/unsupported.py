@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models import float8, rope
-from models.layer_rows import HfConfig, field
+from mrl.models import float8, rope
+from mrl.models.layer_rows import HfConfig, field
 
 COMMON: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),

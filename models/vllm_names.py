@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from models import deepseek_v3_names, mixtral_names, qwen3_names
-from models.layer_rows import HfConfig, field, head_dim, refuse_attention_bias
-from models.manifest import LocalTensor, Piece
-from models.names import divide, padded_vocab
 from mrl.errors import ConfigError
+from mrl.models import deepseek_v3_names, mixtral_names, qwen3_names
+from mrl.models.layer_rows import HfConfig, field, head_dim, refuse_attention_bias
+from mrl.models.manifest import LocalTensor, Piece
+from mrl.models.names import divide, padded_vocab
 
 VOCAB_PADDING = 64
 

@@ -121,19 +121,19 @@ def _load(options: argparse.Namespace):
 def _train(options: argparse.Namespace) -> int:
     config = _load(options)
     if options.dry_run:
-        from launch.check import dry_run
         from mrl.config.load import dump
+        from mrl.launch.commands.check import dry_run
 
         print(dump(config), end="", flush=True)
         dry_run(config)
         return 0
-    from launch.run import train
+    from mrl.launch.commands.train import train
 
     return train(config)
 
 
 def _warm_start(options: argparse.Namespace) -> int:
-    from launch.warm_start import run_ranks
+    from mrl.launch.commands.warm_start import run_ranks
 
     return run_ranks(options.config)
 
@@ -164,7 +164,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from launch.export import export_run
+    from mrl.launch.commands.export import export_run
 
     size = options.max_shard_bytes
     print(export_run(options.folder, options.out, step=options.step, max_shard_bytes=size))
@@ -172,7 +172,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from launch.evaluate import evaluate
+    from mrl.launch.commands.evaluate import evaluate
 
     for name, value in evaluate(_load(options), out=options.out).items():
         print(f"{name} {value:.4f}")
@@ -182,8 +182,8 @@ def _eval(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     import json
 
-    from launch.plan.build import plan_report
-    from launch.plan.hardware import load_hardware
+    from mrl.capacity.estimate import plan_report
+    from mrl.capacity.hardware import load_hardware
 
     report = plan_report(_load(options), load_hardware(options.hardware))
     print(json.dumps(report.json(), indent=1) if options.json else report.table())
@@ -193,7 +193,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     import json
 
-    from launch.bench_step import bench_step, table
+    from mrl.launch.commands.bench_step import bench_step, table
 
     if options.config[0] != "step":
         raise ConfigError(f"mrl bench measures 'step' (mrl bench step CONFIG...), not {options.config[0]!r}")

@@ -33,7 +33,7 @@ PORT_BASE=${MRL_PORT_BASE:-12000}                  # node n uses PORT_BASE + 200
 MAX_FAILURES=${MRL_MAX_FAILURES:-3}                # failures (not time limits) after which the job stays down
 LOGS=$(realpath -m "${MRL_LOGS:-runs/slurm}")/${SLURM_JOB_NAME}-${SLURM_JOB_ID}
 
-REQUEUE=99                                         # the driver's "put me back", see launch/stopping.py
+REQUEUE=99                                         # the driver's "put me back", see launch/commands/stopping.py
 ATTEMPT=${SLURM_RESTART_COUNT:-0}
 LOG=$LOGS/attempt-$ATTEMPT
 mkdir -p "$LOG"
@@ -130,16 +130,16 @@ RAY_AUTH_TOKEN=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
 # This shell runs on the first node, where the head is.
-HEAD=${MRL_HEAD:-$("$PYTHON" -c 'from launch.ray_node import own_address; print(own_address())')}:$PORT_BASE
+HEAD=${MRL_HEAD:-$("$PYTHON" -c 'from mrl.launch.cluster.ray_node import own_address; print(own_address())')}:$PORT_BASE
 say "phase ray: head $HEAD, $SLOTS slots a node"
 # shellcheck disable=SC2016  # $SLURM_PROCID is each task's own
 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=1 --output="$LOG/node-%n.log" \
-  bash -c 'exec "$0" -m launch.ray_node --number "$SLURM_PROCID" --head "$1" --slots "$2" --gpus "$3" --port-base "$4" --until "$5"' \
+  bash -c 'exec "$0" -m mrl.launch.cluster.ray_node --number "$SLURM_PROCID" --head "$1" --slots "$2" --gpus "$3" --port-base "$4" --until "$5"' \
   "$PYTHON" "$HEAD" "$SLOTS" "$GPUS" "$PORT_BASE" "$LOG/stop" &
 NODES_PID=$!
 
 say "phase preflight"
-run launch.preflight "$@" --nodes "$SLURM_JOB_NUM_NODES"
+run mrl.launch.preflight "$@" --nodes "$SLURM_JOB_NUM_NODES"
 say "phase train"
 run mrl.cli train "$@"

@@ -62,8 +62,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
     """One engine of tp 1 for all tests of a session; each test sends the weights it needs."""
-    from mrl.config.rollout import RolloutSection
-    from mrl.config.sync import SyncSection
+    from mrl.config.sections.rollout import RolloutSection
+    from mrl.config.sections.sync import SyncSection
 
     host = EngineHost(
         rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=64),

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from tests.test_doors import ROOT, imports, modules
+from tests.test_layers import ROOT, imports, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {

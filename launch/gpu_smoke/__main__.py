@@ -1,4 +1,4 @@
-"""`make gpu-smoke`: what needs a GPU, tried on one GPU in a minute. `python -m launch.gpu_smoke [--device cpu]`.
+"""`make gpu-smoke`: what needs a GPU, tried on one GPU in a minute. `python -m mrl.launch.gpu_smoke [--device cpu]`.
 
 Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM nor Ray. Each check prints
 a line; the exit code is 1 when one failed. With `--device cpu` the same checks run over shared memory.
@@ -17,7 +17,7 @@ import sys
 
 import torch
 
-from launch.gpu_smoke.checks import Smoke
+from mrl.launch.gpu_smoke.checks import Smoke
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from launch.gpu_smoke.peer import Peer, flat_bytes
-from launch.gpu_smoke.step import batch_of, reference, start_worker, step, write_model
-from models.manifest import CheckpointTensor, LocalTensor, Piece
-from mrl.config.sync import SyncSection
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
+from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
+from mrl.launch.gpu_smoke.step import batch_of, reference, start_worker, step, write_model
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.transfer import gather, gather_plan
+from mrl.resharding.transfer.lease import describe_device, describe_files
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.slot_link import SlotLink
 from mrl.training.worker import MegatronWorker
-from resharding import gather, gather_plan
-from resharding.lease import describe_device, describe_files
-from resharding.sender import WeightSender
-from resharding.session import Session
-from resharding.wire.digest import digest
-from resharding.wire.slot_link import SlotLink
 
 LARGEST_DIFFERENCE = 1e-4
 """Of float32 log-probs between devices: sums in another order, no reduced precision."""

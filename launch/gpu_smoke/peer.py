@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from resharding.lease import Lease
-from resharding.receiver import Receiver
-from resharding.session import Session, WireTensor
-from resharding.wire.digest import digest
+from mrl.resharding.transfer.lease import Lease
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import Session, WireTensor
+from mrl.resharding.wire.digest import digest
 
 DEADLINE_SECONDS = 60.0
 

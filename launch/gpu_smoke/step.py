@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mrl.config.model import ModelSection, NewModelSection
-from mrl.config.training import OptimizerSection, TrainingSection
+from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.config.sections.training import OptimizerSection, TrainingSection
 from mrl.prepare import tiny_model
 from mrl.samples import TrainBatch
 from mrl.training.supervised import cross_entropy

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
-from mrl.config.algorithm import EntropySection, KlSection
+from mrl.config.sections.algorithm import EntropySection, KlSection
 
 
 class Controller(Protocol):

@@ -14,8 +14,8 @@ from mrl.algorithms import checks, shaping
 from mrl.algorithms.outcomes import Outcomes
 from mrl.algorithms.running import RunningMoments
 from mrl.algorithms.state import State
-from mrl.config.algorithm import AlgorithmSection
-from mrl.config.shaping import ShapingSection
+from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.shaping import ShapingSection
 
 
 def shape_by_domain(

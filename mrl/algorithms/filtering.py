@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mrl.config.shaping import FilterSection
+from mrl.config.sections.shaping import FilterSection
 
 
 class Decision(enum.Enum):

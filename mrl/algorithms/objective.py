@@ -20,8 +20,8 @@ from mrl.algorithms.aggregation import aggregate_flat
 from mrl.algorithms.losses import policy_loss, token_mean, value_loss
 from mrl.algorithms.policy_losses import Loss
 from mrl.algorithms.segments import Reduce, Segments
-from mrl.config.algorithm import AlgorithmSection
-from mrl.config.policy_loss import CustomLoss
+from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.policy_loss import CustomLoss
 from mrl.errors import ConfigError
 
 

@@ -29,7 +29,7 @@ from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.segments import Segments
 from mrl.algorithms.state import State
 from mrl.algorithms.whitening import whiten
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.samples import Group, TrainBatch
 
 

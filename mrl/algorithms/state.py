@@ -11,7 +11,7 @@ from typing import Any
 
 from mrl.algorithms.controllers import Controller, entropy_controller, kl_controller
 from mrl.algorithms.running import RunningMoments
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ import yaml
 from mrl.config import foreign
 from mrl.config.merge import Origins, merge
 from mrl.config.root import Config
-from mrl.config.section import Section
+from mrl.config.sections.base import Section
 from mrl.errors import ConfigError
 
 CHOICES = {"algorithm.loss": ("name", "ppo_clip"), "algorithm.correction": ("kind", "off")}

@@ -2,19 +2,19 @@
 
 from pydantic import Field, model_validator
 
-from mrl.config.algorithm import AlgorithmSection
-from mrl.config.critic import CriticSection
-from mrl.config.data import DataSection
-from mrl.config.export import ExportSection
-from mrl.config.judge import JudgeSection
-from mrl.config.loop import LaunchSection, LoopSection, RunSection
-from mrl.config.model import ModelSection
-from mrl.config.observe import ObserveSection
-from mrl.config.rollout import RolloutSection
-from mrl.config.section import Section
-from mrl.config.sync import SyncSection
-from mrl.config.training import TrainingSection
-from mrl.config.warm_start import WarmStartSection
+from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.base import Section
+from mrl.config.sections.critic import CriticSection
+from mrl.config.sections.data import DataSection
+from mrl.config.sections.export import ExportSection
+from mrl.config.sections.logging import ObserveSection
+from mrl.config.sections.loop import LaunchSection, LoopSection, RunSection
+from mrl.config.sections.model import ModelSection
+from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.sft import WarmStartSection
+from mrl.config.sections.sync import SyncSection
+from mrl.config.sections.training import TrainingSection
 
 
 class Config(Section):

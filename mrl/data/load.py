@@ -9,15 +9,15 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mrl.config.data import DataEntry, DataSection
-from mrl.config.judge import JudgeSection
+from mrl.config.sections.data import DataEntry, DataSection
+from mrl.config.sections.reward import JudgeSection
 from mrl.data.files import from_arrow, read_rows
 from mrl.data.shapes import Row, fields_of, read_row, shape_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
-from mrl.judges.gold import parse_gold
+from mrl.rewards.ground_truth import parse_gold
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mrl.config.data import RESERVED_ARGUMENTS
+from mrl.config.sections.data import RESERVED_ARGUMENTS
 from mrl.errors import DataError
 
 Messages = tuple[dict[str, Any], ...]

@@ -18,7 +18,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from mrl.config.data import ColumnMap, DataEntry
+from mrl.config.sections.data import ColumnMap, DataEntry
 from mrl.data.messages import Messages, read_messages, read_template_arguments, read_tools, without_nulls
 from mrl.errors import DataError
 

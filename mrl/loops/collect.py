@@ -22,7 +22,14 @@ from mrl.config.root import Config
 from mrl.errors import RewardError, RolloutError
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling, sample_of
-from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
+from mrl.samples import (
+    Group,
+    Prompt,
+    Sample,
+    Status,
+    Verdict,
+    VerdictKind,
+)
 
 Decode = Callable[[list[np.ndarray]], list[str]]
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mrl.config.export import ExportSection
-from mrl.training.checkpoint_folder import PARTIAL, name_of
+from mrl.config.sections.export import ExportSection
+from mrl.training.checkpoint.folder import PARTIAL, name_of
 
 NICENESS = 10
 """An export gives way to training."""
@@ -77,7 +77,7 @@ class Exports:
         if target.exists():  # a resumed run
             return
         words = ["export", str(self._run_folder), "--step", str(step), "--out", str(target)]
-        ends_with_driver = [sys.executable, "-m", "mrl.judges.lifeline", str(os.getpid())]
+        ends_with_driver = [sys.executable, "-m", "mrl.rewards.pool.lifeline", str(os.getpid())]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for abandoned in self.folder.glob("step-*" + PARTIAL):  # of a driver that was killed

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
+from mrl.samples import (
+    Group,
+    Prompt,
+    Sample,
+    Status,
+    Verdict,
+    VerdictKind,
+)
 
 ARRAYS = {
     "prompt_tokens": np.int32,

@@ -28,11 +28,11 @@ from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.state import State
 from mrl.config.root import Config
 from mrl.errors import RewardError
-from mrl.loops import finite, mismatch
+from mrl.loops import mismatch, nan_guard
 from mrl.loops.batch import ages, minibatches, pack, policy_versions
 from mrl.loops.collect import Collector
+from mrl.loops.group_supply import GroupSupply
 from mrl.loops.recorder import Recorder
-from mrl.loops.supply import GroupSupply
 from mrl.loops.validate import validate
 from mrl.samples import Group, Prompt, TrainBatch
 
@@ -121,7 +121,7 @@ class OnPolicyLoop:
         """The eight phases once. BadNumbers, with the samples written down, where a number is NaN or infinite."""
         try:
             self._step()
-        except finite.BadNumbers as error:
+        except nan_guard.BadNumbers as error:
             self._recorder.bad_samples(self.next_step, error.groups or self._groups, error)
             raise
 
@@ -183,7 +183,7 @@ class OnPolicyLoop:
             if self._config.algorithm.needs_values:
                 arrays["values"] = self._train.forward(batch, role="critic")["values"]
             batch = batch.with_arrays(**arrays)
-            finite.check_batch(batch)
+            nan_guard.check_batch(batch)
         return batch, measured
 
     @property
@@ -194,7 +194,7 @@ class OnPolicyLoop:
     def _measured(self, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The sampler's distance from the policy's log-probs [N] of the batch of this step; an error where it is too far."""
         loop = self._config.loop
-        finite.check_batch(batch.with_arrays(logprobs=policy["logprobs"]))
+        nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]))
         measured = mismatch.measure(
             batch,
             policy["logprobs"],
@@ -208,7 +208,7 @@ class OnPolicyLoop:
     def _estimate(self, batch: TrainBatch, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
         with self._clock.phase("estimate"):
             batch, metrics = shape_and_estimate(self._config.algorithm, batch, groups, state=self._algorithm)
-            finite.check_batch(batch)
+            nan_guard.check_batch(batch)
             if self._config.algorithm.needs_values:
                 metrics["critic/explained_variance"] = explained_variance(batch)
         return batch, metrics
@@ -236,7 +236,7 @@ class OnPolicyLoop:
                 found = self._measured_update(part, divisors)
             else:
                 found = self._train.update(part, divisors, role=role)
-            finite.check_update(part, found, room)
+            nan_guard.check_update(part, found, room)
             metrics |= found
         return metrics
 

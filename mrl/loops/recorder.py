@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 
-from mrl.config.export import ExportSection
 from mrl.config.root import Config
+from mrl.config.sections.export import ExportSection
 from mrl.errors import CheckpointError
 from mrl.loops.exports import Exports
-from mrl.loops.finite import BadNumbers
+from mrl.loops.nan_guard import BadNumbers
 from mrl.observe import metrics_log, trackers
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.observe.phases import PhaseClock
@@ -22,7 +22,7 @@ from mrl.observe.run_folder import RunFolder
 from mrl.observe.samples_log import SamplesLog, write_named
 from mrl.observe.tracked_run import TrackedRun
 from mrl.samples import Group
-from mrl.training import checkpoint_folder
+from mrl.training.checkpoint import folder as checkpoint_folder
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from models.facts import Facts
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.models.facts import Facts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mrl.config.observe import MlflowSection
+from mrl.config.sections.logging import MlflowSection
 from mrl.observe.tracked_run import TrackedRun
 
 BATCH = 100

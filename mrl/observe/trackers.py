@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from mrl.config.observe import ObserveSection
+from mrl.config.sections.logging import ObserveSection
 from mrl.errors import ConfigError
 from mrl.observe.mlflow_tracker import MlflowTracker
 from mrl.observe.tracked_run import TrackedRun

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from mrl.config.observe import WandbSection
+from mrl.config.sections.logging import WandbSection
 from mrl.errors import ConfigError
 from mrl.observe.tracked_run import TrackedRun
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrl.config.model import NewModelSection
+from mrl.config.sections.model import NewModelSection
 
 LATENT_WIDTH, ROTARY_WIDTH = 512, 64
 """DeepSeek-V3's own: together 576, the one width that vLLM's latent attention knows on CPU."""

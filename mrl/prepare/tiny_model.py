@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mrl.config.model import ModelSection, NewModelSection
+from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.errors import ConfigError
 from mrl.prepare import tokenizer
 from mrl.prepare.new_model import hf_config

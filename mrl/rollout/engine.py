@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from models.manifest import CheckpointTensor
-from mrl.config.rollout import RolloutSection
-from mrl.config.sync import SyncSection
+from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
-from mrl.rollout import environment, leftovers, limits, quantised
+from mrl.models.manifest import CheckpointTensor
+from mrl.resharding.planner.agreement import as_one_rank, require_agreement
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.patterns import replicas
+from mrl.resharding.planner.plan import check_written_once
+from mrl.resharding.transfer.session import Progress, Session
+from mrl.rollout import cpu_limits, environment, quantised, scratch
 from mrl.rollout.request import Request, Response
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
-from resharding.agreement import as_one_rank, require_agreement
-from resharding.manifest import RankManifest
-from resharding.patterns import replicas
-from resharding.plan import check_written_once
-from resharding.session import Progress, Session
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _MEMORY = ("weights", "kv_cache")
@@ -65,7 +65,7 @@ class RolloutEngine:
         self._deterministic = deterministic
         self._stop = tuple(dict.fromkeys((*stop_token_ids, *rollout.stop_token_ids)))
         self._max_length = max_length
-        self._scratch = leftovers.Scratch()
+        self._scratch = scratch.Scratch()
         with self._scratch.in_use():
             self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
         self._scratch.note_segments()
@@ -84,7 +84,9 @@ class RolloutEngine:
 
         on_cpu = not torch.cuda.is_available()
         if on_cpu:
-            limits.check_cpu(model_path, tp=self._rollout.tp, expert_parallel=self._rollout.expert_parallel)
+            cpu_limits.check_cpu(
+                model_path, tp=self._rollout.tp, expert_parallel=self._rollout.expert_parallel
+            )
         eager = not self._rollout.compiled or (on_cpu and self._rollout.tp > 1)
         environment.disable_compilation(on_cpu and eager)
 
@@ -92,7 +94,7 @@ class RolloutEngine:
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        import resharding.vllm.plugin as plugin
+        import mrl.resharding.vllm.plugin as plugin
 
         seqs = self._rollout.max_num_seqs
         quantise = quantised.overrides(self._rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)

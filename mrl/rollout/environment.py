@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from mrl.config.rollout import RolloutSection
+from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
 
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models import float8
-from mrl.config.rollout import RolloutSection
+from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, ReshardError
-from resharding import destinations, quantised
-from resharding.layout import Layout
+from mrl.models import float8
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, quantised
 
 
 def overrides(
@@ -38,7 +38,7 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
     if rollout.quantization == "none":
         return
     layout = Layout(tp=rollout.tp, ep=rollout.tp if rollout.expert_parallel else 1)
-    for manifest in destinations.from_layout(hf, layout)[: layout.tp]:
+    for manifest in engine_manifests.from_layout(hf, layout)[: layout.tp]:
         try:
             quantised.manifest(manifest)
         except ReshardError as error:
@@ -50,7 +50,7 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
 
 def require_cpu(rollout: RolloutSection) -> None:
     """ConfigError where weights are quantised and this machine's CPU has no kernel for them."""
-    from resharding.vllm.cpu_fp8 import served_here
+    from mrl.resharding.vllm.cpu_fp8 import served_here
 
     if rollout.quantization != "none" and not served_here():
         raise ConfigError(

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.layer_modules import RecordingRouter
+from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.observe.metrics_log import LAYERS
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
-from mrl.config.training import OptimizerSection
+from mrl.config.sections.training import OptimizerSection
 
 
 def learning_rate(section: OptimizerSection, step: int) -> float:

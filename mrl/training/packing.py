@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from models.zigzag import padded, token_multiple
+from mrl.models.megatron.zigzag import padded, token_multiple
 from mrl.samples import TrainBatch
 
 

@@ -27,18 +27,18 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor
 
-from models.build import Chunks, PackedModel
-from models.layer_modules import RecordingRouter
-from models.packed_segments import PackedSegments, pack_segments
-from models.zigzag import kept
-from mrl.config.training import TrainingSection
+from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
+from mrl.models.layout import Layout, Place
+from mrl.models.megatron.build import Chunks, PackedModel
+from mrl.models.megatron.layer_modules import RecordingRouter
+from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
+from mrl.models.megatron.zigzag import kept
 from mrl.samples import TrainBatch
 from mrl.training.expert_load import ExpertLoad
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count, pack
-from mrl.training.parallel import max_over_world
-from resharding.layout import Layout, Place
+from mrl.training.platform.parallel import max_over_world
 
 Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segment_ids=[n], denominators) -> (loss, metrics).

@@ -24,22 +24,23 @@ from megatron.core.distributed import (
 )
 from torch import Tensor
 
-from models.build import build_chunks
-from models.families import family_of
-from models.manifest import LocalTensor
-from mrl.config.critic import CriticSection
-from mrl.config.model import ModelSection
-from mrl.config.training import TrainingSection
+from mrl.config.sections.critic import CriticSection
+from mrl.config.sections.model import ModelSection
+from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.models.manifest import LocalTensor
+from mrl.models.megatron.build import build_chunks
+from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.samples import TrainBatch
-from mrl.training import checkpoint, hf_folder
+from mrl.training.checkpoint import saving
+from mrl.training.hf import folder
 from mrl.training.metrics import reduce_metrics
 from mrl.training.optimizer import Optimizer
-from mrl.training.parallel import start_process_groups, stop_process_groups
-from mrl.training.parameter_memory import ParameterMemory, exportable_allocations
 from mrl.training.passes import Objective, Passes
-from resharding.layout import Layout
-from resharding.proof import ReadBoxes
+from mrl.training.platform.parallel import start_process_groups, stop_process_groups
+from mrl.training.platform.parameter_memory import ParameterMemory, exportable_allocations
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class MegatronWorker:
         """
         self.model, self.training = model, training
         self.layout = Layout(**training.layout.model_dump())
-        self.hf_config = hf_folder.read_config(model.path)
+        self.hf_config = folder.read_config(model.path)
         self.family = family_of(self.hf_config)
         self.place = self.layout.place(rank)
         self.family.local_tensors(
@@ -168,11 +169,11 @@ class MegatronWorker:
         """Reads boxes of the folder whose weights the parameters are; None once they were updated or come from a checkpoint."""
         if self._folder is None:
             return None
-        return functools.partial(hf_folder.read_boxes, self._folder, self.family, self.hf_config, self.dtype)
+        return functools.partial(folder.read_boxes, self._folder, self.family, self.hf_config, self.dtype)
 
     def _load_parameters(self, path: str | Path) -> None:
         targets = [(local, parameter.data) for local, parameter in self._locals]
-        left_out = hf_folder.load(path, self.family, self.hf_config, targets)
+        left_out = folder.load(path, self.family, self.hf_config, targets)
         if left_out and self.place.rank == 0 and not self._is_critic:
             prefixes = ", ".join(self.family.untrained(self.hf_config))
             log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)
@@ -328,19 +329,19 @@ class MegatronWorker:
 
     def save_weights(self, path: str | Path) -> None:
         """Write the policy's parameters alone to the new folder `path`, in the format of checkpoints; hf_export.export reads it."""
-        checkpoint.save_weights(Path(path), self._states()[""])
+        saving.save_weights(Path(path), self._states()[""])
 
     def save_checkpoint(self, path: str | Path, extra: dict[str, Any]) -> None:
         """Model, optimizer, schedule, random states, the critic's likewise, and `extra` (rank 0's), committed at once."""
         steps = {name: worker.optimizer.steps for name, worker in self._saved_workers().items()}
         payload = {"user": extra, "optimizer_steps": steps[""], "critic_steps": steps.get("critic")}
-        checkpoint.save(Path(path), self._states(), extra=payload, about=self._about())
+        saving.save(Path(path), self._states(), extra=payload, about=self._about())
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Continue from a checkpoint, also one of another layout; returns its `extra`. CheckpointError when damaged."""
         self.memory.require_unleased("load a checkpoint")
         self._folder = None
-        payload = checkpoint.load(Path(path), self._states(), about=self._about())
+        payload = saving.load(Path(path), self._states(), about=self._about())
         self.optimizer.steps = payload["optimizer_steps"]
         if self.critic is not None:
             self.critic.optimizer.steps = payload["critic_steps"]
@@ -350,9 +351,9 @@ class MegatronWorker:
         """The workers of a checkpoint by their folder in it."""
         return {"": self} if self.critic is None else {"": self, "critic": self.critic}
 
-    def _states(self) -> dict[str, checkpoint.TrainingState]:
+    def _states(self) -> dict[str, saving.TrainingState]:
         return {
-            name: checkpoint.TrainingState(worker._chunks.models, worker.optimizer)
+            name: saving.TrainingState(worker._chunks.models, worker.optimizer)
             for name, worker in self._saved_workers().items()
         }
 

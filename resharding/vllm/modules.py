@@ -21,14 +21,14 @@ from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
 from mrl.errors import ReshardError
-from resharding.copies import CopyTable, run
-from resharding.fp8 import whole_tensors
-from resharding.manifest import RankManifest
-from resharding.proof import EngineProof
-from resharding.session import WireTensor
-from resharding.tables import Tables
-from resharding.vllm import in_place
-from resharding.vllm.trace import quantised_block, without_source
+from mrl.resharding.planner.copy_table import CopyTable, run
+from mrl.resharding.planner.fp8 import whole_tensors
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.proof import EngineProof
+from mrl.resharding.transfer.session import WireTensor
+from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.vllm import in_place
+from mrl.resharding.vllm.trace import quantised_block, without_source
 
 _PROCESS = "process_weights_after_loading"
 _POISON = 0xFF

@@ -22,14 +22,14 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from models.manifest import CheckpointTensor
 from mrl.errors import ReshardError
-from resharding.manifest import RankManifest
-from resharding.receiver import Receiver
-from resharding.session import Session
-from resharding.vllm.cpu_fp8 import allow_without_amx
-from resharding.vllm.modules import PlanLoader, TensorLoader
-from resharding.vllm.trace import manifest, quantised_block
+from mrl.models.manifest import CheckpointTensor
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.vllm.cpu_fp8 import allow_without_amx
+from mrl.resharding.vllm.modules import PlanLoader, TensorLoader
+from mrl.resharding.vllm.trace import manifest, quantised_block
 
 BACKEND = "mrl"
 """The name in vLLM's WeightTransferConfig."""

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from models.manifest import CheckpointTensor
 from mrl.errors import ReshardError
-from resharding import quantised
-from resharding.destinations import TraceRecord, from_trace
-from resharding.manifest import RankManifest
+from mrl.models.manifest import CheckpointTensor
+from mrl.resharding.planner import quantised
+from mrl.resharding.planner.engine_manifests import TraceRecord, from_trace
+from mrl.resharding.planner.manifest import RankManifest
 
 KEPT_OFF_META = ("e_score_correction_bias",)
 """Suffixes of parameters that vLLM keeps live while reloading; each equals the checkpoint tensor of its own name."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import zmq
 
 from mrl.errors import ReshardError
-from resharding.wire.messages import AnyMessage, Message, Waiting, decode, encode
-from resharding.wire.processes import ProcessId
+from mrl.resharding.wire.messages import AnyMessage, Message, Waiting, decode, encode
+from mrl.resharding.wire.processes import ProcessId
 
 _POLL_MILLISECONDS = 100
 _PROBE_SECONDS = 0.5

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire.copy_pool import holders
+from mrl.resharding.wire.copy_pool import holders
 
 _FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "event", "event_sync")
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire.cuda_memory import CudaSegment, OpenedCudaSegment
-from resharding.wire.shared_memory import OpenedSegment, SharedSegment
+from mrl.resharding.wire.cuda_memory import CudaSegment, OpenedCudaSegment
+from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
 
 class Segment(Protocol):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mrl.errors import ReshardError
-from resharding.wire.channel import Lost
+from mrl.resharding.wire.channel import Lost
 
 _POLL_SECONDS = 0.02
 

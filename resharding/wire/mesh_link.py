@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire.channel import Lost
-from resharding.wire.digest import digest
-from resharding.wire.mesh import Meeting, Mesh
-from resharding.wire.messages import Parcel
+from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.mesh import Meeting, Mesh
+from mrl.resharding.wire.messages import Parcel
 
 _SIGN = 1 << 63
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire.processes import ProcessId, opened_file
+from mrl.resharding.wire.processes import ProcessId, opened_file
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 

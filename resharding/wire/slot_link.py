@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire import memory
-from resharding.wire.channel import Lost
-from resharding.wire.messages import Parcel
+from mrl.resharding.wire import memory
+from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.messages import Parcel
 
 
 class SlotLink:

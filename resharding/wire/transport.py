@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire.channel import Lost
-from resharding.wire.mesh_link import MeshInbox
-from resharding.wire.messages import Parcel
-from resharding.wire.slot_link import SlotInbox
+from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.mesh_link import MeshInbox
+from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.slot_link import SlotInbox
 
 
 class Link(Protocol):

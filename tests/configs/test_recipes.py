@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.check import check_policy
-from launch.plan.build import plan_report
-from launch.plan.hardware import CONFIGS, load_hardware
-from models.families import family_of
+from mrl.capacity.estimate import plan_report
+from mrl.capacity.hardware import CONFIGS, load_hardware
 from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.launch.commands.check import check_policy
+from mrl.models.families import family_of
 
 RECIPES = {"qwen3_30b_a3b": (1, "8x80gb"), "qwen3_235b_a22b": (16, "8x80gb"), "deepseek_v3": (32, "8x141gb")}
 """Recipe -> nodes and hardware of its own layout."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.plan.hardware import CONFIGS
+from mrl.capacity.hardware import CONFIGS
 from mrl.observe import metrics_log
 from mrl.prepare import arithmetic
 

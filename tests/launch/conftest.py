@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.model import ModelSection, NewModelSection
+from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.prepare import arithmetic, tiny_model
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.assemble import hybrid_engine
-from launch.hybrid import Hybrid
 from mrl.config.root import Config
+from mrl.launch.commands.assemble import hybrid_engine
+from mrl.launch.workers.colocated import Hybrid
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from launch.assemble import decoder
+from mrl.launch.commands.assemble import decoder
 
 
 def test_many_texts_at_once_are_those_of_one_by_one(task: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from launch.check import dry_run
 from mrl.cli import main
 from mrl.config.load import load, split_arguments
 from mrl.errors import ConfigError
+from mrl.launch.commands.check import dry_run
 from tests.launch.command import Command
 from tests.launch.tiny_runs import words
 
@@ -199,8 +199,8 @@ def test_a_good_run_passes_and_its_dry_run_leaves_nothing(task: Path, tmp_path: 
 def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from launch import cluster
-    from mrl.config.loop import LaunchSection
+    from mrl.config.sections.loop import LaunchSection
+    from mrl.launch.cluster import cluster
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster, "own_gpus", lambda: 8)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launch.drill import Drill
 from mrl.errors import ConfigError
+from mrl.launch.commands.fault_injection import Drill
 
 
 @pytest.mark.parametrize("text", ["update:train-1:2", "save:driver", "judge:judge:10", "reshard:vllm-0:1"])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluate import evaluate
 from mrl.config.load import load
 from mrl.errors import DataError
+from mrl.launch.commands.evaluate import evaluate
 from tests.mrl.data.conftest import make_tokenizer
 
 GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.fits import node_numbers, refusals
+from mrl.capacity.fits import node_numbers, refusals
 from mrl.cli import main
 from mrl.config.load import load
 from mrl.observe.run_folder import RunFolder
-from mrl.training.hf_folder import read_config
+from mrl.training.hf.folder import read_config
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
@@ -56,7 +56,7 @@ def test_whole_experts_need_a_gpu(task: Path) -> None:
 
 
 def test_every_family_has_a_trainer() -> None:
-    from models.build import ENGINE_FAMILIES
-    from models.families import FAMILIES
+    from mrl.models.families import FAMILIES
+    from mrl.models.megatron.build import ENGINE_FAMILIES
 
     assert FAMILIES.keys() == ENGINE_FAMILIES.keys()

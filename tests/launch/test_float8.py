@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.model import ModelSection, NewModelSection
+from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.observe.metrics_log import read
 from mrl.prepare import tiny_model
 from tests.launch.command import run

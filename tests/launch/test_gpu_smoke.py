@@ -15,7 +15,9 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['vllm', 'ray'])); "
 
 
 def smoke(*words: str) -> str:
-    code = f"{WITHOUT} from launch.gpu_smoke.__main__ import main; raise SystemExit(main({list(words)!r}))"
+    code = (
+        f"{WITHOUT} from mrl.launch.gpu_smoke.__main__ import main; raise SystemExit(main({list(words)!r}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

@@ -8,16 +8,16 @@ import numpy as np
 import psutil
 import pytest
 
-from launch.cluster import cluster
 from mrl.algorithms.recipe import shape_and_estimate
-from mrl.config.loop import LaunchSection
 from mrl.config.root import Config
+from mrl.config.sections.loop import LaunchSection
 from mrl.errors import MrlError
+from mrl.launch.cluster.cluster import cluster
 from mrl.loops.batch import pack, policy_versions
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import denominators
 from mrl.samples import Group, Prompt, Sample, Verdict, VerdictKind
-from mrl.training import hf_export
+from mrl.training.hf import export
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.tiny_models import reference_logprobs, write_model
 
@@ -145,7 +145,7 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
         forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
         hybrid.train.broadcast("save_weights", str(tmp_path / "shards"))
         used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
-    hf_export.export(
+    export.export(
         tmp_path / "shards",
         tmp_path / "export",
         source=Path(config.model.path),

@@ -1,6 +1,6 @@
 """kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start resumes.
 
-Each start resumes what the death before it left, and is then killed itself, by the fault drill (launch/drill.py), whose witness
+Each start resumes what the death before it left, and is then killed itself, by the fault drill (launch/commands/fault_injection.py), whose witness
 says which process it killed and in which phase.
 """
 

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from launch.assemble import decoder
-from launch.check import load_tokenizer
-from launch.cluster import cluster
-from launch.hybrid import Hybrid
-from mrl.config.loop import LaunchSection
 from mrl.config.root import Config
+from mrl.config.sections.loop import LaunchSection
 from mrl.data.load import load_data
 from mrl.errors import ReshardError
-from mrl.judges.pool import JudgePool
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.commands.assemble import decoder
+from mrl.launch.commands.check import load_tokenizer
+from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.collect import Collector
+from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
-from mrl.loops.supply import GroupSupply
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare import arithmetic
+from mrl.rewards.pool.pool import JudgePool
 from mrl.samples import Prompt, Sample, Verdict
 from tests.launch import command
 from tests.launch.hybrid_runs import running

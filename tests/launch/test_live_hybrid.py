@@ -11,25 +11,25 @@ import numpy as np
 import psutil
 import pytest
 
-from launch.assemble import decoder
-from launch.check import load_tokenizer
-from launch.cluster import cluster
-from launch.hybrid import Hybrid
-from mrl.config.judge import JudgeSection
-from mrl.config.loop import LaunchSection
 from mrl.config.root import Config
+from mrl.config.sections.loop import LaunchSection
+from mrl.config.sections.reward import JudgeSection
 from mrl.data.load import load_data
 from mrl.errors import RolloutError
-from mrl.judges.pool import JudgePool
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.commands.assemble import decoder
+from mrl.launch.commands.check import load_tokenizer
+from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.batch import pack, policy_versions, split
 from mrl.loops.collect import Collector
+from mrl.loops.group_supply import GroupSupply
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
-from mrl.loops.supply import GroupSupply
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
+from mrl.rewards.pool.pool import JudgePool
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.launch.test_hybrid import groups_of
 

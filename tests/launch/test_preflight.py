@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from launch.node_facts import NodeFacts, gather, skew, write_speed
-from launch.preflight import Floors, faults
+from mrl.launch.cluster.node_facts import NodeFacts, gather, skew, write_speed
+from mrl.launch.preflight import Floors, faults
 
 GOOD = NodeFacts(
     number=0,

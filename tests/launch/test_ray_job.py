@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.ray_node import token_environment
+from mrl.launch.cluster.ray_node import token_environment
 from tests.launch.two_nodes import ROOT, free_port_base, started, steps_done, write_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]

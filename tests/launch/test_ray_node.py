@@ -10,16 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.ray_node import Node, head_address, own_address, ray_node
 from mrl.errors import WorkerLost
+from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node
 from tests.launch.two_nodes import ROOT, free_port_base, started, write_run
 
 TOKEN = "0123456789abcdef" * 4
 ORDER = """
 import json, sys
 import ray
-from launch.placement import place
-from launch.preflight import wait_for_nodes
+from mrl.launch.workers.placement import place
+from mrl.launch.preflight import wait_for_nodes
 ray.init(address=sys.argv[1], log_to_driver=False)
 wait_for_nodes(2, deadline_seconds=120)
 @ray.remote(num_cpus=0)
@@ -36,12 +36,12 @@ placement.remove()
 FEW_FILES = """
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-runpy.run_module("launch.ray_node", run_name="__main__", alter_sys=True)
+runpy.run_module("mrl.launch.cluster.ray_node", run_name="__main__", alter_sys=True)
 """
 PREFLIGHT = """
 import sys
 import ray
-from launch.preflight import Floors, run
+from mrl.launch.preflight import Floors, run
 from mrl.config.load import load
 from mrl.errors import WorkerLost
 ray.init(address=sys.argv[1], log_to_driver=False)
@@ -92,7 +92,7 @@ def test_a_short_secret_is_refused() -> None:
     command = [
         sys.executable,
         "-m",
-        "launch.ray_node",
+        "mrl.launch.cluster.ray_node",
         "--number",
         "0",
         "--head",
@@ -117,7 +117,7 @@ def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:
         environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         words = [
             "-m",
-            "launch.ray_node",
+            "mrl.launch.cluster.ray_node",
             "--head",
             head,
             "--slots",
@@ -156,7 +156,11 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     words = ["--head", head, "--slots", "1", "--port-base", base, "--number"]
     with (
-        started(["-m", "launch.ray_node", *words, "0"], log=tmp_path / "0.log", environment=environment),
+        started(
+            ["-m", "mrl.launch.cluster.ray_node", *words, "0"],
+            log=tmp_path / "0.log",
+            environment=environment,
+        ),
         started(["-c", FEW_FILES, *words, "1"], log=tmp_path / "1.log", environment=environment),
     ):
         asked = subprocess.run(

@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from launch.cluster import cluster
-from launch.reward_group import RewardGroup
 from mrl.config.load import load
 from mrl.errors import ConfigError, WorkerLost
-from mrl.judges.pool import _smoke_sample
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.workers.reward_group import RewardGroup
 from mrl.observe.phases import PhaseClock
+from mrl.rewards.pool.pool import _smoke_sample
 from mrl.samples import Prompt, Sample, Verdict
 from tests.launch.two_nodes import ROOT, write_run
 
@@ -75,7 +75,7 @@ def collect(rewards: RewardGroup, count: int) -> dict[str, Verdict]:
 
 def reward_processes() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [c for c in children if "mrl.judges.worker" in " ".join(_command(c))]
+    return [c for c in children if "mrl.rewards.pool.worker" in " ".join(_command(c))]
 
 
 def _command(process: psutil.Process) -> list[Any]:

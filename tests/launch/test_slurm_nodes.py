@@ -2,8 +2,8 @@
 
 import pytest
 
-from launch.slurm_nodes import expand, main
 from mrl.errors import ConfigError
+from mrl.launch.cluster.slurm_nodes import expand, main
 
 TABLE = [
     ("n1", ["n1"]),

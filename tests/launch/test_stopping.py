@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.stopping import REQUEUE_EXIT_CODE, StopSignals
+from mrl.launch.commands.stopping import REQUEUE_EXIT_CODE, StopSignals
 
 
 def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() -> None:
@@ -33,7 +33,7 @@ def test_a_request_in_a_step_waits_for_its_end() -> None:
 
 PROGRAM = """
 import os, signal
-from launch.stopping import StopSignals
+from mrl.launch.commands.stopping import StopSignals
 
 def main():
     try:

@@ -1,4 +1,4 @@
-"""`torchrun -m launch.torchrun` with two agents on this machine: one cluster of two nodes, two steps, one exit code."""
+"""`torchrun -m mrl.launch.torchrun` with two agents on this machine: one cluster of two nodes, two steps, one exit code."""
 
 import contextlib
 import time
@@ -35,7 +35,7 @@ def agents(stack: contextlib.ExitStack, folder: Path, *arguments: str) -> list:
     return [
         stack.enter_context(
             started(
-                [*words, "-m", "launch.torchrun", *arguments],
+                [*words, "-m", "mrl.launch.torchrun", *arguments],
                 log=folder / f"agent-{number}.log",
                 environment={"MRL_PORT_BASE": str(base), "OMP_NUM_THREADS": "1"},
             )

@@ -10,8 +10,8 @@ import torch.nn.functional as functional
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from models.experts import GroupedExperts
 from mrl.errors import ConfigError
+from mrl.models.megatron.experts import GroupedExperts
 
 HIDDEN, INNER, EXPERTS = 16, 8, 4
 

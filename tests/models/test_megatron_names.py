@@ -11,13 +11,13 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from models import layer_specs
-from models.build import PackedModel, build_chunks
-from models.names import LOCAL
-from mrl.config.training import TrainingSection
+from mrl.config.sections.training import TrainingSection
 from mrl.errors import ReshardError
-from resharding import sources
-from resharding.layout import Layout, Place
+from mrl.models.layout import Layout, Place
+from mrl.models.megatron import layer_specs
+from mrl.models.megatron.build import PackedModel, build_chunks
+from mrl.models.names import LOCAL
+from mrl.resharding.planner import trainer_manifests
 
 pytestmark = pytest.mark.engine
 
@@ -103,10 +103,10 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("hf", "layout"), LAYOUTS)
 def test_names_shapes_and_coordinates_equal_megatrons(hf, layout):
-    tables = sources.from_layout(hf, layout, dtype="float32")
+    tables = trainer_manifests.from_layout(hf, layout, dtype="float32")
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(hf, layout, place)]
-        assert sources.from_model(chunks, hf, layout, place) == tables[place.rank]
+        assert trainer_manifests.from_model(chunks, hf, layout, place) == tables[place.rank]
 
 
 class LocalSpecExperts(SequentialMLP):
@@ -122,10 +122,12 @@ class LocalSpecExperts(SequentialMLP):
 def test_sequential_experts_have_megatrons_names_too(layout, monkeypatch):
     """Of models that somebody else built with Megatron's local spec."""
     monkeypatch.setattr(layer_specs, "GroupedExperts", LocalSpecExperts)
-    tables = sources.from_layout(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
+    tables = trainer_manifests.from_layout(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(QWEN3_MOE, layout, place)]
-        assert sources.from_model(chunks, QWEN3_MOE, layout, place, spec=LOCAL) == tables[place.rank]
+        assert (
+            trainer_manifests.from_model(chunks, QWEN3_MOE, layout, place, spec=LOCAL) == tables[place.rank]
+        )
 
 
 def test_a_model_that_differs_is_refused_by_parameter_name():
@@ -135,4 +137,4 @@ def test_a_model_that_differs_is_refused_by_parameter_name():
     with pytest.raises(
         ReshardError, match=r"stranger\.weight is not in the name table.*router\.weight is missing"
     ):
-        sources.from_model(chunks, QWEN3_MOE, layout, layout.place(0))
+        trainer_manifests.from_model(chunks, QWEN3_MOE, layout, layout.place(0))

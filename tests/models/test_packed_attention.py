@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.packed_attention import PackedAttention
-from models.packed_segments import bucket_length, pack_segments, plan_buckets
-from models.rope import Rope
-from models.rotary import RotaryTable
+from mrl.models.megatron.packed_attention import PackedAttention
+from mrl.models.megatron.packed_segments import bucket_length, pack_segments, plan_buckets
+from mrl.models.megatron.rotary import RotaryTable
+from mrl.models.rope import Rope
 
 CONFIG = types.SimpleNamespace(kv_channels=8, multi_latent_attention=False)
 

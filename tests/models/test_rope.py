@@ -11,8 +11,8 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
 
-from models import rope
-from models.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
+from mrl.models import rope
+from mrl.models.megatron.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
 
 PUBLISHED = json.loads(
     (Path(__file__).parents[2] / "configs/models/DeepSeek-V3/config.json").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
 
-from models.layer_modules import RecordingRouter
+from mrl.models.megatron.layer_modules import RecordingRouter
 
 EXPERTS, TOKENS = 16, 200
 CASES: dict[str, dict[str, Any]] = {

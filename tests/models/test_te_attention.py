@@ -7,11 +7,11 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from models.packed_attention import PackedAttention
-from models.packed_segments import PackedSegments, pack_segments
-from models.rope import Rope
-from models.rotary import RotaryTable
-from models.te_attention import FusedPackedAttention, core_attention
+from mrl.models.megatron.packed_attention import PackedAttention
+from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
+from mrl.models.megatron.rotary import RotaryTable
+from mrl.models.megatron.te_attention import FusedPackedAttention, core_attention
+from mrl.models.rope import Rope
 
 
 def test_cpu_gets_our_own_attention() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from models.families import family_of, require_trainable
-from models.vllm_names import Shard, local_tensors
 from mrl.errors import ConfigError
+from mrl.models.families import family_of, require_trainable
+from mrl.models.vllm_names import Shard, local_tensors
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 QWEN3 = {"model_type": "qwen3", "rope_theta": 1e6}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.packed_segments import pack_segments
-from models.rope import Rope
-from models.rotary import RotaryTable
-from models.zigzag import kept, padded, token_multiple
+from mrl.models.megatron.packed_segments import pack_segments
+from mrl.models.megatron.rotary import RotaryTable
+from mrl.models.megatron.zigzag import kept, padded, token_multiple
+from mrl.models.rope import Rope
 
 
 @pytest.mark.parametrize("cp", [1, 2, 3, 8])

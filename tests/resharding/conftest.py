@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from resharding.receiver import Receiver
-from resharding.sender import WeightSender
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.sender import WeightSender
 from tests.resharding.exchanges import SYNC
 from tests.resharding.wires import KINDS, Wire, store
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from models.manifest import CheckpointTensor, LocalTensor, Piece
-from mrl.config.sync import SyncSection
-from resharding import gather, gather_plan
-from resharding.gather_plan import GatherPlan
-from resharding.receiver import Receiver
-from resharding.sender import WeightSender
-from resharding.sending import SendStats
-from resharding.session import Session, WireTensor
+from mrl.config.sections.sync import SyncSection
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.transfer import gather, gather_plan
+from mrl.resharding.transfer.gather_plan import GatherPlan
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.run_session import SendStats
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session, WireTensor
 
 SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
 

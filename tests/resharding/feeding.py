@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from models.manifest import CheckpointTensor, LocalTensor, Piece
-from mrl.config.sync import SyncSection
-from resharding import gather, gather_plan
-from resharding.gather_plan import GatherPlan
-from resharding.sender import WeightSender
-from resharding.session import Session
+from mrl.config.sections.sync import SyncSection
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.transfer import gather, gather_plan
+from mrl.resharding.transfer.gather_plan import GatherPlan
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:

@@ -8,22 +8,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from models.manifest import LocalTensor, Piece
-from mrl.config.sync import SyncSection
-from resharding import planned
-from resharding.assembly import DTYPES
-from resharding.cells import PlanCells
-from resharding.lease import describe_files
-from resharding.manifest import RankManifest, elements
-from resharding.plan import Plan
-from resharding.planned import Led, Load, PeerLane
-from resharding.proof import TrainerProof
-from resharding.ranks import Ranks
-from resharding.sender import WeightSender
-from resharding.sending import SendStats
-from resharding.session import Session
-from resharding.tables import LeasedTensor, of_part
-from resharding.wire.shared_memory import SharedSegment
+from mrl.config.sections.sync import SyncSection
+from mrl.models.manifest import LocalTensor, Piece
+from mrl.resharding.planner.cells import PlanCells
+from mrl.resharding.planner.manifest import RankManifest, elements
+from mrl.resharding.planner.plan import Plan
+from mrl.resharding.transfer import planned
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.lease import describe_files
+from mrl.resharding.transfer.planned import Led, Load, PeerLane
+from mrl.resharding.transfer.proof import TrainerProof
+from mrl.resharding.transfer.run_session import SendStats
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
+from mrl.resharding.wire.shared_memory import SharedSegment
 
 
 class LeasedRank:
@@ -102,8 +102,8 @@ def one_trainer_rank(
     import os
     from pathlib import Path
 
-    from resharding.plan import PlanOptions, build_plan
-    from resharding.topology import Topology
+    from mrl.resharding.planner.plan import PlanOptions, build_plan
+    from mrl.resharding.planner.topology import Topology
     from tests.resharding.feeding import read
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from models.families import family_of
+from benchmarks.resharding import one_gpu
+from benchmarks.resharding.__main__ import arguments, layouts
+from benchmarks.resharding.child import Child
+from benchmarks.resharding.made_up import MadeUp
+from benchmarks.resharding.models import FOLDERS, TINY, config_of
+from benchmarks.resharding.peak_memory import PeakMemory
+from benchmarks.resharding.storage import Storage
+from benchmarks.resharding.trainer import BenchTrainer
 from mrl.errors import ConfigError, ReshardError
-from resharding import destinations, sources
-from resharding.bench import one_gpu
-from resharding.bench.__main__ import arguments, layouts
-from resharding.bench.child import Child
-from resharding.bench.made_up import MadeUp
-from resharding.bench.models import FOLDERS, TINY, config_of
-from resharding.bench.peak_memory import PeakMemory
-from resharding.bench.storage import Storage
-from resharding.bench.trainer import BenchTrainer
-from resharding.layout import Layout
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, trainer_manifests
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +36,8 @@ def test_a_scaled_model_keeps_its_widths_and_fits_both_layouts(name: str) -> Non
     same = {"hidden_size", "moe_intermediate_size", "num_attention_heads", "intermediate_size", "model_type"}
     assert {k: whole[k] for k in same} == {k: small[k] for k in same}
     assert small["num_hidden_layers"] < whole["num_hidden_layers"] / 10
-    held = sources.from_layout(small, train)
-    needed = destinations.from_layout(small, Layout(tp=2, dp=2))
+    held = trainer_manifests.from_layout(small, train)
+    needed = engine_manifests.from_layout(small, Layout(tp=2, dp=2))
     assert len(held) == len(needed) == 4
     with pytest.raises(ConfigError, match="--scale 0 must be above 0"):
         config_of(name, scale=0, train=train)
@@ -57,7 +57,7 @@ def test_made_up_bytes_follow_from_name_place_and_version() -> None:
 
 @pytest.mark.parametrize("element", [0, 1000, -1])
 def test_one_wrong_element_is_a_difference_with_its_name(element: int) -> None:
-    storage = Storage(destinations.from_layout(TINY, Layout(tp=2))[1], CPU)
+    storage = Storage(engine_manifests.from_layout(TINY, Layout(tp=2))[1], CPU)
     made = MadeUp(CHECKPOINT, version=3)
     assert storage.first_difference(made) is not None
     for tensor in CHECKPOINT:
@@ -77,7 +77,7 @@ def test_a_trainer_rank_holds_its_manifest_in_two_shared_buffers() -> None:
     trainer.fill(2)
     made = MadeUp(CHECKPOINT, version=2)
     located = trainer.local_tensors()
-    assert [t for t, _, _, _ in located] == list(sources.from_layout(TINY, layout)[1].tensors)
+    assert [t for t, _, _, _ in located] == list(trainer_manifests.from_layout(TINY, layout)[1].tensors)
     assert {buffer for _, _, buffer, _ in located} == {0, 1}
     for tensor, view, buffer, at in located:
         assert made.first_difference(tensor, view.view(-1)) is None
@@ -87,7 +87,7 @@ def test_a_trainer_rank_holds_its_manifest_in_two_shared_buffers() -> None:
 
 
 def test_plain_copies_write_every_byte_once_round_and_round() -> None:
-    storage = Storage(destinations.from_layout(TINY, Layout())[0], CPU)
+    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU)
     source = torch.arange(100, dtype=torch.uint8)
     storage.copy_plainly([source[:60], source[60:]])
     written = torch.cat([flat.view(torch.uint8) for flat in storage.flat.values()])
@@ -217,9 +217,9 @@ def test_both_modes_leave_the_same_quantised_bytes(tmp_path: Path) -> None:
 
 BROKEN = """
 import sys
-from resharding.bench import storage
-from resharding.bench import one_gpu
-from resharding.bench.__main__ import main
+from benchmarks.resharding import storage
+from benchmarks.resharding import one_gpu
+from benchmarks.resharding.__main__ import main
 
 copy = storage.run
 storage.run = lambda table, sources, targets: copy(table[:-1], sources, targets)

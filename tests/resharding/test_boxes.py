@@ -7,14 +7,20 @@ import random
 import numpy as np
 import pytest
 
-from resharding.boxes import cells, contains, intersection, overlap, volume
-from resharding.copies import BUCKET, CopyList, assign, num_elements, run
-from resharding.windows import slice_of
+from mrl.resharding.planner.boxes import cells, contains, intersection, overlap, volume
+from mrl.resharding.planner.copy_table import BUCKET, CopyList, assign, num_elements, run
+from mrl.resharding.planner.schedule import slice_of
 
 
 @pytest.mark.parametrize(
     "module",
-    ["models.names", "models.families", "resharding.boxes", "resharding.layout", "resharding.windows"],
+    [
+        "mrl.models.names",
+        "mrl.models.families",
+        "mrl.resharding.planner.boxes",
+        "mrl.models.layout",
+        "mrl.resharding.planner.schedule",
+    ],
 )
 def test_worked_examples(module):
     assert doctest.testmod(importlib.import_module(module)).failed == 0

@@ -13,13 +13,20 @@ import torch
 import zmq
 
 from mrl.errors import ReshardError
-from resharding import gather
-from resharding.ranks import Ranks
-from resharding.receiver import Receiver
-from resharding.sender import WeightSender
-from resharding.session import Session, State
-from resharding.wire.channel import Dialer
-from tests.resharding.exchanges import SYNC, Receiving, Shelf, exchange, model, send
+from mrl.resharding.transfer import gather
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.wire.channel import Dialer
+from tests.resharding.exchanges import (
+    SYNC,
+    Receiving,
+    Shelf,
+    exchange,
+    model,
+    send,
+)
 from tests.resharding.feeding import plan_of
 from tests.resharding.footprint import Footprint
 from tests.resharding.wires import Wire

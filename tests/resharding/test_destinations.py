@@ -2,12 +2,12 @@
 
 import pytest
 
-from models.manifest import CheckpointTensor, Piece
-from models.vllm_names import Shard
 from mrl.errors import ConfigError, ReshardError
-from resharding import destinations
-from resharding.layout import Layout
-from resharding.manifest import RankManifest
+from mrl.models.layout import Layout
+from mrl.models.manifest import CheckpointTensor, Piece
+from mrl.models.vllm_names import Shard
+from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.manifest import RankManifest
 from tests.resharding.test_sources import QWEN3_MOE
 
 
@@ -17,10 +17,10 @@ def tensor(manifest, name: str):
 
 def test_expert_slabs_of_tensor_parallel_and_expert_parallel_rollouts():
     name = "model.layers.1.mlp.experts.routed_experts.w13_weight"
-    split = tensor(destinations.from_layout(QWEN3_MOE, Layout(tp=2))[1], name)
+    split = tensor(engine_manifests.from_layout(QWEN3_MOE, Layout(tp=2))[1], name)
     assert split.shape == (8, 8, 16)
     assert split.pieces[1] == Piece("model.layers.1.mlp.experts.0.up_proj.weight", (4, 0), (4, 16), (0, 4, 0))
-    whole = tensor(destinations.from_layout(QWEN3_MOE, Layout(tp=2, ep=2))[1], name)
+    whole = tensor(engine_manifests.from_layout(QWEN3_MOE, Layout(tp=2, ep=2))[1], name)
     assert whole.shape == (4, 16, 16)
     assert whole.pieces[0] == Piece(
         "model.layers.1.mlp.experts.4.gate_proj.weight", (0, 0), (8, 16), (0, 0, 0)
@@ -28,14 +28,14 @@ def test_expert_slabs_of_tensor_parallel_and_expert_parallel_rollouts():
 
 
 def test_key_value_heads_are_replicated_where_tp_exceeds_them():
-    manifests = destinations.from_layout(QWEN3_MOE, Layout(tp=4))
+    manifests = engine_manifests.from_layout(QWEN3_MOE, Layout(tp=4))
     found = [tensor(m, "model.layers.0.self_attn.qkv_proj.weight").pieces for m in manifests]
     assert [p[1].start for p in found] == [(0, 0), (0, 0), (4, 0), (4, 0)]
     assert [p[0].start for p in found] == [(0, 0), (8, 0), (16, 0), (24, 0)]
 
 
 def test_vocabulary_is_padded_to_64_and_replicas_are_equal():
-    manifests = destinations.from_layout(QWEN3_MOE, Layout(tp=2, dp=2))
+    manifests = engine_manifests.from_layout(QWEN3_MOE, Layout(tp=2, dp=2))
     assert [m.tensors[0].shape for m in manifests[:2]] == [(64, 16), (64, 16)]
     assert [m.tensors[0].pieces[0].shape for m in manifests[:2]] == [(64, 16), (36, 16)]
     assert [m.digest for m in manifests[:2]] == [m.digest for m in manifests[2:]]
@@ -53,7 +53,7 @@ def test_experts_are_placed_as_the_engine_places_them():
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=3, dp=3), Layout(tp=3)])
 def test_layouts_an_engine_does_not_have_are_refused(layout):
     with pytest.raises(ConfigError):
-        destinations.from_layout(QWEN3_MOE, layout)
+        engine_manifests.from_layout(QWEN3_MOE, layout)
 
 
 CHECKPOINT = [CheckpointTensor("a", (8, 6), "bfloat16"), CheckpointTensor("bias", (4,), "float32")]
@@ -63,7 +63,7 @@ def test_views_become_boxes():
     """Columns 2..3 of rows 4..7 of a [8, 6] into expert 1 of a [2, 4, 2]."""
     records = [("w", 8, (4, 2), (2, 1), "a", 4 * 6 + 2, (6, 1)), ("w", 0, (4, 2), (2, 1), "a", 2, (6, 1))]
     parameters = {"w": ((2, 4, 2), "bfloat16"), "b": ((4,), "float32"), "tied": ((8, 6), "bfloat16")}
-    manifest = destinations.from_trace(
+    manifest = engine_manifests.from_trace(
         records, parameters, CHECKPOINT, loaded_whole={"b": "bias"}, aliases=("tied",)
     )
     assert manifest.tensors[0].pieces == (
@@ -83,7 +83,9 @@ def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_share
         ("y.bias", 0, (4,), (1,), "bias", 0, (1,)),
         ("z.c", 0, (3,), (1,), "c", 0, (1,)),
     ]
-    found = destinations.from_trace(records, parameters, [*CHECKPOINT, CheckpointTensor("c", (3,), "int32")])
+    found = engine_manifests.from_trace(
+        records, parameters, [*CHECKPOINT, CheckpointTensor("c", (3,), "int32")]
+    )
     assert found.unplanned == ("a", "bias") and [t.name for t in found.tensors] == ["z.c"]
     assert found.digest != RankManifest.of(0, found.tensors).digest
     assert RankManifest.from_plain(found.plain()) == found
@@ -94,4 +96,4 @@ def test_a_parameter_that_nothing_fills_is_named(name: str) -> None:
     """Also in a module that other tensors fill: a bias beside a weight."""
     parameters = {name: ((4,), "float32"), "y.b": ((4,), "float32")}
     with pytest.raises(ReshardError, match=rf"no tensor of the trainer is seen to fill {name} \(4,\)"):
-        destinations.from_trace([("y.b", 0, (4,), (1,), "bias", 0, (1,))], parameters, CHECKPOINT)
+        engine_manifests.from_trace([("y.b", 0, (4,), (1,), "bias", 0, (1,))], parameters, CHECKPOINT)

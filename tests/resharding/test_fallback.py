@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from mrl.config.sync import SyncSection
+from benchmarks.resharding.made_up import MadeUp
+from benchmarks.resharding.models import TINY
+from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.trainer import BenchTrainer
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import destinations, quantised
-from resharding.bench.made_up import MadeUp
-from resharding.bench.models import TINY
-from resharding.bench.storage import Storage, WholeTensors, Windows
-from resharding.bench.trainer import BenchTrainer
-from resharding.explain import explain
-from resharding.handover import PlannedHandOver
-from resharding.layout import Layout
-from resharding.manifest import RankManifest
-from resharding.plan import build_plan
-from resharding.receiver import Receiver
-from resharding.session import Session, State
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, quantised
+from mrl.resharding.planner.explain import explain
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import build_plan
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.weight_sync import PlannedHandOver
 from tests.resharding.wires import store
 from tests.resharding.worlds import FAMILIES, random_world
 
@@ -31,7 +31,7 @@ WHOLE = tuple(f"model.layers.1.self_attn.{p}_proj.weight" for p in "kqv")
 
 def traced() -> tuple[RankManifest, RankManifest]:
     """(all of one engine rank's parameters, what a trace of it can place)."""
-    (full,) = destinations.from_layout(TINY, Layout())
+    (full,) = engine_manifests.from_layout(TINY, Layout())
     placed = [t for t in full.tensors if not t.name.startswith(ODD)]
     assert len(placed) == len(full.tensors) - 1
     return full, RankManifest.of(0, placed, WHOLE)
@@ -104,7 +104,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
 def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() -> None:
     """Megatron interleaves groups of 128 rows of queries, 64 of keys and 64 of values: the last two lie inside blocks."""
     hf = TINY | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
-    manifest = quantised.manifest(destinations.from_layout(hf, Layout())[0])
+    manifest = quantised.manifest(engine_manifests.from_layout(hf, Layout())[0])
     trainer = BenchTrainer(hf, Layout(), 0, device=CPU)
     sync = SyncSection(bucket_bytes=1 << 20, deadline_seconds=60.0)
     receiver = Receiver(deadline_seconds=60.0, device=CPU)

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from models.manifest import CheckpointTensor, LocalTensor, Piece
-from mrl.config.sync import SyncSection
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import gather, gather_plan
-from resharding.receiver import Receiver
-from resharding.sender import WeightSender
-from resharding.session import Session
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.transfer import gather, gather_plan
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session
 from tests.ranks import run_ranks
 from tests.resharding.exchanges import Shelf
 

@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from models.manifest import CheckpointTensor, LocalTensor, Piece
 from mrl.errors import ReshardError
-from resharding import gather_plan
-from resharding.assembly import DTYPES, Assembly
-from resharding.gather import _fill
-from resharding.ranks import Ranks
-from resharding.wire.messages import Span
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.transfer import gather_plan
+from mrl.resharding.transfer.assembly import DTYPES, Assembly
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.gather import _fill
+from mrl.resharding.wire.messages import Span
 
 
 def whole(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[CheckpointTensor, LocalTensor]:

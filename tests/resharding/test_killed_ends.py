@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 
 from mrl.errors import ReshardError
-from resharding.receiver import Receiver
-from resharding.session import Session, State
-from resharding.wire.messages import Commit
-from tests.resharding.exchanges import SYNC, Shelf, exchange, kill_self, model, send
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.wire.messages import Commit
+from tests.resharding.exchanges import (
+    SYNC,
+    Shelf,
+    exchange,
+    kill_self,
+    model,
+    send,
+)
 from tests.resharding.wires import PROCESSES, Wire
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from resharding.copies import num_elements, run
-from resharding.node_lane import Neighbours, Offer, split
-from resharding.part import SlotPart
-from resharding.tables import of_part
-from resharding.topology import Topology
-from resharding.wire.shared_memory import SharedSegment
+from mrl.resharding.planner.copy_table import num_elements, run
+from mrl.resharding.planner.slot_plan import SlotPart
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer.node_lane import Neighbours, Offer, split
+from mrl.resharding.transfer.slot_tables import of_part
+from mrl.resharding.wire.shared_memory import SharedSegment
 from tests.resharding.test_planned import Parameters, as_torch, equal, plan_of, world_of
 from tests.resharding.worlds import World, checkpoint, loaded
 

@@ -13,30 +13,30 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mrl.config.sync import SyncSection
+from benchmarks.resharding.made_up import MadeUp
+from benchmarks.resharding.models import TINY
+from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.trainer import BenchTrainer
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import destinations, sources
-from resharding import receiver as receiver_module
-from resharding.assembly import DTYPES
-from resharding.bench.made_up import MadeUp
-from resharding.bench.models import TINY
-from resharding.bench.storage import Storage, WholeTensors, Windows
-from resharding.bench.trainer import BenchTrainer
-from resharding.copies import run
-from resharding.handover import PlannedHandOver
-from resharding.layout import Layout
-from resharding.lease import Lease, describe_files
-from resharding.manifest import RankManifest, elements
-from resharding.plan import Plan, PlanOptions, build_plan
-from resharding.planned import received_bytes
-from resharding.proof import EngineProof
-from resharding.receiver import Receiver
-from resharding.sender import WeightSender
-from resharding.session import Session, State
-from resharding.tables import Tables, of_part
-from resharding.topology import Topology
-from resharding.wire.mesh import Mesh
-from resharding.wire.shared_memory import SharedSegment
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, trainer_manifests
+from mrl.resharding.planner.copy_table import run
+from mrl.resharding.planner.manifest import RankManifest, elements
+from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer import receiver as receiver_module
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.lease import Lease, describe_files
+from mrl.resharding.transfer.planned import received_bytes
+from mrl.resharding.transfer.proof import EngineProof
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.slot_tables import Tables, of_part
+from mrl.resharding.transfer.weight_sync import PlannedHandOver
+from mrl.resharding.wire.mesh import Mesh
+from mrl.resharding.wire.shared_memory import SharedSegment
 from tests.ranks import run_ranks
 from tests.resharding.exchanges import Receiving, Shelf, kill_self
 from tests.resharding.footprint import Footprint
@@ -63,8 +63,8 @@ SHAPES = {
 
 def world_of(name: str) -> World:
     train, rollout = SHAPES[name]
-    held = sources.from_layout(HF, train, dtype="bfloat16", router_dtype="float32", pad_vocab_to=8)
-    needed = destinations.from_layout(HF, rollout, dtype="bfloat16")
+    held = trainer_manifests.from_layout(HF, train, dtype="bfloat16", router_dtype="float32", pad_vocab_to=8)
+    needed = engine_manifests.from_layout(HF, rollout, dtype="bfloat16")
     return World(
         HF,
         train,
@@ -385,7 +385,7 @@ class Pair:
             self.trainer,
             sync,
             [address],
-            destinations.from_layout(TINY, Layout()),
+            engine_manifests.from_layout(TINY, Layout()),
             slots_per_node=1,
             store=("127.0.0.1", wire.port),
         )
@@ -416,7 +416,7 @@ class Ending(Windows):
 def receive_and_die(wire: Wire, at: str, pipe: Any) -> None:
     receiver = wire.receiver(120.0)
     pipe.send(receiver.address)
-    storage = Storage(destinations.from_layout(TINY, Layout())[0], wire.device)
+    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], wire.device)
     receiver.receive(pipe.recv(), WholeTensors(storage), Ending(storage, at, kill_self))
 
 
@@ -456,7 +456,7 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     pair.close()
     fresh = wire.receiver(60.0)
     again = Pair(wire, fresh.address, 60.0)
-    storage = Storage(destinations.from_layout(TINY, Layout())[0], wire.device)
+    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], wire.device)
     session = Session.new(-1, 0, again.hand_over.digest)
     thread = take(fresh, session, Windows(storage), storage)
     again.hand_over.send(session)
@@ -474,7 +474,7 @@ def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(
     wire = Wire("distributed", meeting.port)
     receiver = wire.receiver(60.0)
     pair = Pair(wire, receiver.address, 60.0)
-    storage = Storage(destinations.from_layout(TINY, Layout())[0], CPU)
+    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU)
     wait, flipped = Mesh.wait, []
 
     def flip(self: Mesh, works: Any, what: str) -> None:

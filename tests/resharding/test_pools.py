@@ -12,19 +12,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from models.families import family_of
-from mrl.config.sync import SyncSection
+from benchmarks.resharding.made_up import MadeUp
+from benchmarks.resharding.models import TINY
+from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.trainer import BenchTrainer
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import destinations
-from resharding.bench.made_up import MadeUp
-from resharding.bench.models import TINY
-from resharding.bench.storage import Storage, WholeTensors, Windows
-from resharding.bench.trainer import BenchTrainer
-from resharding.handover import GatherHandOver, PlannedHandOver
-from resharding.layout import Layout
-from resharding.ranks import Ranks
-from resharding.receiver import Receiver
-from resharding.session import Session, State
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.weight_sync import GatherHandOver, PlannedHandOver
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def meet(store: dist.TCPStore, size: int, name: str) -> None:
 def train(rank: int, layout: Layout, receivers: int, port: int, store: dist.TCPStore, size: int) -> Any:
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
-    manifests = destinations.from_layout(TINY, Layout(tp=receivers))
+    manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
     planned = PlannedHandOver(trainer, SYNC, addresses, manifests, slots_per_node=1, store=(HOST, port))
     gather = GatherHandOver(trainer, SYNC, addresses, store=(HOST, port))
     store.set("planned", planned.digest)
@@ -90,7 +90,7 @@ def train(rank: int, layout: Layout, receivers: int, port: int, store: dist.TCPS
 
 def generate(number: int, receivers: int, store: dist.TCPStore, size: int) -> Any:
     """Receiver `number`; the last one breaks in the middle of the second session."""
-    storage = Storage(destinations.from_layout(TINY, Layout(tp=receivers))[number], CPU)
+    storage = Storage(engine_manifests.from_layout(TINY, Layout(tp=receivers))[number], CPU)
     receiver = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU, host=HOST)
     store.set(f"address{number}", receiver.address)
     digests = [store.get(name).decode() for name in ("planned", "gather")]
@@ -172,7 +172,7 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
 
     Ranks.exchange = counting  # type: ignore[method-assign]
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
-    manifests = destinations.from_layout(TINY, Layout(tp=2, dp=size // 2))
+    manifests = engine_manifests.from_layout(TINY, Layout(tp=2, dp=size // 2))
     storage = Storage(manifests[rank], CPU)
     receiver = Receiver(deadline_seconds=60.0, device=CPU)
     addresses: list[Any] = [None] * size

@@ -12,28 +12,28 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mrl.config.sync import SyncSection
+from benchmarks.resharding.made_up import MadeUp
+from benchmarks.resharding.models import TINY
+from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.trainer import BenchTrainer
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding import destinations, quantised, sources
-from resharding.assembly import DTYPES
-from resharding.bench.made_up import MadeUp
-from resharding.bench.models import TINY
-from resharding.bench.storage import Storage, WholeTensors, Windows
-from resharding.bench.trainer import BenchTrainer
-from resharding.cells import PlanCells, Run
-from resharding.handover import PlannedHandOver
-from resharding.layout import Layout
-from resharding.manifest import RankManifest
-from resharding.node_lane import Neighbours
-from resharding.plan import build_plan
-from resharding.proof import EngineProof, TrainerProof, encoded
-from resharding.ranks import Ranks
-from resharding.receiver import Receiver
-from resharding.session import Session, State
-from resharding.simulate import execute
-from resharding.topology import Topology
-from resharding.wire.digest import matrix_digests
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
+from mrl.resharding.planner.cells import PlanCells, Run
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import build_plan
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.node_lane import Neighbours
+from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.weight_sync import PlannedHandOver
+from mrl.resharding.wire.digest import matrix_digests
 from tests.ranks import run_ranks
+from tests.resharding.simulate import execute
 from tests.resharding.worlds import checkpoint, loaded, random_world
 
 CPU = torch.device("cpu")
@@ -115,7 +115,7 @@ class Acting(Windows):
 def slot_of(hf: dict[str, Any], trainer: BenchTrainer | None = None, **options: Any) -> Slot:
     """One trainer rank and one engine rank, quantised where the model is wide enough."""
     manifests = quantised.manifests(
-        destinations.from_layout(hf, Layout()), "fp8_block" if hf is BLOCKS else "none"
+        engine_manifests.from_layout(hf, Layout()), "fp8_block" if hf is BLOCKS else "none"
     )
     slot = Slot(trainer or BenchTrainer(hf, Layout(), 0, device=CPU), manifests, **options)
     slot.trainer.fill(0)
@@ -234,7 +234,7 @@ def test_parameters_under_each_others_names_are_refused_by_the_folder_they_came_
 
 def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_committed() -> None:
     """What the trainer was told is not what the engine's own loaders said."""
-    (right,) = destinations.from_layout(TINY, Layout())
+    (right,) = engine_manifests.from_layout(TINY, Layout())
     names = [f"model.layers.{n}.self_attn.o_proj.weight" for n in (0, 1)]
     places = dict(zip(names, reversed(names), strict=True))
     pieces = [
@@ -304,7 +304,7 @@ def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
     """Each fault once, then mended; and ranks that disagree."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
-    manifests, results = destinations.from_layout(TINY, Layout(dp=2)), {}
+    manifests, results = engine_manifests.from_layout(TINY, Layout(dp=2)), {}
     for name, (layout, slots_per_node, fault) in FAULTS.items():
         trainer = BenchTrainer(TINY, layout, rank, device=CPU)
         trainer.fill(0)
@@ -396,8 +396,8 @@ def look(engine: EngineProof, arrays: dict[str, torch.Tensor], said: str) -> str
 
 
 def test_cells_that_leave_a_hole_or_overlap_are_refused() -> None:
-    (manifest,) = destinations.from_layout(TINY, Layout())
-    plan = build_plan(sources.from_layout(TINY, Layout()), [manifest], Topology.shared(1))
+    (manifest,) = engine_manifests.from_layout(TINY, Layout())
+    plan = build_plan(trainer_manifests.from_layout(TINY, Layout()), [manifest], Topology.shared(1))
     cells = list(PlanCells(plan).needed(0).values())
     modules = {t.name.rpartition(".")[0] for t in manifest.tensors}
     EngineProof(cells, [], manifest=manifest, modules=modules)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from models.families import family_of
-from models.float8 import SCALES
+from benchmarks.resharding.models import TINY
 from mrl.errors import ReshardError
-from resharding import destinations, fp8, quantised, sources
-from resharding.alignment import cut_inside_blocks, leave_whole
-from resharding.bench.models import TINY
-from resharding.layout import Layout
-from resharding.plan import PlanOptions, build_plan
-from resharding.quantised import VALUES, Blocks
-from resharding.topology import Topology
+from mrl.models.families import family_of
+from mrl.models.float8 import SCALES
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, fp8, quantised, trainer_manifests
+from mrl.resharding.planner.alignment import cut_inside_blocks, leave_whole
+from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.quantised import VALUES, Blocks
+from mrl.resharding.planner.topology import Topology
 from tests.resharding.worlds import FAMILIES, random_config
 
 WIDE = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 256, "vocab_size": 128}
@@ -100,8 +100,8 @@ def test_whole_blocks_of_a_box() -> None:
 
 
 def test_half_the_bytes_cross_and_the_bound_is_met() -> None:
-    held = sources.from_layout(WIDE, Layout(tp=2, ep=2))
-    wide = destinations.from_layout(WIDE, Layout(tp=2))
+    held = trainer_manifests.from_layout(WIDE, Layout(tp=2, ep=2))
+    wide = engine_manifests.from_layout(WIDE, Layout(tp=2))
     narrow = [quantised.manifest(m) for m in wide]
     plans = [build_plan(held, needed, Topology.shared(2)) for needed in (wide, narrow)]
     whole, half = (plan.summary() for plan in plans)
@@ -115,13 +115,15 @@ def test_half_the_bytes_cross_and_the_bound_is_met() -> None:
 
 def test_an_engine_that_cuts_inside_a_block_is_refused() -> None:
     with pytest.raises(ReshardError, match=r"does not begin on a block of 128"):
-        quantised.manifest(destinations.from_layout(WIDE | {"moe_intermediate_size": 128}, Layout(tp=2))[1])
+        quantised.manifest(
+            engine_manifests.from_layout(WIDE | {"moe_intermediate_size": 128}, Layout(tp=2))[1]
+        )
 
 
 def test_what_the_trainer_cuts_inside_a_block_leaves_the_plan_with_its_module() -> None:
     """Expert tensor parallelism cuts 256 columns and rows in four: every expert of a layer goes, attention stays."""
-    held = sources.from_layout(WIDE, Layout(tp=2, dp=2, etp=4))
-    needed = [quantised.manifest(m) for m in destinations.from_layout(WIDE, Layout(tp=2, dp=2))]
+    held = trainer_manifests.from_layout(WIDE, Layout(tp=2, dp=2, etp=4))
+    needed = [quantised.manifest(m) for m in engine_manifests.from_layout(WIDE, Layout(tp=2, dp=2))]
     experts = {n for t in needed[0].tensors for p in t.pieces if ".experts." in (n := p.tensor)}
     assert cut_inside_blocks(held, 128) == {n for n in experts if not n.endswith(SCALES)}
     plan = build_plan(held, needed, Topology.shared(4))
@@ -130,6 +132,6 @@ def test_what_the_trainer_cuts_inside_a_block_leaves_the_plan_with_its_module() 
     kept = leave_whole(held, needed, 128)[0].tensors
     assert any(t.dtype == VALUES for t in kept) and not any(".experts." in t.name for t in kept)
     assert (
-        build_plan(held, destinations.from_layout(WIDE, Layout(tp=2, dp=2)), Topology.shared(4)).fallback
+        build_plan(held, engine_manifests.from_layout(WIDE, Layout(tp=2, dp=2)), Topology.shared(4)).fallback
         == ()
     )

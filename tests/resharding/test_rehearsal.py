@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resharding.plan import build_plan
-from resharding.rehearsal import Kill, State, rehearse
-from resharding.simulate import execute
+from mrl.resharding.planner.plan import build_plan
+from tests.resharding.rehearsal import Kill, State, rehearse
+from tests.resharding.simulate import execute
 from tests.resharding.worlds import checkpoint, loaded, random_world
 
 CI = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mrl.config.sync import SyncSection
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
-from resharding.session import Progress, Session, State, WireTensor, wire_digest
+from mrl.resharding.transfer.session import Progress, Session, State, WireTensor, wire_digest
 
 
 def committed(version: int) -> Progress:

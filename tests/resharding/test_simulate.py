@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mrl.errors import ReshardError
-from resharding.alignment import leave_whole
-from resharding.plan import build_plan
-from resharding.simulate import execute, write_counts
+from mrl.resharding.planner.alignment import leave_whole
+from mrl.resharding.planner.plan import build_plan
+from tests.resharding.simulate import execute, write_counts
 from tests.resharding.worlds import (
     FAMILIES,
     as_engines_want,

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mrl.config.sync import SyncSection
-from resharding.receiver import Receiver
-from resharding.sender import WeightSender
-from resharding.wire.mesh_link import MeshLink, TrainerMesh
-from resharding.wire.slot_link import SlotLink
+from mrl.config.sections.sync import SyncSection
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
+from mrl.resharding.wire.slot_link import SlotLink
 
 KINDS = ["shared_memory", "distributed", pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -6,16 +6,16 @@ import zlib
 
 import numpy as np
 
-from models import float8
-from models.families import family_of
-from models.names import LOCAL, TRAINER, TRANSFORMER_ENGINE
 from mrl.errors import ConfigError, ReshardError
-from resharding import destinations, fp8, quantised, sources
-from resharding.copies import assign, numpy_dtype
-from resharding.layout import Layout
-from resharding.manifest import RankManifest, elements
-from resharding.plan import PlanOptions
-from resharding.topology import Topology
+from mrl.models import float8
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.models.names import LOCAL, TRAINER, TRANSFORMER_ENGINE
+from mrl.resharding.planner import engine_manifests, fp8, quantised, trainer_manifests
+from mrl.resharding.planner.copy_table import assign, numpy_dtype
+from mrl.resharding.planner.manifest import RankManifest, elements
+from mrl.resharding.planner.plan import PlanOptions
+from mrl.resharding.planner.topology import Topology
 
 FAMILIES = ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
 
@@ -92,7 +92,7 @@ def _world(rng: random.Random, hf: dict) -> World:
         tp=roll_tp, dp=rng.choice([1, 2, 3]), ep=roll_tp * rng.choice([0, 1, 1, 2]) or 1 if moe else 1
     )
     dtype = rng.choice(["bfloat16", "bfloat16", "float32"])
-    held = sources.from_layout(
+    held = trainer_manifests.from_layout(
         hf,
         train,
         dtype=dtype,
@@ -100,7 +100,7 @@ def _world(rng: random.Random, hf: dict) -> World:
         spec=rng.choice([TRAINER, LOCAL, TRANSFORMER_ENGINE]),
         pad_vocab_to=rng.choice([1, 8, 32]),
     )
-    needed = destinations.from_layout(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
+    needed = engine_manifests.from_layout(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
     options = PlanOptions(
         bucket_bytes=rng.choice([1500, 8192, 1 << 20]), interleave_stages=rng.random() < 0.5
     )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mrl.algorithms.objective import Objective
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.loops.mismatch import measure
 from mrl.samples import TrainBatch
 from mrl.training.worker import MegatronWorker

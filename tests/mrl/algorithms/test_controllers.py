@@ -6,7 +6,7 @@ import pytest
 
 from mrl.algorithms.controllers import EntropyTarget, entropy_controller, kl_controller
 from mrl.algorithms.state import State
-from mrl.config.algorithm import AlgorithmSection, EntropySection, KlSection
+from mrl.config.sections.algorithm import AlgorithmSection, EntropySection, KlSection
 
 
 def section(**controller) -> KlSection:

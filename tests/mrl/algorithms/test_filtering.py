@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mrl.algorithms.filtering import Account, Decision, keep
-from mrl.config.shaping import FilterSection
+from mrl.config.sections.shaping import FilterSection
 
 SPREAD = FilterSection()
 MEAN = FilterSection(min_spread=None, mean_low=0.0, mean_high=1.0)

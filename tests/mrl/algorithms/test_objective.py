@@ -12,7 +12,7 @@ from mrl.algorithms.correction import weights as correction_weights
 from mrl.algorithms.losses import policy_loss
 from mrl.algorithms.objective import Objective, ValueObjective
 from mrl.algorithms.policy_losses import PerToken, Tokens, reinforce
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import ConfigError
 
 LOSS_NAMES = ["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15"]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.config import algorithm, correction, policy_loss
-from mrl.config.training import LayoutSection
+from mrl.config.sections import algorithm, correction, policy_loss
+from mrl.config.sections.training import LayoutSection
 from mrl.samples import TrainBatch
 from tests.mrl.algorithms import megatron_scenarios as scenarios
 from tests.mrl.training.scenarios import TEMPERATURE

@@ -9,10 +9,18 @@ from mrl.algorithms.objective import Objective
 from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.state import State
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.loops.batch import pack
 from mrl.loops.on_policy import denominators
-from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
+from mrl.samples import (
+    Group,
+    Prompt,
+    Sample,
+    Status,
+    TrainBatch,
+    Verdict,
+    VerdictKind,
+)
 
 
 def sample(

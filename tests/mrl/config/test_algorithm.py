@@ -12,8 +12,8 @@ from mrl.algorithms.correction import KINDS as CORRECTIONS
 from mrl.algorithms.estimators import ESTIMATORS
 from mrl.algorithms.kl import KINDS
 from mrl.algorithms.policy_losses import LOSSES
-from mrl.config import algorithm, correction, policy_loss
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections import algorithm, correction, policy_loss
+from mrl.config.sections.algorithm import AlgorithmSection
 
 
 def test_names_of_the_section_are_those_of_the_blocks() -> None:
@@ -117,5 +117,5 @@ def test_refusals(tree, match) -> None:
 
 
 def test_importing_the_section_imports_no_torch() -> None:
-    code = "import sys, mrl.config.algorithm; sys.exit('torch' in sys.modules)"
+    code = "import sys, mrl.config.sections.algorithm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mrl.config.data import DataSection, Format
-from mrl.config.judge import JudgeSection
+from mrl.config.sections.data import DataSection, Format
+from mrl.config.sections.reward import JudgeSection
 from mrl.data.load import load_data
 from mrl.data.shapes import shape_of
-from mrl.judges.instructions import Check
+from mrl.rewards.instructions.verifier import Check
 
 SECTIONS = re.findall(
     r"^##+ (\w+)$(?:(?!^#).)*?^```json\n(.*?)^```$",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mrl.config.data import DataSection
-from mrl.config.judge import JudgeSection
+from mrl.config.sections.data import DataSection
+from mrl.config.sections.reward import JudgeSection
 from mrl.data.files import read_rows
 from mrl.data.load import load_data
 from mrl.errors import DataError

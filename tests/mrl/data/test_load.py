@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mrl.config.data import DataSection
-from mrl.config.judge import JudgeSection
+from mrl.config.sections.data import DataSection
+from mrl.config.sections.reward import JudgeSection
 from mrl.data.load import load_data, load_validation
 from mrl.errors import DataError
 

@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mrl.config.data import DataSection
-from mrl.config.judge import JudgeSection
+from mrl.config.sections.data import DataSection
+from mrl.config.sections.reward import JudgeSection
 from mrl.data.load import Dataset, load_data
 from mrl.errors import ConfigError, DataError
 

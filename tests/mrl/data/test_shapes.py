@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mrl.config.data import ColumnMap, DataEntry
+from mrl.config.sections.data import ColumnMap, DataEntry
 from mrl.data.shapes import read_row, shape_of
 from mrl.errors import DataError
 

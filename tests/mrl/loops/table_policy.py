@@ -20,14 +20,22 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector
+from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
-from mrl.loops.supply import GroupSupply
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import Response, Round
-from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
+from mrl.samples import (
+    Group,
+    Prompt,
+    Sample,
+    Status,
+    TrainBatch,
+    Verdict,
+    VerdictKind,
+)
 
 VOCAB, LONGEST = 6, 4
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.loops.batch import merge, minibatches, pack, policy_versions, split
-from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
+from mrl.samples import (
+    Group,
+    Prompt,
+    Sample,
+    Status,
+    TrainBatch,
+    Verdict,
+    VerdictKind,
+)
 
 
 def sample(prompt: int, index: int, num_prompt: int, num_response: int) -> Sample:

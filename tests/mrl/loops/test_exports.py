@@ -15,8 +15,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from mrl.config.export import ExportSection
 from mrl.config.load import load
+from mrl.config.sections.export import ExportSection
 from mrl.errors import ConfigError
 from mrl.loops.exports import Exports
 from tests.golden_run import ROOT, write_run

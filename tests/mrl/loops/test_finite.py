@@ -11,13 +11,20 @@ import numpy as np
 import pytest
 
 from mrl.algorithms.recipe import shape_and_estimate
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import NumericError
 from mrl.loops.batch import pack
 from mrl.loops.collect import trainable
-from mrl.loops.finite import BadNumbers, check_batch, check_rewards, check_update
+from mrl.loops.nan_guard import BadNumbers, check_batch, check_rewards, check_update
 from mrl.observe.samples_log import write_named
-from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
+from mrl.samples import (
+    Group,
+    Prompt,
+    Sample,
+    Status,
+    Verdict,
+    VerdictKind,
+)
 
 
 def sample(

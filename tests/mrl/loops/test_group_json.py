@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from mrl.judges.instructions import Check
 from mrl.loops.group_json import from_json, to_json
+from mrl.rewards.instructions.verifier import Check
 from mrl.samples import Group, Prompt, Verdict, VerdictKind
 from tests.mrl.loops.test_batch import sample
 

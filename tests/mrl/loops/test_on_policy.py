@@ -11,7 +11,7 @@ import torch
 
 from mrl.errors import ReshardError
 from mrl.loops.batch import pack
-from mrl.loops.finite import BadNumbers
+from mrl.loops.nan_guard import BadNumbers
 from mrl.observe.metrics_log import without_volatile
 from tests.mrl.loops.table_policy import TableRun, config_of, logprobs_of
 

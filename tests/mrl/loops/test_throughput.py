@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from models.facts import Facts
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.loops.throughput import Throughput
+from mrl.models.facts import Facts
 from mrl.observe.devices import peak_flops
 
 QWEN = {

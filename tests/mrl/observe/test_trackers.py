@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.observe import ObserveSection
+from mrl.config.sections.logging import ObserveSection
 from mrl.errors import ConfigError
 from mrl.observe import trackers
 from mrl.observe.tracked_run import TrackedRun

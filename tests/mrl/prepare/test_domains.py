@@ -8,12 +8,12 @@ import pytest
 
 from mrl.config.load import load
 from mrl.data.load import load_data
-from mrl.judges.code import judge as judge_code
-from mrl.judges.instructions import judge as judge_instructions
-from mrl.judges.instructions import parse_checks
-from mrl.judges.maths import judge as judge_maths
-from mrl.judges.tasks import parse_task
 from mrl.prepare import domains, tokenizer
+from mrl.rewards.code.tasks import parse_task
+from mrl.rewards.code.verifier import judge as judge_code
+from mrl.rewards.instructions.verifier import judge as judge_instructions
+from mrl.rewards.instructions.verifier import parse_checks
+from mrl.rewards.maths.plain import judge as judge_maths
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("sums", "code", "style")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from mrl.config.model import ModelSection, NewModelSection
+from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.prepare import tiny_model
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request, Response
-from resharding.session import Session
 
 
 def generate(engine: RolloutEngine, requests: list[Request], seconds: float = 60.0) -> list[Response]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from models.families import family_of
-from models.manifest import CheckpointTensor
-from mrl.config.rollout import RolloutSection
+from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ReshardError
+from mrl.models.families import family_of
+from mrl.models.manifest import CheckpointTensor
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.engine import RolloutEngine
-from resharding.manifest import RankManifest
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.tiny_models import write_model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mrl.config.sync import SyncSection
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request, sample_seed
@@ -118,7 +118,7 @@ def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, w
 
 
 def hand_over_while_busy(engine: RolloutEngine, requests: list[Request]) -> None:
-    from resharding.session import Session
+    from mrl.resharding.transfer.session import Session
 
     engine.submit(requests)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mrl.rollout.leftovers import Scratch, mapped_segments, sweep
+from mrl.rollout.scratch import Scratch, mapped_segments, sweep
 
 FORK = multiprocessing.get_context("fork")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mrl.errors import ConfigError
-from mrl.rollout.limits import check_cpu
+from mrl.rollout.cpu_limits import check_cpu
 
 GOOD = {"num_attention_heads": 4, "hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mrl.config.rollout import RolloutSection
+from benchmarks.resharding.models import TINY
+from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
+from mrl.resharding.vllm import cpu_fp8
 from mrl.rollout.quantised import overrides, require_cpu
-from resharding.bench.models import TINY
-from resharding.vllm import cpu_fp8
 
 HF = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 256}
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from launch.assemble import decoder
-from mrl.config.rollout import RolloutSection
+from mrl.config.sections.rollout import RolloutSection
+from mrl.launch.commands.assemble import decoder
 from mrl.prepare.tokenizer import write_characters
 from mrl.rollout.request import Request, Response
 from mrl.samples import Status

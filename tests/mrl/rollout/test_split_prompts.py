@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mrl.config.rollout import RolloutSection
+from mrl.config.sections.rollout import RolloutSection
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request, Response
 from tests.engines import EngineHost

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from mrl.algorithms.objective import ValueObjective
-from mrl.config.algorithm import AlgorithmSection
-from mrl.config.critic import CriticSection
-from mrl.config.training import OptimizerSection
+from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.critic import CriticSection
+from mrl.config.sections.training import OptimizerSection
 from mrl.errors import MrlError
 from mrl.samples import TrainBatch
 from mrl.training.worker import HEAD, MegatronWorker

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mrl.config.training import LayoutSection
+from mrl.config.sections.training import LayoutSection
 from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mrl.training.checkpoint_folder import VERSION
+from mrl.training.checkpoint.folder import VERSION
 from tests.mrl.training.scenarios import digest_parameters, train, worker
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model

@@ -15,17 +15,18 @@ import numpy as np
 import psutil
 import torch
 
-from models.families import family_of
-from models.layer_modules import RecordingRouter
-from models.manifest import LocalTensor
-from mrl.config.model import ModelSection
-from mrl.config.training import LayoutSection, OptimizerSection, TrainingSection
+from mrl.config.sections.model import ModelSection
+from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.models.manifest import LocalTensor
+from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.samples import TrainBatch
-from mrl.training import hf_export, hf_folder
-from mrl.training.checkpoint_folder import prune
+from mrl.training.checkpoint.folder import prune
+from mrl.training.hf import export as hf_export
+from mrl.training.hf import folder as hf_folder
 from mrl.training.supervised import cross_entropy
 from mrl.training.worker import MegatronWorker
-from resharding.layout import Layout
 from tests.tiny_models import random_batch
 
 TEMPERATURE = 0.7

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mrl.config.training import LayoutSection
-from mrl.training import hf_export
+from mrl.config.sections.training import LayoutSection
+from mrl.training.hf import export
 from tests.mrl.training import scenarios
 from tests.ranks import free_port, run_ranks
 from tests.tiny_models import write_model
@@ -58,7 +58,7 @@ def test_one_process_exports_what_each_rank_held(
 ) -> None:
     """The checkpoint of two ranks is put together here, where nothing was started: every piece of every rank, byte by byte."""
     out, ranks = saved
-    hf_export.export(out / "step-00000002", tmp_path / "export", source=folder, dtype="float32")
+    export.export(out / "step-00000002", tmp_path / "export", source=folder, dtype="float32")
     found = scenarios.digests_of_folder(tmp_path / "export", SAVED, dtype="float32")
     assert found == [rank["digest"] for rank in ranks]
     assert not torch.distributed.is_initialized()

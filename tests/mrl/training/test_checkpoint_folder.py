@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import CheckpointError
-from mrl.training import checkpoint_folder as folders
+from mrl.training.checkpoint import folder as folders
 
 
 def write_checkpoint(parent: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.config.training import LayoutSection
+from mrl.config.sections.training import LayoutSection
 from mrl.training.supervised import cross_entropy
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import name_of

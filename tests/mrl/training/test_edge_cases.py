@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mrl.algorithms.objective import Objective
-from mrl.config.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import NumericError
-from mrl.loops.finite import check_update
+from mrl.loops.nan_guard import check_update
 from mrl.samples import TrainBatch
 from tests.mrl.training.scenarios import digest_parameters, shard_of, worker
 from tests.ranks import run_ranks

@@ -14,13 +14,14 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from safetensors.torch import load_file
 
-from launch.export import export_run
-from models.families import family_of
-from models.names import LOCAL
 from mrl.errors import CheckpointError, ConfigError
-from mrl.training import hf_export, hf_folder
-from mrl.training.hf_folder import box
-from resharding.layout import Layout
+from mrl.launch.commands.export import export_run
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.models.names import LOCAL
+from mrl.training.hf import export
+from mrl.training.hf import folder as hf_folder
+from mrl.training.hf.folder import box
 from tests.golden_run import GOLDEN, ROOT
 from tests.mrl.training.scenarios import digests_of_folder
 from tests.tiny_models import write_model
@@ -49,12 +50,12 @@ def write_checkpoint(folder: Path, source: Path) -> None:
 
 
 def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Path, tmp_path: Path) -> None:
-    files = hf_export.export(
+    files = export.export(
         GOLDEN / "checkpoint", tmp_path / "out", source=golden_model, dtype="float32", file_bytes=2000
     )
     expected = json.loads((GOLDEN / "expected.json").read_text())["digest"]
     assert digests_of_folder(tmp_path / "out", {}, dtype="float32") == [expected]
-    index = json.loads((tmp_path / "out" / hf_export.INDEX).read_text())
+    index = json.loads((tmp_path / "out" / export.INDEX).read_text())
     written = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert written == sorted(files.members) == sorted(set(index["weight_map"].values())) and len(written) > 3
     assert index["metadata"]["total_size"] == files.num_bytes
@@ -63,7 +64,7 @@ def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Pat
 
 def test_an_export_of_another_type_is_rounded_once(golden_model: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
-        hf_export.export(GOLDEN / "checkpoint", tmp_path / dtype, source=golden_model, dtype=dtype)
+        export.export(GOLDEN / "checkpoint", tmp_path / dtype, source=golden_model, dtype=dtype)
     exact, rounded = (load_file(tmp_path / d / "model.safetensors") for d in ("float32", "bfloat16"))
     assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
     assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
@@ -82,13 +83,13 @@ def test_a_checkpoint_of_another_model_is_refused(
     config = json.loads((golden_model / "config.json").read_text()) | changes
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"elements|no tensor for"):
-        hf_export.export(GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32")
+        export.export(GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 def test_a_folder_without_an_index_is_refused(golden_model: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a readable distributed checkpoint"):
-        hf_export.export(tmp_path, tmp_path / "out", source=golden_model, dtype="float32")
+        export.export(tmp_path, tmp_path / "out", source=golden_model, dtype="float32")
 
 
 PUBLISHED = {
@@ -103,12 +104,12 @@ and three outside; of DeepSeek-V3: 61 of seven for attention and two norms, thre
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_has_its_published_tensors_and_sizes(name: str) -> None:
     hf_config = hf_folder.read_config(ROOT / "configs/models" / name)
-    files = hf_export.plan_files(hf_config, dtype="bfloat16")
+    files = export.plan_files(hf_config, dtype="bfloat16")
     assert (files.num_tensors, files.num_parameters, files.num_bytes) == PUBLISHED[name]
     sizes = [
         sum(math.prod(t.shape) * getattr(torch, t.dtype).itemsize for t in m) for m in files.members.values()
     ]
-    assert sum(sizes) == files.num_bytes and max(sizes) <= hf_export.FILE_BYTES
+    assert sum(sizes) == files.num_bytes and max(sizes) <= export.FILE_BYTES
 
 
 WATCHED = """

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import float8
-from models.families import family_of, require_trainable
 from mrl.errors import CheckpointError, ConfigError
-from mrl.training import hf_export, hf_folder
-from resharding.layout import Layout
+from mrl.models import float8
+from mrl.models.families import family_of, require_trainable
+from mrl.models.layout import Layout
+from mrl.training.hf import export
+from mrl.training.hf import folder as hf_folder
 from tests.published import publish
 from tests.tiny_models import write_model
 
@@ -159,7 +160,7 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
 def test_an_export_of_published_float8_weights_says_that_it_is_wide(tmp_path: Path) -> None:
     publish(write_model(tmp_path / "source"), tmp_path / "published", tmp_path / "wide")
     (tmp_path / "out").mkdir()
-    hf_export.copy_side_files(tmp_path / "published", tmp_path / "out", dtype="bfloat16", changes={})
+    export.copy_side_files(tmp_path / "published", tmp_path / "out", dtype="bfloat16", changes={})
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
@@ -172,7 +173,7 @@ def test_a_folder_without_weights_or_config_is_named(tmp_path: Path) -> None:
 
 def test_export_never_overwrites(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists already"):
-        hf_export.prepare_folder(tmp_path)
+        export.prepare_folder(tmp_path)
 
 
 def test_side_files_are_copied_and_the_type_is_set(folder: Path, tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_side_files_are_copied_and_the_type_is_set(folder: Path, tmp_path: Path)
     for dtype in ("bfloat16", "float32"):
         out = tmp_path / dtype
         out.mkdir()
-        hf_export.copy_side_files(source, out, dtype=dtype, changes={"absent": 1})
+        export.copy_side_files(source, out, dtype=dtype, changes={"absent": 1})
         assert sorted(p.name for p in out.iterdir()) == [
             "config.json",
             "generation_config.json",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mrl.config.training import OptimizerSection
+from mrl.config.sections.training import OptimizerSection
 from mrl.training.optimizer import Optimizer, learning_rate
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mrl.config.training import LayoutSection, OptimizerSection
+from mrl.config.sections.training import LayoutSection, OptimizerSection
 from mrl.samples import TrainBatch
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import CORRECTION, name_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.zigzag import token_multiple
+from mrl.models.megatron.zigzag import token_multiple
 from mrl.training.packing import count, microbatch, pack, split
 from mrl.training.passes import prefix_minimum
 from tests.tiny_models import random_batch

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mrl.config.training import LayoutSection
+from mrl.config.sections.training import LayoutSection
 from mrl.training.expert_load import figures
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import OneRank, check_forward, name_of

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.rollout import RolloutSection
-from resharding.manifest import RankManifest
-from resharding.plan import PlanOptions, build_plan
-from resharding.topology import Topology
+from mrl.config.sections.rollout import RolloutSection
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read

@@ -10,15 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
-from models.manifest import CheckpointTensor
-from mrl.config.rollout import RolloutSection
-from mrl.config.sync import SyncSection
+from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
+from mrl.models.manifest import CheckpointTensor
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
-from resharding.manifest import RankManifest
-from resharding.plan import Plan, PlanOptions, build_plan
-from resharding.session import Session
-from resharding.topology import Topology
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.ranks import run_ranks
@@ -82,7 +82,7 @@ def direct_modules(engine: RolloutEngine) -> list[str]:
     """The modules that a plan would write in place, of those with parameters; the model is then put back."""
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-    from resharding.vllm import in_place, modules
+    from mrl.resharding.vllm import in_place, modules
 
     def look(worker: Any) -> list[str]:
         model = worker.model_runner.model
@@ -112,7 +112,7 @@ def test_only_what_vllm_packs_elsewhere_is_staged(
 
 def break_loading(engine: RolloutEngine, where: str) -> None:
     """From now on the loader raises once: at its first, middle or last bucket, or between a module's tensors."""
-    from resharding.vllm.modules import TensorLoader
+    from mrl.resharding.vllm.modules import TensorLoader
 
     load, calls, seen = TensorLoader.load, [], []
 
@@ -134,7 +134,7 @@ def break_loading(engine: RolloutEngine, where: str) -> None:
 
 
 def break_finish(engine: RolloutEngine) -> None:
-    from resharding.vllm import in_place
+    from mrl.resharding.vllm import in_place
 
     pack = in_place.pack_experts
 
@@ -238,7 +238,7 @@ def described(host: EngineHost, folder: Path) -> list[RankManifest]:
 
 def break_processing(engine: RolloutEngine, number: int) -> None:
     """The number-th module to be processed under a plan raises once, half way through the model."""
-    from resharding.vllm import modules
+    from mrl.resharding.vllm import modules
 
     process, seen = modules._layerwise_process, []
 

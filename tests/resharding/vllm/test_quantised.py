@@ -7,14 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import float8
-from mrl.config.rollout import RolloutSection
-from mrl.config.sync import SyncSection
+from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.sync import SyncSection
+from mrl.models import float8
+from mrl.resharding.planner import fp8, quantised
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
 from mrl.rollout.request import Response
-from resharding import fp8, quantised
-from resharding.manifest import RankManifest
-from resharding.plan import PlanOptions, build_plan
-from resharding.topology import Topology
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read

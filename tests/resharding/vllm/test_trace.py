@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import transformers
 
-from models.families import family_of
-from resharding import destinations, quantised, sources
-from resharding.layout import Layout
-from resharding.manifest import RankManifest
-from resharding.plan import PlanOptions, build_plan
-from resharding.simulate import execute
-from resharding.topology import Topology
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
+from tests.resharding.simulate import execute
 from tests.resharding.worlds import World, as_engines_want, checkpoint, loaded
 
 pytestmark = pytest.mark.engine
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     model, tp, checkpoint, out, whole_experts = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:] == ["ep"]
     llm = LLM(model=model, load_format="dummy", skip_tokenizer_init=True, tensor_parallel_size=tp, enforce_eager=True,
               max_model_len=128, max_num_seqs=4, dtype="bfloat16", enable_expert_parallel=whole_experts,
-              worker_extension_cls="resharding.vllm.trace.ManifestExtension")
+              worker_extension_cls="mrl.resharding.vllm.trace.ManifestExtension")
     tensors = json.load(open(checkpoint))
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -84,7 +84,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(("family", "tp"), [("qwen3_moe", 1), *((family, 2) for family in CONFIGS)])
 def test_layout_and_live_engine_agree(family, tp, tmp_path):
     manifests, hf = traced(family, tp, tmp_path)
-    expected = destinations.from_layout(hf, Layout(tp=tp))
+    expected = engine_manifests.from_layout(hf, Layout(tp=tp))
     for ours, theirs in zip(expected, manifests, strict=True):
         assert by_name(ours) == by_name(theirs) and theirs.unplanned == ()
     check_chain(hf, Layout(tp=2) if family == "qwen3" else Layout(tp=2, ep=2), manifests)
@@ -100,7 +100,7 @@ def test_layout_and_live_engine_agree_where_weights_are_quantised(family, tmp_pa
     }
     settings = quantised.engine_settings(CONFIGS[family].num_hidden_layers)
     manifests, hf = traced(family, 2, tmp_path, **fields, quantization_config=settings)
-    expected = [quantised.manifest(m) for m in destinations.from_layout(hf, Layout(tp=2))]
+    expected = [quantised.manifest(m) for m in engine_manifests.from_layout(hf, Layout(tp=2))]
     for ours, theirs in zip(expected, manifests, strict=True):
         assert by_name(ours) == by_name(theirs) and theirs.unplanned == ()
         assert any(t.dtype == quantised.VALUES for t in theirs.tensors)
@@ -110,7 +110,7 @@ def test_layout_and_live_engine_agree_where_weights_are_quantised(family, tmp_pa
 
 def check_chain(hf: dict, train: Layout, manifests: list[RankManifest]) -> None:
     """Trainer layout, plan, bytes, what the real engine's loaders want: byte for byte what they load of whole tensors."""
-    held = sources.from_layout(hf, train)
+    held = trainer_manifests.from_layout(hf, train)
     numbered = [dataclasses.replace(manifest, rank=rank) for rank, manifest in enumerate(manifests)]
     topology = Topology.separate(len(held), len(numbered))
     world = World(
@@ -137,9 +137,9 @@ def check_chain(hf: dict, train: Layout, manifests: list[RankManifest]) -> None:
 def test_layout_and_live_engine_agree_where_experts_are_dealt_out(family, tmp_path):
     """As rollout.expert_parallel starts it; serving so needs a GPU, and where the weights belong does not."""
     manifests, hf = traced(family, 2, tmp_path, "ep")
-    expected = destinations.from_layout(hf, Layout(tp=2, ep=2))
+    expected = engine_manifests.from_layout(hf, Layout(tp=2, ep=2))
     assert [by_name(manifest) for manifest in manifests] == [by_name(manifest) for manifest in expected]
-    assert by_name(expected[0]) != by_name(destinations.from_layout(hf, Layout(tp=2))[0])
+    assert by_name(expected[0]) != by_name(engine_manifests.from_layout(hf, Layout(tp=2))[0])
 
 
 def traced(family: str, tp: int, folder: Path, *words: str, **fields: Any) -> tuple[list[RankManifest], dict]:

@@ -2,7 +2,7 @@
 
 import torch
 
-from resharding.wire.copy_pool import CopyPool
+from mrl.resharding.wire.copy_pool import CopyPool
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from resharding.wire.digest import digest, weighted_sum
+from mrl.resharding.wire.digest import digest, weighted_sum
 
 BOTH = pytest.mark.parametrize("fingerprint", [digest, weighted_sum])
 Fingerprint = Callable[[torch.Tensor], int]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from resharding.wire.mesh import Mesh, MessageLost
+from mrl.resharding.wire.mesh import Mesh, MessageLost
 
 
 class Gone:

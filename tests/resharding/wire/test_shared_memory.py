@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mrl.errors import ReshardError
-from resharding.wire.shared_memory import OpenedSegment, SharedSegment
+from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
 FORK = multiprocessing.get_context("fork")
 

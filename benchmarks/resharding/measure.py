@@ -1,0 +1,143 @@
+"""What is measured and in which order: plain copies, then every mode with every kind of verification; medians over ranks and repeats."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.resharding.world import HandOver, Rank, Verify, gathered
+from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
+from mrl.resharding.transfer import gather_plan
+from mrl.resharding.transfer.weight_sync import GatherHandOver
+
+GB = 1e9
+KINDS: tuple[Verify, ...] = ("off", "wire", "full")
+
+
+def measure(
+    rank: Rank,
+    *,
+    modes: Sequence[str],
+    kinds: Sequence[Verify],
+    bucket_bytes: int,
+    repeats: int,
+    warm_up: int,
+    check: bool,
+) -> dict[str, Any]:
+    """The same report on every rank. The planned path comes first: memory that an allocator kept from the other would
+    hide what it needs."""
+    needed = sum(m.num_bytes for m in rank.manifests)
+    plain = [_plain_copy(rank) for _ in range(warm_up + repeats)][warm_up:]
+    runs = []
+    for mode in modes:
+        for verify in kinds:
+            run = _measure_one(rank, mode, verify, bucket_bytes, repeats, warm_up, check)
+            runs.append({"mode": mode, "verify": verify} | run)
+        plain += [_plain_copy(rank) for _ in range(repeats)]
+    plain_seconds = statistics.median(plain)
+    for run in runs:
+        run["gb_per_second"] = needed / GB / run["seconds"]["moving"]
+        run["times_plain_copy"] = run["seconds"]["moving"] / plain_seconds
+    return {
+        "bytes_needed": needed,
+        "largest_module_bytes": max(_largest_module(m) for m in rank.manifests),
+        "plain_copy": {
+            "seconds": plain_seconds,
+            "gb_per_second": needed / GB / plain_seconds,
+            "every": plain,
+        },
+        "runs": runs,
+        "planned_over_gather": _speedups(runs),
+    }
+
+
+def _measure_one(
+    rank: Rank, mode: str, verify: Verify, bucket_bytes: int, repeats: int, warm_up: int, check: bool
+) -> dict[str, Any]:
+    with rank.hand_over(mode, bucket_bytes=bucket_bytes, verify=verify) as (hand_over, plan_seconds):
+        started = time.monotonic()
+        first_private = rank.peak(hand_over)
+        first = time.monotonic() - started
+        for _ in range(warm_up - 1):
+            rank.run(hand_over)
+        private = rank.peak(hand_over)
+        every = [_over_ranks(rank.run(hand_over)) for _ in range(repeats)]
+        if rank.rank == 0:
+            moving = ", ".join(f"{session['moving']:.3f}" for session in every)
+            print(f"{mode}, verify {verify}: moved in {moving} s", flush=True)
+        difference = rank.difference(hand_over, 1 + KINDS.index(verify)) if check else None
+        moved = lanes(hand_over, rank.rank)
+    seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
+    found = [d for d in gathered(difference) if d]
+    return {
+        "plan_seconds": max(gathered(plan_seconds)),
+        "first_session_seconds": max(gathered(first)),
+        "seconds": seconds,
+        "every_moving": [session["moving"] for session in every],
+        "bytes": moved,
+        "peak_extra_bytes": {
+            "shared_buckets": 2 * bucket_bytes,
+            "private": max(gathered(private)),
+            "private_first_session": max(gathered(first_private)),
+            "total": 2 * bucket_bytes + max(gathered(private)),
+        },
+        "check": (rank.right if not found else found[0]) if check else "not asked for",
+        "check_passed": not found if check else None,
+    }
+
+
+def _plain_copy(rank: Rank) -> float:
+    return max(gathered(rank.copy_plainly()))
+
+
+def _over_ranks(session: dict[str, float]) -> dict[str, float]:
+    """The slowest rank's total and moving, the ranks' mean of every phase."""
+    every = gathered(session)
+    slowest = {name: max(s[name] for s in every) for name in ("total", "moving")}
+    return {name: statistics.mean(s[name] for s in every) for name in session} | slowest
+
+
+def lanes(hand_over: HandOver, rank: int) -> dict[str, float]:
+    """Bytes over all slots, by the way they go into the slots that need them."""
+    if isinstance(hand_over, GatherHandOver):
+        own = hand_over.plan
+        return {"received_from_other_slots": sum(gathered(_broadcast_to(own, rank)))}
+    summary = hand_over.plan.summary()
+    crossing = summary["bytes_intra_node"] + summary["bytes_inter_node"]
+    bound = summary["lower_bound_cross_slot_bytes"]
+    return {
+        "local": summary["bytes_local"],
+        "in_node": summary["bytes_intra_node"],
+        "across_nodes": summary["bytes_inter_node"],
+        "received_from_other_slots": crossing,
+        "lower_bound": bound,
+        "ratio_to_lower_bound": crossing / bound if bound else 1.0,
+        "fallback": summary["fallback_bytes"],
+        "windows": summary["windows"],
+        "message_bytes": sum(gathered(hand_over.received_bytes)),
+    }
+
+
+def _broadcast_to(plan: gather_plan.GatherPlan, rank: int) -> int:
+    return sum(size for window in plan.windows for holder, _, size in window.copies if holder != rank)
+
+
+def _largest_module(manifest: RankManifest) -> int:
+    sizes: dict[str, int] = {}
+    for tensor in manifest.tensors:
+        module = tensor.name.rpartition(".")[0]
+        sizes[module] = sizes.get(module, 0) + tensor_bytes(tensor)
+    return max(sizes.values())
+
+
+def _speedups(runs: list[dict[str, Any]]) -> dict[str, float] | None:
+    """How many times faster the plan moves than the gather path, where both were measured."""
+    moving = {(run["mode"], run["verify"]): run["seconds"]["moving"] for run in runs}
+    if len({run["mode"] for run in runs}) < 2:
+        return None
+    return {
+        f"verify_{kind}": moving["gather", kind] / moving["planned", kind]
+        for kind in dict.fromkeys(run["verify"] for run in runs)
+    }

@@ -1,0 +1,69 @@
+"""The generation side of a slot, in a process of its own: the hand-over's real receiver over a storage."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.resharding.made_up import MadeUp
+from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from mrl.models.manifest import CheckpointTensor
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.lease import Lease
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.wire import memory
+
+
+class StorageSlot:
+    """One generation rank, called by the trainer rank of its slot (`Child`). Lists have one answer per generation rank."""
+
+    def __init__(self, manifest: RankManifest, deadline_seconds: float, device: torch.device) -> None:
+        self._storage = Storage(manifest, device)
+        self._receiver = Receiver(deadline_seconds=deadline_seconds, device=device)
+
+    def addresses(self) -> list[str]:
+        return [self._receiver.address]
+
+    def receive(self, session: Session) -> list[dict[str, float]]:
+        """Takes one session, in the mode its sender chose; the receiver's seconds."""
+        verified = self._receiver.receive(session, WholeTensors(self._storage), Windows(self._storage))
+        return [verified.seconds]
+
+    def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
+        """Seconds to write every parameter once by straight copies out of leased memory."""
+        leased = Lease(lease)
+        memory.synchronize(self._storage.device)
+        started = time.monotonic()
+        self._storage.copy_plainly(leased.buffers)
+        memory.synchronize(self._storage.device)
+        seconds = time.monotonic() - started
+        leased.close()
+        return seconds
+
+    def load_handles(self, checkpoint: list[CheckpointTensor], handles: list[dict[str, Any]]) -> None:
+        """Loads whole checkpoint tensors, each out of a handle of its own."""
+        leased = Lease(handles)
+        for tensor, data in zip(checkpoint, leased.buffers, strict=True):
+            self._storage.load(tensor.name, data.view(DTYPES[tensor.dtype]).view(tensor.shape))
+        memory.synchronize(self._storage.device)
+        del data
+        leased.close()
+
+    def poison(self) -> list[None]:
+        """What is not written from now on shows."""
+        self._storage.poison()
+        return [None]
+
+    def differences(self, checkpoint: list[CheckpointTensor], version: int) -> list[str | None]:
+        """What is not that version's, byte for byte; None when all is."""
+        return [self._storage.first_difference(MadeUp(checkpoint, version=version))]
+
+    def release(self) -> None:
+        self._receiver.release()
+
+    def close(self) -> None:
+        self._receiver.close()

@@ -1,0 +1,151 @@
+"""A generation rank's parameters without an engine: the engine's loader layout, filled by both kinds of consumer.
+
+Stands for engine modules whose loader storage is kernel storage: nothing is processed, everything is written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.resharding.made_up import MadeUp
+from mrl.errors import ReshardError
+from mrl.models.float8 import BLOCK
+from mrl.models.manifest import Piece
+from mrl.resharding.planner.copy_table import CopyTable, run
+from mrl.resharding.planner.fp8 import whole_tensors
+from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
+from mrl.resharding.planner.quantised import VALUES
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.proof import EngineProof
+from mrl.resharding.transfer.session import WireTensor
+from mrl.resharding.transfer.slot_tables import Tables
+
+_POISON = 0xFF
+
+
+class Storage:
+    """One rank's parameters."""
+
+    def __init__(self, manifest: RankManifest, device: torch.device) -> None:
+        self.manifest, self.device = manifest, device
+        self._block = BLOCK if any(t.dtype == VALUES for t in manifest.tensors) else 0
+        self.flat = {
+            t.name: torch.empty(tensor_bytes(t), dtype=torch.uint8, device=device).view(DTYPES[t.dtype])
+            for t in manifest.tensors
+        }
+        self.poison()
+        self._pieces: dict[str, list[tuple[str, Piece]]] = {}
+        for tensor in manifest.tensors:
+            for piece in tensor.pieces:
+                self._pieces.setdefault(piece.tensor, []).append((tensor.name, piece))
+        self._shaped = {t.name: self.flat[t.name].view(t.shape) for t in manifest.tensors}
+
+    @property
+    def num_bytes(self) -> int:
+        return self.manifest.num_bytes
+
+    def poison(self) -> None:
+        for flat in self.flat.values():
+            flat.view(torch.uint8).fill_(_POISON)
+
+    def first_difference(self, made: MadeUp) -> str | None:
+        """What is not the made-up checkpoint's, or None."""
+        found = (made.first_difference(t, self.flat[t.name]) for t in self.manifest.tensors)
+        return next((difference for difference in found if difference), None)
+
+    def load(self, name: str, full: torch.Tensor) -> None:
+        """Copies this rank's boxes out of a whole checkpoint tensor, as an engine's loaders do; quantised where they are."""
+        for part, tensor in whole_tensors([(name, full)], self._block):
+            self._load(part, tensor)
+
+    def _load(self, name: str, full: torch.Tensor) -> None:
+        for parameter, piece in self._pieces.get(name, []):
+            extra = self._shaped[parameter].ndim - len(piece.shape)
+            target, source = self._shaped[parameter][piece.local_start[:extra]], full
+            for dim, (to, at, size) in enumerate(
+                zip(piece.local_start[extra:], piece.start, piece.shape, strict=True)
+            ):
+                target, source = target.narrow(dim, to, size), source.narrow(dim, at, size)
+            target.copy_(source)
+
+    def copy_plainly(self, sources: Sequence[torch.Tensor]) -> None:
+        """Writes every parameter once, by straight copies from `sources` (flat uint8), read round and round."""
+        number, at = 0, 0
+        for flat in self.flat.values():
+            target, done = flat.view(torch.uint8), 0
+            while done < target.numel():
+                size = min(sources[number].numel() - at, target.numel() - done)
+                target[done : done + size].copy_(sources[number][at : at + size])
+                done, at = done + size, at + size
+                if at == sources[number].numel():
+                    number, at = (number + 1) % len(sources), 0
+
+
+class WholeTensors:
+    """The gather path's consumer (`receiver.TensorConsumer`)."""
+
+    processing_seconds = 0.0
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._loaded: set[str] = set()
+        self._expected: set[str] = set()
+
+    def start(self, tensors: Sequence[WireTensor]) -> None:
+        self._expected = {t.name for t in tensors}
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            self._storage.load(name, tensor)
+            self._loaded.add(name)
+
+    def finish(self) -> None:
+        if missing := self._expected - self._loaded:
+            raise ReshardError(f"{len(missing)} tensors were not loaded: {sorted(missing)[:6]}")
+
+    def abort(self) -> None:
+        pass
+
+
+class Windows:
+    """The planned path's consumer (`receiver.PlanConsumer`)."""
+
+    processing_seconds = 0.0
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._tables = Tables((), (), (), ())
+        self._flat: list[torch.Tensor] = []
+        self._proof: EngineProof | None = None
+
+    @property
+    def manifest(self) -> RankManifest:
+        return self._storage.manifest
+
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        self._tables, self._proof = tables, proof
+        self._flat = [self._storage.flat[target.name] for target in tables.targets]
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        window = self._tables.windows[index]
+        self._read(window.local, sources)
+        run(window.unpack, bucket, self._flat)
+        if self._proof is not None:
+            for target in (t for module in window.closes for t in self._tables.targets_of(module)):
+                self._proof.parameter(self._tables.targets[target].name, self._flat[target])
+
+    def _read(self, table: CopyTable, sources: Sequence[torch.Tensor]) -> None:
+        """What lies in leased memory."""
+        run(table, sources, self._flat)
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            self._storage.load(name, tensor)
+
+    def finish(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass

@@ -1,0 +1,114 @@
+"""A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with made-up bytes.
+
+Has what `handover.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to live models'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.resharding.made_up import MadeUp
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.models.manifest import LocalTensor
+from mrl.resharding.planner.manifest import tensor_bytes
+from mrl.resharding.planner.trainer_manifests import from_layout
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.lease import describe_device, describe_files
+from mrl.resharding.transfer.proof import ReadBoxes
+from mrl.resharding.wire import memory
+
+_ALIGN = 128
+"""Bytes; parameters of Megatron's buffers start on multiples of 64 elements."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """As Megatron names it."""
+
+    param_data: torch.Tensor
+
+
+class SharedParameters:
+    """Two buffers as Megatron has them, dense parameters and experts (`handover.Memory`)."""
+
+    def __init__(self, sizes: list[int], device: torch.device) -> None:
+        self._segments = [memory.allocate(max(size, _ALIGN), device) for size in sizes]
+        self.buffers: Sequence[Any] = [Buffer(segment.buffer) for segment in self._segments]
+        self.leases = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.param_data.numel() for buffer in self.buffers)
+
+    def export(self) -> list[tuple[int, int]]:
+        return [(s.export()["fd"], s.buffer.numel()) for s in self._segments]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For `lease.Lease`, once."""
+        return describe(self._segments)
+
+    def lease(self) -> int:
+        self.leases += 1
+        return 0
+
+    def release(self) -> None:
+        self.leases -= 1
+
+    def close(self) -> None:
+        self.buffers = []
+        for segment in self._segments:
+            segment.close()
+
+
+def describe(segments: Sequence[memory.Segment]) -> list[dict[str, Any]]:
+    """A fresh export of each, for one `lease.Lease`."""
+    if segments[0].buffer.device.type == "cuda":
+        return describe_device([s.buffer for s in segments])
+    return describe_files([(s.export()["fd"], s.buffer.numel()) for s in segments])
+
+
+class BenchTrainer:
+    """One rank of the training layout (`handover.Trainer`)."""
+
+    dtype = torch.bfloat16
+
+    def __init__(
+        self, hf_config: Mapping[str, Any], layout: Layout, rank: int, *, device: torch.device
+    ) -> None:
+        self.device = device
+        self.hf_config, self.layout, self.family = dict(hf_config), layout, family_of(hf_config)
+        self.checkpoint = self.family.checkpoint_tensors(hf_config)
+        manifest = from_layout(hf_config, layout)[rank]
+        places, ends = [], [0, 0]
+        for tensor in manifest.tensors:
+            buffer = int(".experts." in tensor.name)
+            places.append((tensor, buffer, ends[buffer]))
+            ends[buffer] += -(-tensor_bytes(tensor) // _ALIGN) * _ALIGN
+        self.memory = SharedParameters(ends, device)
+        self._located = [(t, self._view(t, buffer, at), buffer, at) for t, buffer, at in places]
+
+    def local_tensors(self) -> list[tuple[LocalTensor, torch.Tensor, int, int]]:
+        return self._located
+
+    def loaded_boxes(self) -> ReadBoxes | None:
+        """None: no folder was loaded."""
+        return None
+
+    def fill(self, version: int) -> None:
+        """Writes one version of the made-up checkpoint into every parameter."""
+        made = MadeUp(self.checkpoint, version=version)
+        for tensor, view, _, _ in self._located:
+            made.fill(tensor, view.view(-1))
+
+    def close(self) -> None:
+        self._located = []
+        self.memory.close()
+
+    def _view(self, tensor: LocalTensor, buffer: int, at: int) -> torch.Tensor:
+        data = self.memory.buffers[buffer].param_data[at : at + tensor_bytes(tensor)]
+        return data.view(DTYPES[tensor.dtype]).view(tensor.shape)

@@ -1,0 +1,185 @@
+"""One rank of the benchmark: its trainer, its slot's receiver process, and sessions in any mode. Collective over all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.resharding.child import Child
+from benchmarks.resharding.engine_slots import EngineKind, EngineSlots
+from benchmarks.resharding.peak_memory import PeakMemory, family
+from benchmarks.resharding.slots import StorageSlot
+from benchmarks.resharding.trainer import BenchTrainer
+from mrl.config.sections.sync import SyncSection
+from mrl.errors import ReshardError
+from mrl.models.layout import Layout
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.transfer.weight_sync import GatherHandOver, PlannedHandOver
+
+Verify = Literal["off", "wire", "full"]
+HandOver = GatherHandOver | PlannedHandOver
+CPU = torch.device("cpu")
+
+
+class Rank:
+    """Trainer rank and generation rank of one slot."""
+
+    def __init__(
+        self,
+        hf: dict[str, Any],
+        train: Layout,
+        manifests: list[RankManifest],
+        rank: int,
+        *,
+        engine: EngineKind | None,
+        deadline_seconds: float,
+    ) -> None:
+        """`manifests`: of every generation rank. `engine`: they are real vLLM workers, else storages in their layout."""
+        self.rank = rank
+        self.trainer = BenchTrainer(hf, train, rank, device=CPU)
+        self.trainer.fill(0)
+        self.manifests = manifests
+        self._deadline, self._engine = deadline_seconds, engine
+        self.right = "same log-probs after every mode" if engine else "every byte as expected"
+        """What `difference` proves where it finds none."""
+        self._slots_per_child = engine.tp if engine else 1
+        self._copier = Child(
+            StorageSlot, self.manifests[rank], deadline_seconds, CPU, seconds=2 * deadline_seconds
+        )
+        self._slot = self._copier
+        if engine:
+            self._slot = self._engine_of_slot(hf, engine)
+            own = gathered(self._ask("manifests", self.trainer.checkpoint))
+            self.manifests = [dataclasses.replace(m, rank=r) for r, m in enumerate(own)]
+        self._addresses = gathered(self._ask("addresses"))
+        self._sessions = itertools.count()
+        self._answers: dict[int, Any] = {}
+        self._full = False
+
+    def _engine_of_slot(self, hf: dict[str, Any], kind: EngineKind) -> Child | None:
+        """The engine of `tp` slots lives with the first of them."""
+        if self.rank % kind.tp:
+            return None
+        index = self.rank // kind.tp
+        return Child(EngineSlots, hf, kind, index, self._deadline, seconds=2 * self._deadline)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """What this slot's generation rank answers."""
+        if self._slot is not None:
+            self._slot.start(method, *arguments)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        answers = [] if self._slot is None else self._slot.result()
+        return [answer for several in gathered(answers) for answer in several][self.rank]
+
+    @contextmanager
+    def hand_over(self, mode: str, *, bucket_bytes: int, verify: Verify) -> Iterator[tuple[HandOver, float]]:
+        """(the hand-over as training makes it, seconds to plan it); its buffers are freed at the end."""
+        sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
+        self._full = verify == "full"
+        started = time.monotonic()
+        slots_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.trainer.layout.world_size))
+        if mode == "gather":
+            hand_over: HandOver = GatherHandOver(self.trainer, sync, self._addresses)
+        else:
+            hand_over = PlannedHandOver(
+                self.trainer, sync, self._addresses, self.manifests, slots_per_node=slots_per_node
+            )
+        yield hand_over, time.monotonic() - started
+        if self._slot is not None:
+            self._slot.call("release")
+        barrier()  # an engine's other slots are released by its first
+        hand_over.close()
+
+    def run(self, hand_over: HandOver) -> dict[str, float]:
+        """One session from the ranks' common start; this rank's seconds by phase."""
+        number = next(self._sessions)
+        session = Session(f"{number:032x}", number - 1, number, hand_over.digest, self._full)
+        if self._slot is not None:
+            self._slot.start("receive", session)
+        barrier()
+        started, busy = time.monotonic(), self._processor_seconds()
+        stats = hand_over.send(session)
+        seconds = time.monotonic() - started
+        phases = _phases(seconds, stats, self._answer())
+        return phases | {"processor": self._processor_seconds() - busy}
+
+    def _processor_seconds(self) -> float:
+        """Of the main threads of this slot's processes, so far: what a session costs however busy the machine is."""
+        pids = [os.getpid(), *([] if self._slot is None else family(self._slot.pid))]
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
+
+    def peak(self, hand_over: HandOver) -> int:
+        """Private bytes that one session needed at most: of the trainer, and of the generation side where it lives here."""
+        slot = [] if self._slot is None else family(self._slot.pid)
+        with PeakMemory([os.getpid()]) as trainer, PeakMemory(slot) as generation:
+            self.run(hand_over)
+        return trainer.extra_bytes + generation.extra_bytes // self._slots_per_child
+
+    def copy_plainly(self) -> float:
+        """Seconds of this slot's receiver to copy as many bytes as it needs, all receivers at once."""
+        barrier()
+        return self._copier.call("copy_plainly", self.trainer.memory.describe())
+
+    def difference(self, hand_over: HandOver, version: int) -> str | None:
+        """Fills the trainer with other bytes, hands over, compares. Storages, poisoned before, byte by byte; engines by
+        the log-probs they answer with, equal to the last bit between all modes."""
+        self.trainer.fill(version)
+        if not self._engine:
+            self._ask("poison")
+        self.run(hand_over)
+        if not self._engine:
+            return self._ask("differences", self.trainer.checkpoint, version)
+        answers = self._ask("answers")
+        known = self._answers.setdefault(version, answers)
+        return None if answers == known else f"answers {answers}, those after the first mode were {known}"
+
+    def close(self) -> None:
+        for child in {id(c): c for c in (self._slot, self._copier) if c is not None}.values():
+            child.close()
+        self.trainer.close()
+
+
+def barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Every rank's value, in rank order."""
+    if not dist.is_initialized():
+        return [value]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
+
+
+def _phases(seconds: float, stats: dict[str, float], received: dict[str, float]) -> dict[str, float]:
+    if set(received) != {"wait", "copy", "load", "process"}:
+        raise ReshardError(
+            f"the receiver reported other phases than this benchmark knows: {sorted(received)}"
+        )
+    return {
+        "total": seconds,
+        "moving": seconds - received["process"],
+        "pack": stats["pack_seconds"],
+        "exchange": stats["gather_seconds"] - stats["pack_seconds"],
+        "sender_wait": stats["sender_wait_seconds"],
+        "wait": received["wait"],
+        "check": received["copy"],
+        "unpack": received["load"],
+        "process": received["process"],
+        "commit": stats["commit_seconds"],
+        "prove": stats["prove_seconds"],
+    }

@@ -1,0 +1,169 @@
+"""The Ray cluster of a run: an existing one is joined, else one is started on this machine and stopped at the end.
+
+Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of their own that
+a small watcher process removes also when the driver is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from mrl.config.sections.loop import LaunchSection
+from mrl.errors import ConfigError
+
+SLOT = "slot"
+"""Ray resource of one slot: one GPU, or on CPU one pair of a train rank and its share of an engine."""
+
+WATCHER = """
+import os, shutil, sys
+os.setsid()
+driver = os.getppid()
+sys.stdin.read()
+session, folder = sys.argv[1:]
+import signal, time
+def ours(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            if f"MRL_SESSION={session}".encode() in f.read().split(b"\\0"): return True
+        return any(os.readlink(f"/proc/{pid}/fd/{n}").startswith(folder) for n in os.listdir(f"/proc/{pid}/fd"))
+    except OSError: return False
+deadline = time.monotonic() + 40
+grace = time.monotonic() + 8
+while time.monotonic() < deadline:
+    left = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) not in (os.getpid(), driver) and ours(p)]
+    if not left: break
+    if time.monotonic() > grace:
+        for pid in left:
+            try: os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError: pass
+    time.sleep(0.2)
+shutil.rmtree(folder, ignore_errors=True)
+"""
+"""Waits until the driver is gone (its pipe closes), gives the session's processes 8 s to follow it, kills what is left of
+exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment says so, or when it
+has a file of the folder open: Ray's agents overwrite their environment with a process title. The driver itself, which keeps Ray's
+log open while it leaves, is never killed."""
+
+
+@contextlib.contextmanager
+def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
+    """A connected Ray with at least `num_slots` slots; what was started here is gone afterwards."""
+    import ray
+
+    address = address_of(launch)
+    if address:
+        with _own_signals():
+            ray.init(address=address, log_to_driver=False)
+        try:
+            _check_slots(num_slots, address)
+            yield
+        finally:
+            ray.shutdown()
+        return
+    _check_gpus(num_slots)
+    # Ray's default of 15 starves training behind every ordinary process of the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with session_folder() as folder:
+        with _own_signals():
+            ray.init(
+                address="local",
+                num_cpus=max(num_slots, os.cpu_count() or 1),
+                resources={SLOT: float(launch.slots_per_node or num_slots)},
+                object_store_memory=launch.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder),
+            )
+        try:
+            _check_slots(num_slots, "started here")
+            yield
+        finally:
+            ray.shutdown()
+
+
+def address_of(launch: LaunchSection) -> str | None:
+    """Address of the Ray cluster that a run joins; nothing where it starts one on this machine."""
+    return launch.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def own_gpus() -> int:
+    """The number of this machine's GPUs."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def has_gpus() -> bool:
+    """Whether the connected cluster's slots have GPUs."""
+    import ray
+
+    return ray.cluster_resources().get("GPU", 0) > 0
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray installs a handler for SIGTERM that leaves at once; the one that was there is put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+def _check_gpus(num_slots: int) -> None:
+    """ConfigError where this machine alone is too small: Ray would wait for GPUs that never come."""
+    if 0 < own_gpus() < num_slots:
+        raise ConfigError(
+            f"the layout needs {num_slots} GPUs and this machine has {own_gpus()}; start it on a cluster (sbatch, torchrun or "
+            "RAY_ADDRESS), choose a smaller layout, or hide the GPUs (CUDA_VISIBLE_DEVICES=) for a run on CPU"
+        )
+
+
+def _check_slots(num_slots: int, where: str) -> None:
+    import ray
+
+    present = int(ray.cluster_resources().get(SLOT, 0))
+    if present < num_slots:
+        raise ConfigError(
+            f"the Ray cluster ({where}) has {present} slots, the layout needs {num_slots}; "
+            f"start its nodes with --resources '{{\"{SLOT}\": N}}' or choose a smaller layout"
+        )
+
+
+@contextlib.contextmanager
+def session_folder() -> Iterator[Path]:
+    """A short-named folder (Ray's socket paths are limited) with its watcher."""
+    folder = Path(tempfile.mkdtemp(prefix="mrl-"))
+    session = folder.name
+    os.environ["MRL_SESSION"] = session
+    watcher = subprocess.Popen(
+        [sys.executable, "-S", "-c", WATCHER, session, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", "")},
+    )
+    try:
+        yield folder
+    finally:
+        os.environ.pop("MRL_SESSION", None)
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            watcher.wait(45)
+        if watcher.poll() is None:
+            watcher.send_signal(signal.SIGKILL)
+            watcher.wait()
+        shutil.rmtree(folder, ignore_errors=True)

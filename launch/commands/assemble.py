@@ -1,0 +1,176 @@
+"""Everything a run stands on, from configuration to workers that are up; all of it down again at the end.
+
+Order: the checks (launch/commands/check.py) first, then judges, cluster, workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mrl.capacity.fits import refusals
+from mrl.capacity.model_facts import find_facts
+from mrl.config.root import Config
+from mrl.data.load import Dataset
+from mrl.errors import ConfigError
+from mrl.launch.cluster.cluster import cluster, has_gpus
+from mrl.launch.commands.check import check
+from mrl.launch.workers.colocated import Hybrid
+from mrl.launch.workers.placement import place
+from mrl.launch.workers.reward_group import RewardGroup
+from mrl.launch.workers.rollout_group import RolloutGroup
+from mrl.launch.workers.train_group import TrainGroup
+from mrl.loops.collect import Collector, Judges
+from mrl.loops.group_supply import GroupSupply
+from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.recorder import Recorder
+from mrl.loops.throughput import Throughput
+from mrl.observe.devices import peak_flops
+from mrl.observe.phases import PhaseClock
+from mrl.rewards.pool.pool import JudgePool
+from mrl.rollout.stop_tokens import end_of_text
+from mrl.samples import Prompt
+from mrl.training.hf.folder import read_config
+
+log = logging.getLogger(__name__)
+
+WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""What workers inherit of the driver's environment; nothing else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a loop is made of."""
+
+    config: Config
+    hybrid: Hybrid
+    judges: Judges
+    dataset: Dataset
+    tokenizer: Any
+    clock: PhaseClock
+
+    def collector(self, judges: Judges | None = None) -> Collector:
+        return Collector(
+            self.hybrid.rollout,
+            judges or self.judges,
+            decoder(self.tokenizer, end_of_text(self.tokenizer, self.config.model.path)),
+            clock=self.clock,
+            deadline_seconds=self.config.loop.phase_deadline_seconds,
+        )
+
+    def loop(
+        self, recorder: Recorder, *, should_stop: Callable[[], str | None] = lambda: None
+    ) -> OnPolicyLoop:
+        """The on-policy loop at its first step."""
+        return OnPolicyLoop(
+            self.config,
+            self.hybrid,
+            self.collector(),
+            GroupSupply(self.config, self.dataset.stream(self.config.run.seed)),
+            self.dataset.validation_prompts(self.config.loop.validation.num_prompts),
+            recorder,
+            should_stop=should_stop,
+            throughput=self.throughput(),
+        )
+
+    def throughput(self) -> Throughput:
+        """How tokens and operations of a step are told, with the peak of the slowest of the devices."""
+        config = self.config
+        peak = config.observe.device_peak_flops
+        if peak is None:
+            names = self.hybrid.train.broadcast("device_name")
+            peaks = [peak_flops(name, config.training.dtype) for name in names]
+            known = [peak for peak in peaks if peak is not None]
+            peak = min(known) if len(known) == len(names) else None
+        facts = find_facts(config.model)
+        return Throughput(facts, config.algorithm, config.training.layout.world_size, peak)
+
+
+@contextlib.contextmanager
+def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
+    """Workers up, before the first hand-over. ConfigError and DataError come before anything is started.
+
+    The clock has the start's parts: check, cluster, workers, connect.
+    """
+    clock = PhaseClock()
+    with clock.phase("check"):
+        inputs = check(config)
+        for doubt in config.doubts:
+            log.warning(doubt)
+        print(inputs.dataset.report.text(), flush=True)
+    with contextlib.ExitStack() as stack:
+        with clock.phase("cluster"):
+            stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
+        judges = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
+        hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
+        gc.collect()
+        gc.freeze()  # what the start made stays: no step pays for looking through it again
+        stack.callback(gc.unfreeze)
+        yield Parts(config, hybrid, judges, inputs.dataset, inputs.tokenizer, clock)
+
+
+def reward_processes(
+    config: Config, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
+) -> contextlib.AbstractContextManager[Judges]:
+    """The judges' processes: on the driver's node, or on each node of the connected cluster."""
+    if config.judge.nodes == "driver":
+        return JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
+    group = RewardGroup(config, clock, environment=_environment(config), log_folder=str(log_folder))
+    return group.started(trial)
+
+
+@contextlib.contextmanager
+def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
+    """Both worker groups on the slots of the connected cluster, started; closed at the end."""
+    world, deadline = config.training.layout.world_size, config.launch.start_deadline_seconds
+    gpus = has_gpus()
+    placement = place(world, gpus=gpus, deadline_seconds=deadline)
+    options: dict[str, Any] = {"environment": _environment(config), "log_folder": str(log_folder)}
+    with contextlib.ExitStack() as stack:
+        stack.callback(placement.remove)
+        nodes = [slot.node for slot in placement.slots]
+        if found := refusals(config, read_config(config.model.path), nodes, gpus=gpus):
+            raise ConfigError("\n".join(found))
+        hybrid = Hybrid(
+            config,
+            TrainGroup(config, placement, clock, gpus=float(gpus), **options),
+            RolloutGroup(config, placement, clock, sleeps=config.rollout.sleep and gpus, **options),
+            clock,
+            offloads=config.training.offloads(gpus=gpus),
+        )
+        stack.callback(hybrid.close)
+        hybrid.start()
+        yield hybrid
+
+
+def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.ndarray]], list[str]]:
+    """Token arrays [T] to texts without special tokens, many at a time; spaces stay as the policy wrote them.
+
+    `ends`: the end-of-text tokens, of which a last one is no text either where the tokenizer does not call it special.
+    """
+
+    def decode(tokens: list[np.ndarray]) -> list[str]:
+        rows = [t.tolist() for t in tokens]
+        rows = [row[:-1] if row and row[-1] in ends else row for row in rows]
+        if tokenizer.is_fast:
+            return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
+        return [
+            tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for row in rows
+        ]
+
+    return decode
+
+
+def _environment(config: Config) -> dict[str, str]:
+    threads = max(config.training.num_threads, config.rollout.num_threads)
+    fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+    return fixed | {k: v for k, v in os.environ.items() if k in WORKER_VARIABLES}

@@ -1,0 +1,132 @@
+"""`mrl bench step`: a step of the loop against its floor, in the same processes, dtype and threads.
+
+Floor: one generate call per engine for the batch, the update of the same packed batch and, where the step has it, the pass before
+it, called alone and back to back. The step has judging, packing, advantages, the hand-over and all orchestration besides. Validation and saves are in
+neither. Steps and floors alternate, so that a change of the machine's speed hits both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mrl.config.root import Config
+from mrl.launch.commands.assemble import Parts, assembled
+from mrl.launch.workers.waiting import wait_all
+from mrl.loops.batch import pack
+from mrl.loops.collect import sampling_of, trainable
+from mrl.loops.on_policy import OnPolicyLoop, denominators
+from mrl.loops.recorder import Recorder
+from mrl.observe import metrics_log
+from mrl.observe.run_folder import RunFolder
+from mrl.rollout.request import Round
+from mrl.samples import Group, Prompt
+
+
+def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
+    """Medians of `num_steps` steps and floors after one warm-up of each, in seconds, and their ratio."""
+    quiet = {
+        "validation": {"every_steps": 0, "before_training": False, "after_training": False, "num_prompts": 1}
+    }
+    quiet |= {"checkpoint": {"every_steps": 0, "at_end": False}, "steps": 2 * (num_steps + 1)}
+    with tempfile.TemporaryDirectory(prefix="mrl-bench-") as folder:
+        config = _changed(config, loop=quiet, run={"folder": folder})
+        run_folder = RunFolder(config.run_folder)
+        with assembled(config, log_folder=Path(folder) / "logs") as parts:
+            recorder = Recorder(config, run_folder, parts.clock, first_step=0)
+            bench = _Bench(parts, parts.loop(recorder))
+            floors = bench.run(num_steps + 1)
+            recorder.close()
+        rows = metrics_log.read(run_folder.metrics)[1:]
+        run_folder.close()
+    return _figures(rows, floors[1:])
+
+
+class _Bench:
+    def __init__(self, parts: Parts, loop: OnPolicyLoop) -> None:
+        self._parts, self._loop = parts, loop
+        self._groups: list[Group] = []
+
+    def run(self, count: int) -> list[dict[str, float]]:
+        """Alternates: a step (its row goes to metrics.jsonl), then the floor of the same batch, which counts as a step too."""
+        self._loop.on_batch = self._remember
+        self._loop.start()
+        floors = []
+        for _ in range(count):
+            self._loop.step()
+            floors.append(self._floor())
+            self._loop.next_step += 1
+            self._parts.hybrid.sync(self._loop.version)
+        return floors
+
+    def _remember(self, groups: list[Group]) -> None:
+        self._groups = groups
+
+    def _floor(self) -> dict[str, float]:
+        parts, temperature = self._parts, self._parts.config.rollout.temperature
+        start = time.monotonic()
+        self._generate([group.prompt for group in self._groups])
+        generated = time.monotonic()
+        parts.hybrid.rest()
+        batch = pack(trainable(self._groups))
+        packed = time.monotonic()
+        if parts.config.algorithm.recomputes_policy:
+            forward = parts.hybrid.train.forward(batch, role="policy", temperature=temperature)
+            batch = batch.with_arrays(old_logprobs=forward["logprobs"])
+        forwarded = time.monotonic()
+        batch = batch.with_arrays(advantages=np.zeros(batch.num_tokens, np.float32))
+        packed_again = time.monotonic()
+        parts.hybrid.train.update(batch, denominators(batch))
+        return {
+            "generate": generated - start,
+            "recompute": forwarded - packed,
+            "update": time.monotonic() - packed_again,
+        }
+
+    def _generate(self, prompts: list[Prompt]) -> None:
+        """All requests of the batch in one call per engine, which returns when all are finished."""
+        config = self._parts.config
+        wanted = Round.of(prompts, sampling_of(config))
+        calls = self._parts.hybrid.rollout.generate_calls(wanted, config.loop.phase_deadline_seconds)
+        wait_all(calls, phase="floor", deadline_seconds=config.loop.phase_deadline_seconds)
+
+
+def _figures(rows: list[dict[str, Any]], floors: list[dict[str, float]]) -> dict[str, Any]:
+    steps = [float(row["time/step_seconds"]) for row in rows]
+    totals = [sum(floor.values()) for floor in floors]
+    phases = sorted(
+        {name for row in rows for name in row if name.startswith("time/")} - {"time/step_seconds"}
+    )
+    return {
+        "step_seconds": statistics.median(steps),
+        "floor_seconds": statistics.median(totals),
+        "ratio": statistics.median(s / f for s, f in zip(steps, totals, strict=True)),
+        "step_phases": {n[5:-8]: statistics.median(float(r.get(n, 0.0)) for r in rows) for n in phases},
+        "floor_phases": {n: statistics.median(f[n] for f in floors) for n in floors[0]},
+        "steps": steps,
+        "floors": totals,
+    }
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """The figures for people."""
+    lines = [f"{'phase':<12}{'step s':>10}{'floor s':>10}"]
+    for name in dict.fromkeys([*figures["floor_phases"], *figures["step_phases"]]):
+        step, floor = figures["step_phases"].get(name, 0.0), figures["floor_phases"].get(name, 0.0)
+        lines.append(f"{name:<12}{step:>10.3f}{floor:>10.3f}")
+    lines.append(f"{'all':<12}{figures['step_seconds']:>10.3f}{figures['floor_seconds']:>10.3f}")
+    lines.append(f"step / floor = {figures['ratio']:.2f} (median of {len(figures['steps'])})")
+    return "\n".join(lines)
+
+
+def _changed(config: Config, **sections: dict[str, Any]) -> Config:
+    values = config.model_dump()
+    for name, changes in sections.items():
+        values[name] |= changes
+    return Config.model_validate(values)

@@ -1,0 +1,201 @@
+"""Everything a configuration names is looked at before anything starts: one list of checks, for `mrl train` and for its dry run.
+
+The cheap checks run first and their faults are told together; rows are read, and rewards tried, once those pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrl.capacity import fits
+from mrl.config.root import Config
+from mrl.data.files import read_rows
+from mrl.data.load import Dataset, load_data
+from mrl.errors import ConfigError, DataError, RewardError
+from mrl.launch.cluster.cluster import address_of, own_gpus
+from mrl.models.families import family_of, require_trainable
+from mrl.observe import trackers
+from mrl.prepare import tiny_model
+from mrl.rewards.plugins.check import check_plugins
+from mrl.rewards.pool.pool import check_judges, first_of_each_domain
+from mrl.samples import Prompt
+from mrl.training.hf.folder import check_folder, read_config
+
+TRIAL_PROMPTS = 64
+"""Prompts among which one of each domain is looked for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a run reads: made by the checks, kept for the run."""
+
+    tokenizer: Any
+    dataset: Dataset
+    trial: tuple[Prompt, ...]
+    """One prompt of each domain, with which rewards are tried."""
+
+
+def check(config: Config) -> Inputs:
+    """What the run will read. ConfigError has one line for each fault, with what to do; nothing is started but reward processes.
+
+    Makes the model's folder where `model.new` says so.
+    """
+    found = [_looked_at(each, config) for each in (*CHECKS, check_tokenizer)]
+    if faults := dict.fromkeys(line for _, lines in found for line in lines):
+        raise _told_together(list(faults))
+    tokenizer, _ = found[-1]
+    dataset = load_data(config.data, config.judge, tokenizer)
+    trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
+    check_rewards(config, trial)
+    return Inputs(tokenizer, dataset, trial)
+
+
+def dry_run(config: Config) -> None:
+    """The checks of a run, leaving nothing behind: a model that would be made at its path is made elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        if config.model.new is not None and not Path(config.model.path).exists():
+            model = config.model.model_copy(update={"path": f"{folder}/model"})
+            config = config.model_copy(update={"model": model})
+        check(config)
+
+
+def check_trackers(config: Config) -> None:
+    """Each tracker's package is installed."""
+    trackers.require_installed(config.observe.trackers)
+
+
+def check_loss(config: Config) -> None:
+    """A custom loss can be imported and takes its options."""
+    from mrl.algorithms.objective import Objective
+
+    Objective(config.algorithm)
+
+
+def check_reward_plugins(config: Config) -> None:
+    """Users' reward functions can be read and called."""
+    check_plugins(config.judge)
+
+
+def check_data_files(config: Config) -> None:
+    """Every file of rows can be opened and has a first row."""
+    entries = (*config.data.train_entries(), *config.data.validation_entries())
+    paths = dict.fromkeys(path for entry in entries for path in entry.paths)
+    if faults := [line for path in paths for line in _looked_at(lambda p: next(iter(read_rows(p))), path)[1]]:
+        raise DataError("\n".join(faults))
+
+
+def check_policy(config: Config) -> None:
+    """The model's folder holds a model that can be trained, served and cut as configured."""
+    if config.model.new is not None:
+        check_data_files(config)  # the new model's tokenizer is made from them
+    tiny_model.ensure(
+        config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
+    )
+    gpus = own_gpus()
+    per_node = config.launch.slots_per_node or gpus or config.training.layout.world_size
+    nodes = fits.node_numbers(config.training.layout.world_size, per_node)
+    # What an existing cluster's slots are is known when it is joined: launch/commands/assemble.py asks again.
+    served_here = not gpus and not address_of(config.launch)
+    if found := fits.refusals(config, read_config(config.model.path), nodes, gpus=not served_here):
+        raise ConfigError("\n".join(found))
+    _check_weights(config.model.path, config.model.path)
+
+
+def check_reference(config: Config) -> None:
+    """The reference policy's folder has the policy's tensors."""
+    path = config.model.reference_path
+    if path is not None and config.algorithm.needs_reference and Path(config.model.path).exists():
+        _check_weights(path, config.model.path)
+
+
+def check_critic(config: Config) -> None:
+    """The critic's folder holds a model that can be trained and reads the policy's tokens."""
+    path = config.critic.path if config.critic is not None else None
+    if path is None:
+        return
+    hf = read_config(path)
+    require_trainable(hf)
+    _check_weights(path, path)
+    if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
+        raise ConfigError(
+            f"critic.path = {path} has a vocabulary of {hf['vocab_size']} tokens, the policy another; the critic reads the "
+            "policy's tokens"
+        )
+
+
+def check_tokenizer(config: Config) -> Any:
+    """The tokenizer of the model's folder, whose ids are rows of the model's embedding; None where there is no model."""
+    if not (Path(config.model.path) / "config.json").is_file():
+        return None  # that is check_policy's to say
+    size, tokenizer = int(read_config(config.model.path)["vocab_size"]), load_tokenizer(config)
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= size:
+        raise ConfigError(
+            f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is {size}; "
+            "they do not belong together"
+        )
+    return tokenizer
+
+
+CHECKS: tuple[Callable[[Config], object], ...] = (
+    check_trackers,
+    check_loss,
+    check_reward_plugins,
+    check_data_files,
+    check_policy,
+    check_reference,
+    check_critic,
+)
+"""Beside that of the tokenizer, which is kept. Each takes milliseconds to seconds and raises ConfigError or DataError, one line for each fault."""
+
+
+def check_rewards(config: Config, prompts: Sequence[Prompt]) -> None:
+    """One trial sample through the judge of each domain; ConfigError with what the judge said."""
+    try:
+        check_judges(config.judge, prompts)
+    except RewardError as error:
+        raise ConfigError(f"judge: {error}") from error
+
+
+def load_tokenizer(config: Config) -> Any:
+    """The tokenizer of the model's folder; ConfigError where there is none that transformers loads without foreign code."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=False)
+        # A folder without a tokenizer's files gives an empty one of the family's class.
+        reason = "" if tokenizer.encode("1", add_special_tokens=False) else "its vocabulary is empty"
+    except Exception as error:  # what the readers of each kind of file raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if reason:
+        raise ConfigError(
+            f"model.path = {config.model.path} holds no tokenizer that transformers loads ({reason}); put tokenizer.json and "
+            "tokenizer_config.json beside config.json"
+        )
+    return tokenizer
+
+
+def _check_weights(folder: str, policy: str) -> None:
+    """`folder` has the tensors of the policy's config.json, by name; shapes are compared when they are loaded."""
+    hf = read_config(policy)
+    check_folder(folder, family_of(hf), hf)
+
+
+def _looked_at(check: Callable[[Any], Any], subject: Any) -> tuple[Any, list[str]]:
+    """(what a check gives, what it says against its subject, line by line: nothing where it passes)."""
+    try:
+        return check(subject), []
+    except (ConfigError, DataError) as error:
+        return None, str(error).splitlines()
+
+
+def _told_together(faults: Sequence[str]) -> ConfigError:
+    if len(faults) == 1:
+        return ConfigError(faults[0])
+    return ConfigError(
+        f"{len(faults)} faults, nothing was started:" + "".join(f"\n  - {line}" for line in faults)
+    )

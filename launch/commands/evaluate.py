@@ -1,0 +1,109 @@
+"""`mrl eval`: greedy accuracy, avg@k and pass@k of a model folder on any data file, with the run's judge. One engine, no trainer, no Ray."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from mrl.config.root import Config
+from mrl.data.load import load_validation
+from mrl.errors import ConfigError, DataError
+from mrl.launch.commands.assemble import decoder
+from mrl.launch.commands.check import load_tokenizer
+from mrl.loops.collect import Collector
+from mrl.loops.validate import validate
+from mrl.observe.phases import PhaseClock
+from mrl.observe.samples_log import write_all
+from mrl.rewards.pool.pool import JudgePool
+from mrl.rollout.request import Response, Round
+from mrl.rollout.stop_tokens import end_of_text
+from mrl.samples import Group
+from mrl.training.checkpoint.folder import digests
+
+SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
+
+
+def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
+    """`val/accuracy`, and `val/avg@k` and `val/pass@k` for k = loop.validation.num_samples, over data.validation.
+
+    No training row is read. The new folder `out` then has every sample (kind "validation" where greedy, else "sampled") and a
+    summary: the metrics, the settings and what they were measured on. ConfigError where it exists and is not empty.
+    """
+    folder, start, sampled = _new_folder(out) if out else None, time.monotonic(), list[Group]()
+    metrics, greedy = _measure(config, sampled)
+    if folder:
+        write_all(folder / SAMPLES, 0, greedy, kind="validation")
+        write_all(folder / SAMPLES, 0, sampled, kind="sampled")
+        summary = {
+            "metrics": metrics,
+            "model": {"path": config.model.path, "sha256": model_digest(config.model.path)},
+            "seconds": time.monotonic() - start,
+            "settings": config.model_dump(mode="json"),
+        }
+        (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return metrics
+
+
+def model_digest(path: str) -> str:
+    """SHA-256, in hex, over names, sizes and SHA-256 of the files of a model folder: what was measured, wherever it lies."""
+    folder = Path(path)
+    files = digests(folder, sorted(file.name for file in folder.iterdir() if file.is_file()))
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _new_folder(path: str) -> Path:
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--out {path} exists and is not empty; choose a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
+    """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
+    tokenizer = load_tokenizer(config)
+    dataset = load_validation(config.data, config.judge, tokenizer)
+    print(dataset.report.text(), file=sys.stderr, flush=True)
+    prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
+    if not prompts:
+        raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
+    from mrl.rollout.engine import RolloutEngine
+
+    ends = end_of_text(tokenizer, config.model.path)
+    engine = RolloutEngine(
+        config.rollout,
+        config.model.path,
+        max_length=config.model.max_length,
+        seed=config.run.seed,
+        sync=config.sync,
+        stop_token_ids=ends,
+        real_weights=True,
+    )
+    try:
+        with JudgePool(config.judge, group_size=max(1, config.loop.validation.num_samples)) as judges:
+            collector = Collector(
+                _OneEngine(engine),
+                judges,
+                decoder(tokenizer, ends),
+                clock=PhaseClock(),
+                deadline_seconds=config.loop.phase_deadline_seconds,
+            )
+            return validate(collector, prompts, config, on_sampled=sampled.extend)
+    finally:
+        engine.close()
+
+
+class _OneEngine:
+    """An engine of this process behind the loop's door."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+
+    def submit(self, wanted: Round) -> None:
+        self._engine.submit(wanted.requests())
+
+    def poll(self, timeout_seconds: float) -> list[Response]:
+        return self._engine.poll(timeout_seconds)

@@ -1,0 +1,125 @@
+"""A fault drill: MRL_DRILL=update:train-1:2 kills train rank 1 inside the run's second update phase.
+
+To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
+Several drills are separated by commas. Victims: driver, train-N, engine-N, vllm-N (a worker process of engine N; there is one where
+rollout.tp is above 1), judge. They must live on the driver's node. The victim is stopped as soon as the phase begins, so that
+its work in the phase stays undone, and killed a moment later; the phase does not end before that. What was done is written to
+drill.jsonl in the run folder just before the kill.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from mrl.errors import ConfigError
+from mrl.launch.workers.actor_group import ActorGroup
+from mrl.launch.workers.colocated import Hybrid
+from mrl.observe.phases import PHASES, Moment, PhaseClock
+
+VARIABLE = "MRL_DRILL"
+STOPPED_SECONDS = 0.3
+NOTICE_SECONDS = 1.0
+"""Left to Ray to tell the driver of the death before the phase ends."""
+
+
+@dataclasses.dataclass
+class Drill:
+    """One death to come."""
+
+    phase: str
+    victim: str
+    count: int
+    """Which occurrence of the phase in this process, from 1."""
+
+    @classmethod
+    def parse(cls, text: str) -> Drill:
+        phase, victim, count = (text.split(":") + ["1"])[:3] if ":" in text else (text, "", "1")
+        kind, _, number = victim.partition("-")
+        known = kind in ("driver", "judge") if not number else kind in ("train", "engine", "vllm")
+        if phase not in PHASES or not known or not (count + number).isdigit():
+            raise ConfigError(
+                f"{VARIABLE} has {text!r}; a drill is PHASE:VICTIM:COUNT with a phase of {', '.join(PHASES)} and a victim of "
+                "driver, train-N, engine-N, vllm-N, judge"
+            )
+        return cls(phase, victim, int(count))
+
+
+class DrillMaster:
+    """Listens to the phases and does what the drills say."""
+
+    def __init__(self, drills: Sequence[Drill], hybrid: Hybrid, clock: PhaseClock, witness: Path) -> None:
+        self._drills, self._hybrid, self._clock, self._witness = drills, hybrid, clock, witness
+        self._seen: collections.Counter[str] = collections.Counter()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, moment: Moment) -> None:
+        phase = self._clock.current
+        if moment == "enter":
+            self._seen[phase] += 1
+            for drill in self._drills:
+                if (drill.phase, drill.count) == (phase, self._seen[phase]):
+                    self._begin(drill)
+        elif moment == "leave" and self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            time.sleep(NOTICE_SECONDS)
+
+    def _begin(self, drill: Drill) -> None:
+        pid = self._pid_of(drill.victim)
+        if pid != os.getpid():
+            os.kill(pid, signal.SIGSTOP)
+        self._thread = threading.Thread(target=self._kill, args=(drill, pid), name="drill")
+        self._thread.start()
+
+    def _kill(self, drill: Drill, pid: int) -> None:
+        time.sleep(STOPPED_SECONDS)
+        row = {**dataclasses.asdict(drill), "during": self._clock.current, "pid": pid, "time": time.time()}
+        with self._witness.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.kill(pid, signal.SIGKILL)
+
+    def _pid_of(self, victim: str) -> int:
+        kind, _, number = victim.partition("-")
+        if kind == "driver":
+            return os.getpid()
+        if kind == "judge":
+            return _child(os.getpid(), "mrl.rewards.pool.worker")
+        group = self._hybrid.train if kind == "train" else self._hybrid.rollout
+        pid = _actor_pid(group, int(number))
+        return _child(pid, "VLLM::Worker", "spawn_main") if kind == "vllm" else pid
+
+
+def requested() -> list[Drill]:
+    """What MRL_DRILL asks for; nothing where it is not set."""
+    return [Drill.parse(part.strip()) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
+
+
+def install(drills: Sequence[Drill], hybrid: Hybrid, clock: PhaseClock, folder: Path) -> None:
+    """Before the other listeners, so that they see what it did."""
+    if drills:
+        clock.listeners.insert(0, DrillMaster(drills, hybrid, clock, folder / "drill.jsonl"))
+
+
+def _actor_pid(group: ActorGroup, number: int) -> int:
+    import ray
+
+    return ray.get(group.actors[number].__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+
+
+def _child(pid: int, *words: str) -> int:
+    for process in psutil.Process(pid).children():
+        if any(word in " ".join(process.cmdline()) for word in words):
+            return process.pid
+    raise ConfigError(f"{VARIABLE}: process {pid} has no child with one of {words} in its command")

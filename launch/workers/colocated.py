@@ -1,0 +1,120 @@
+"""The hybrid engine: train ranks and engines on the same slots, and the hand-over of weights between them.
+
+| moment | trainer | engines |
+|---|---|---|
+| generate | all of it off-loaded | awake, serve version v |
+| train | on the slot: forward, update, checkpoint | asleep |
+| hand-over | only parameters on the slot; every rank sends | weights awake; every engine receives, verifies, commits v + 1 |
+
+The trainer off-loads by training.offload; engines sleep where the platform can.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.errors import WorkerLost
+from mrl.launch.workers.rollout_group import RolloutGroup
+from mrl.launch.workers.train_group import TrainGroup
+from mrl.launch.workers.waiting import wait_all
+from mrl.observe.phases import Moment, PhaseClock
+from mrl.resharding.transfer.session import Session
+
+
+class Hybrid:
+    """Both groups; `sync` moves the trainer's weights into every engine as one version."""
+
+    def __init__(
+        self,
+        config: Config,
+        train: TrainGroup,
+        rollout: RolloutGroup,
+        clock: PhaseClock,
+        *,
+        offloads: bool = False,
+    ) -> None:
+        self._config, self._clock, self._offloads = config, clock, offloads
+        self.train, self.rollout = train, rollout
+        self._digest = ""
+        self.version = -1
+        """The version all engines serve; -1 before the first hand-over."""
+        self._proved: int | None = None
+        """The last version that was compared with the trainer's own parameters, in sessions that all committed since."""
+
+    def start(self) -> None:
+        """Builds all workers at once; the first failure ends the start with its cause."""
+        with self._clock.phase("workers"):
+            calls = {**self.train.start_calls(), **self.rollout.start_calls()}
+            wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
+        with self._clock.phase("connect"):
+            self._digest = self.train.connect(self.rollout.addresses(), self._destinations())
+        self._clock.listeners.append(self._check_alive)
+
+    def _check_alive(self, moment: Moment) -> None:
+        """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is next needed."""
+        dead = [] if moment == "enter" else [*self.train.dead(), *self.rollout.dead()]
+        if dead:
+            raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
+
+    def _destinations(self) -> list[Any]:
+        """What every engine rank wants, in slot order; asking also shows that the engines have the trainer's tensors."""
+        return [rank for engine in self.rollout.destinations() for rank in engine]
+
+    def sync(self, version: int) -> dict[str, float]:
+        """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""
+        proved, self._proved = self._proved, None  # what fails is followed by a full session
+        session, start = self._session(version, proved), time.monotonic()
+        self._offload(keep_parameters=True)
+        self.rollout.wake("weights")
+        sends = self.train.send_calls(session)
+        results = wait_all(
+            {**sends, **self.rollout.receive_calls(session)},
+            phase=self._clock.current,
+            deadline_seconds=2 * self._config.sync.deadline_seconds,
+            clock=self._clock,
+        )
+        self._offload(keep_parameters=False)
+        self.rollout.wake("kv_cache")
+        self.version, self._proved = version, version if session.full else proved
+        return {"reshard/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
+
+    def _session(self, version: int, proved: int | None) -> Session:
+        """To `version`; full where `sync` wants it after the version that was `proved` last."""
+        full = self._config.sync.full_after(proved, version)
+        return Session.new(self.version, version, self._digest, full=full)
+
+    def rest(self) -> None:
+        """Generation is over until the next hand-over: the engines give their memory to training, which comes back."""
+        self.rollout.sleep()
+        if self._offloads:
+            self.train.broadcast("reload")
+
+    def _offload(self, *, keep_parameters: bool) -> None:
+        if self._offloads:
+            self.train.broadcast("offload", keep_parameters=keep_parameters)
+
+    def close(self) -> None:
+        """Closes workers in order; a worker that is gone already is not an error here."""
+        import ray
+
+        if self._check_alive in self._clock.listeners:
+            self._clock.listeners.remove(self._check_alive)
+        calls = {**self.rollout.close_calls(), **self.train.close_calls()}
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=20)
+        actors: list[Any] = [*self.rollout.actors, *self.train.actors]
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _stats(results: list[Any]) -> dict[str, float]:
+    """Sums of the ranks' byte counts, maxima of their seconds."""
+    totals: dict[str, float] = {}
+    for result in results:
+        for name, value in result.items():
+            key = f"reshard/{name}"
+            totals[key] = (
+                max(totals.get(key, 0.0), value) if name.endswith("seconds") else totals.get(key, 0.0) + value
+            )
+    return totals

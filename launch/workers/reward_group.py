@@ -1,0 +1,134 @@
+"""Reward processes on every node: one actor with a pool on each, behind the interface of a single pool.
+
+A prompt's samples go to one node, chosen by prompt index, so that judges of whole groups see them together. A node that is
+lost ends the run with its name, as a lost trainer rank does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.errors import ConfigError, RewardError
+from mrl.launch.workers.actor_group import ActorGroup
+from mrl.launch.workers.placement import node_strategies
+from mrl.observe.phases import PhaseClock
+from mrl.rewards.pool.pool import JudgePool, check_judges
+from mrl.samples import Prompt, Sample, Verdict
+
+log = logging.getLogger(__name__)
+
+COLLECT_SECONDS = 0.5
+"""How long a node's pool waits inside one call for its first verdict."""
+CLOSE_SECONDS = 30.0
+THREADS = 2
+"""A node takes samples while a call waits for its verdicts."""
+
+
+class RewardActor:
+    """The pool of one node."""
+
+    def __init__(self, config: Config, number: int, log_folder: str) -> None:
+        from mrl.launch.workers.actor_log import redirect
+
+        redirect(log_folder, f"rewards-{number}")
+        self._section = config.judge
+        self._pool = JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Tries each prompt's judge on this node; RewardError with what it said."""
+        check_judges(self._section, prompts)
+
+    def submit_all(self, pairs: Sequence[tuple[Sample, Prompt]]) -> None:
+        self._pool.submit_all(pairs)
+
+    def collect(self) -> list[tuple[str, Verdict]]:
+        return self._pool.collect(COLLECT_SECONDS)
+
+    def flush_groups(self) -> None:
+        self._pool.flush_groups()
+
+    def close(self) -> None:
+        """Ends the pool, after a line in the log about its verdicts."""
+        log.info("verdicts by kind: %s", dict(self._pool.counts()))
+        self._pool.close()
+
+
+class RewardGroup(ActorGroup):
+    """One actor on each node of the connected cluster that has slots."""
+
+    kind = "rewards of node"
+
+    def __init__(
+        self, config: Config, clock: PhaseClock, *, environment: Mapping[str, str], log_folder: str
+    ) -> None:
+        super().__init__(
+            RewardActor,
+            config,
+            clock,
+            strategies=node_strategies(),
+            slot_share=0.0,
+            gpus=0.0,
+            threads=THREADS,
+            environment=environment,
+            log_folder=log_folder,
+        )
+        self._open = [0] * len(self.actors)
+        self._collects: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def started(self, trial: Sequence[Prompt]) -> Iterator[RewardGroup]:
+        """The group after a trial of the prompts on each node, closed at the end. Raises ConfigError naming the node."""
+        try:
+            self._check(trial)
+            yield self
+        finally:
+            self.close()
+
+    def _check(self, trial: Sequence[Prompt]) -> None:
+        try:
+            self.wait(self.calls("check", trial))
+        except RewardError as error:
+            raise ConfigError(f"judge: {error}") from error
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
+        """Hands each node its prompts' samples; returns when all nodes have them."""
+        shares: dict[int, list[tuple[Sample, Prompt]]] = {}
+        for sample, prompt in pairs:
+            shares.setdefault(prompt.index % len(self.actors), []).append((sample, prompt))
+        for node, share in shares.items():
+            self._open[node] += len(share)
+        self.wait({self.name(n): self.actors[n].submit_all.remote(share) for n, share in shares.items()})
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        """All verdicts that are there; waits for the first ones at most `timeout_seconds`."""
+        import ray
+
+        for node, count in enumerate(self._open):
+            if count and node not in self._collects:
+                self._collects[node] = self.actors[node].collect.remote()
+        if not self._collects:
+            return []
+        done, _ = ray.wait(list(self._collects.values()), num_returns=1, timeout=timeout_seconds)
+        arrived: list[tuple[str, Verdict]] = []
+        for node in [n for n, call in self._collects.items() if call in done]:
+            verdicts = self.wait({self.name(node): self._collects.pop(node)})[self.name(node)]
+            self._open[node] -= len(verdicts)
+            arrived += verdicts
+        return arrived
+
+    def flush_groups(self) -> None:
+        """Starts group judges on incomplete groups on all nodes."""
+        self.wait(self.calls("flush_groups"))
+
+    def close(self) -> None:
+        """Ends the pools, then the actors; one that is gone already is not an error here."""
+        import ray
+
+        calls = list(self.close_calls().values())
+        ray.wait(calls, num_returns=len(calls), timeout=CLOSE_SECONDS)
+        for actor in self.actors:
+            ray.kill(actor)

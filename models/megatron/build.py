@@ -1,0 +1,226 @@
+"""Hugging Face config -> this rank's Megatron model chunks.
+
+Owns the layout's part of megatron's config and the chunks; the layers' parts are in layer_specs.py. Does not load
+weights, wrap for data parallelism or own an optimizer (mrl/training).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torch import Tensor
+
+from mrl.config.sections.training import TrainingSection
+from mrl.models import deepseek_v3, mixtral, qwen3_moe
+from mrl.models.families import require_trainable
+from mrl.models.layer_rows import HfConfig, field
+from mrl.models.layout import Layout
+from mrl.models.megatron.layer_specs import block_spec
+from mrl.models.megatron.rotary import RotaryTable
+from mrl.models.names import chunk_layers, padded_vocab
+
+ENGINE_FAMILIES = {
+    "qwen3": qwen3_moe,
+    "qwen3_moe": qwen3_moe,
+    "mixtral": mixtral,
+    "deepseek_v3": deepseek_v3,
+}
+"""What the families of models/families.py differ by for the engine."""
+
+
+class PackedModel(GPTModel):
+    """A GPT model that returns final hidden states; log-probs are computed from them in chunks of tokens."""
+
+    def _postprocess(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """[m] float32 values of hidden states [m, D], where a value head stands in the output layer's place."""
+        return self.output_layer(hidden)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds, by name: the parameters and the routers' correction biases."""
+        return dict(self.named_parameters()) | self.correction_biases()
+
+    def correction_biases(self) -> dict[str, Tensor]:
+        """The buffers that sigmoid routers add to their scores before they choose, by name; float32, not trained."""
+        return {name: bias for name, bias in self.named_buffers() if name.endswith(".expert_bias")}
+
+    def head_weight(self) -> Tensor:
+        """[V / tp, D] rows of the output layer on this rank; the embedding where it is tied."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        weight = self.output_layer.weight
+        assert weight is not None
+        return weight
+
+
+class ValueHead(torch.nn.Module):
+    """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. Starts at 0."""
+
+    def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.mv(hidden.float(), self.weight[0].float())
+
+
+@dataclasses.dataclass
+class Chunks:
+    """This rank's part of the model."""
+
+    models: list[PackedModel]
+    config: TransformerConfig
+    rotary: RotaryTable
+    vocab_size: int
+    """Without padding."""
+    max_length: int
+    has_value_head: bool = False
+
+
+def build_chunks(
+    hf_config: HfConfig,
+    training: TrainingSection,
+    layout: Layout,
+    *,
+    max_length: int,
+    device: torch.device,
+    value_head: bool = False,
+) -> Chunks:
+    """Build the model chunks of this rank on `device`, with Megatron's own random initialisation.
+
+    With `value_head` the output layer is a ValueHead, and never tied to the embedding.
+    """
+    require_trainable(hf_config)
+    family = ENGINE_FAMILIES[hf_config["model_type"]]
+    config = _transformer_config(family.transformer_fields(hf_config), hf_config, training, layout, device)
+    dtype = config.params_dtype
+    vocab = field(hf_config, "vocab_size")
+    place_pp = parallel_state.get_pipeline_model_parallel_rank()
+    tied = bool(hf_config.get("tie_word_embeddings", False)) and not value_head
+    models = []
+    for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
+        model = PackedModel(
+            config,
+            block_spec(config, layers, device),
+            vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
+            max_sequence_length=max_length,
+            pre_process=place_pp == 0 and chunk == 0,
+            post_process=place_pp == layout.pp - 1 and chunk == layout.vpp - 1,
+            position_embedding_type="none",  # the packed attention applies the rotary embedding
+            share_embeddings_and_output_weights=tied,
+            vp_stage=chunk if layout.vpp > 1 else None,
+        )
+        if value_head and model.post_process:
+            head: Any = ValueHead(config.hidden_size, dtype=dtype)
+            model.output_layer = head
+        models.append(model.to(device))
+    mark_expert_parameters(models)
+    rotary = RotaryTable(
+        family.rotary(hf_config),
+        max_length=max_length + 2 * layout.cp * layout.tp,  # what segments and microbatches are padded by
+        dtype=dtype,
+        device=device,
+    )
+    return Chunks(
+        models=models,
+        config=config,
+        rotary=rotary,
+        vocab_size=vocab,
+        max_length=max_length,
+        has_value_head=value_head,
+    )
+
+
+def mark_expert_parameters(models: list[PackedModel]) -> None:
+    """Make Megatron reduce expert gradients over the expert-data-parallel group in every layout.
+
+    By itself it does so only with ep > 1; with ep = 1 and etp < tp it treats experts as dense parameters and would leave
+    out the tensor-parallel ranks, each of which sees other tokens. One rule also gives every layout the same two
+    optimizers, so that a checkpoint can be resumed in another layout.
+    """
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if ".experts." in name:
+                parameter.allreduce = False  # type: ignore[attr-defined]
+
+
+def _transformer_config(
+    fields: dict[str, Any], hf: HfConfig, training: TrainingSection, layout: Layout, device: torch.device
+) -> TransformerConfig:
+    dtype = getattr(torch, training.dtype)
+    is_moe = "num_moe_experts" in fields
+    if is_moe:
+        fields = fields | _router_fields(training)
+    if layout.pp > 1:
+        fields = fields | _pipeline_fields(fields["num_layers"], layout)
+    kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
+    return kind(
+        **fields,
+        **_recompute_fields(training, is_moe=is_moe),
+        tensor_model_parallel_size=layout.tp,
+        context_parallel_size=layout.cp,
+        cp_comm_type="p2p",  # of Transformer Engine's attention; our own gathers
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
+        sequence_parallel=layout.tp > 1,
+        variable_seq_lengths=layout.pp > 1,
+        moe_token_dispatcher_type="alltoall",  # dense models too: the default is refused with uneven lengths
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=device.type == "cpu",
+        # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and ranks.
+        calculate_per_token_loss=True,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _router_fields(training: TrainingSection) -> dict[str, Any]:
+    return {
+        "moe_router_dtype": training.router_dtype,
+        "moe_router_load_balancing_type": "aux_loss" if training.router_aux_loss else "none",
+        "moe_aux_loss_coeff": training.router_aux_loss,
+        "moe_permute_fusion": False,
+        "moe_grouped_gemm": False,
+    }
+
+
+def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:
+    if training.recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if training.recompute == "selective":
+        modules = ["core_attn", "moe"] if is_moe else ["core_attn", "mlp"]
+        return {"recompute_granularity": "selective", "recompute_modules": modules}
+    return {}
+
+
+def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:
+    """Megatron needs an explicit layout where the layers do not divide into the (virtual) stages.
+
+    With virtual stages, one batched exchange would hold two messages between the same two ranks when pp is 2, and they
+    would be mixed up; the overlapped form sends each direction by itself.
+    """
+    fields = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if layout.vpp > 1 else {}
+    if num_layers % (layout.pp * layout.vpp) == 0:
+        return fields
+    by_rank = [chunk_layers(num_layers, layout, pp) for pp in range(layout.pp)]
+    stages = [len(by_rank[pp][chunk]) for chunk in range(layout.vpp) for pp in range(layout.pp)]
+    names = [["decoder"] * count for count in stages]
+    names[0].insert(0, "embedding")
+    names[-1].append("loss")
+    return fields | {"pipeline_model_parallel_layout": PipelineParallelLayerLayout(names, layout.pp)}

@@ -1,0 +1,122 @@
+"""All experts of a rank in two matrix products, on CPU and GPU alike: torch's grouped product, no Transformer Engine.
+
+Megatron's own forms need Transformer Engine, or call one expert after the other: with 128 experts a layer is then hundreds of
+small kernels. Here the rank's experts are two parameters, one expert's rows after another's, and tokens arrive sorted
+by expert. Routing and the exchange of tokens are Megatron's. Checkpoints are those of its sequential experts.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from mrl.errors import ConfigError
+from mrl.models.names import divide
+
+_ALIGNED_BYTES = 16
+"""What torch.nn.functional.grouped_mm asks of the length of a row."""
+
+
+class GroupedExperts(MegatronModule):
+    """SwiGLU experts e = 0..E-1 of one rank; in the place of Megatron's SequentialMLP.
+
+    `weight1` is [E * 2I, H]: of each expert I rows of gate, then I of up; `weight2` is [E * H, I]. I is the expert's width divided
+    by the expert tensor parallel size; H the hidden size.
+    """
+
+    def __init__(self, num_local_experts: int, config: TransformerConfig, *, pg_collection: Any) -> None:
+        super().__init__(config=config)
+        self.num_local_experts = num_local_experts
+        self.ep_group, self.tp_group, self.dp_group = (
+            pg_collection.ep,
+            pg_collection.expt_tp,
+            pg_collection.expt_dp,
+        )
+        hidden, dtype = config.hidden_size, config.params_dtype
+        assert config.moe_ffn_hidden_size is not None
+        self.inner = divide(config.moe_ffn_hidden_size, self.tp_group.size(), what="expert width over etp")
+        for what, size in (("hidden size", hidden), ("expert width on a rank", self.inner)):
+            if size * dtype.itemsize % _ALIGNED_BYTES:
+                raise ConfigError(
+                    f"{what} {size} in {dtype}: grouped products need rows of a multiple of {_ALIGNED_BYTES} bytes"
+                )
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        self.weight1 = _weight(num_local_experts * 2 * self.inner, hidden, dtype, device, dim=0)
+        self.weight2 = _weight(num_local_experts * hidden, self.inner, dtype, device, dim=1)
+        if config.perform_initialization:
+            config.init_method(self.weight1)  # type: ignore[misc]
+            config.output_layer_init_method(self.weight2)  # type: ignore[misc]
+
+    def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
+        """hidden [n, H] sorted by expert, tokens_per_expert [E], probs [n] -> [n, H], each token weighted by its prob."""
+        ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32)
+        first = self.weight1.view(self.num_local_experts, 2 * self.inner, -1).transpose(1, 2)
+        second = self.weight2.view(self.num_local_experts, -1, self.inner).transpose(1, 2)
+        gate, up = functional.grouped_mm(hidden, first, offs=ends).chunk(2, dim=-1)
+        inner = (functional.silu(gate) * up * probs.unsqueeze(-1)).to(hidden.dtype)
+        return functional.grouped_mm(inner, second, offs=ends), None
+
+    def backward_dw(self) -> None:
+        """Megatron's experts may put gradients of weights off; these do not."""
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """The keys, global shapes [..., experts, rows, columns] and offsets of Megatron's sequential experts."""
+        found = {}
+        for number, weight, halves in ((1, self.weight1, 2), (2, self.weight2, 0)):
+            build: Any = functools.partial(self._shards, offsets=sharded_offsets, halves=halves)
+            merge: Any = functools.partial(_merged, shape=tuple(weight.shape))
+            key, replica = f"{prefix}experts.linear_fc{number}.weight", (0, 0, self.dp_group.rank())
+            found[f"{prefix}weight{number}"] = ShardedTensorFactory(key, weight, build, merge, replica)
+        return found
+
+    @torch.no_grad()
+    def _shards(
+        self,
+        key: str,
+        weight: Tensor,
+        replica_id: Any,
+        flattened_range: slice | None,
+        *,
+        offsets: tuple[Any, ...],
+        halves: int,
+    ) -> list[ShardedTensor]:
+        """A parameter, or an optimizer state of its shape, as shards: gate and up lie apart in the global tensor."""
+        assert flattened_range is None, "flattened shards are of other optimizer formats"
+        experts, axis = weight.view(self.num_local_experts, -1, weight.shape[-1]), len(offsets)
+        parts, rank = self.tp_group.size(), self.tp_group.rank()
+        cut = [(axis + 1, part * parts + rank, parts * halves) for part in range(halves)]
+        cut = cut or [(axis + 2, rank, parts)]
+        return [
+            ShardedTensor.from_rank_offsets(
+                key,
+                piece.contiguous(),
+                *offsets,
+                (axis, self.ep_group.rank(), self.ep_group.size()),
+                place,
+                replica_id=replica_id,
+                prepend_axis_num=axis,
+            )
+            for piece, place in zip(experts.chunk(max(halves, 1), dim=1), cut, strict=True)
+        ]
+
+
+def _merged(pieces: list[Tensor], *, shape: tuple[int, ...]) -> Tensor:
+    return torch.cat(pieces, dim=1).reshape(shape)
+
+
+def _weight(
+    rows: int, columns: int, dtype: torch.dtype, device: int | None, *, dim: int
+) -> torch.nn.Parameter:
+    weight = torch.nn.Parameter(torch.empty(rows, columns, dtype=dtype, device=device))
+    set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=dim, stride=1)
+    return weight

@@ -1,0 +1,84 @@
+"""Multi-head latent attention (arXiv 2405.04434) over packed sequences: Megatron's module with our rotary embedding.
+
+Megatron's own method turns each segment in a Python loop with a table of its own; and with split down-projections it
+leaves the other ranks' heads out of the gradient of the keys' rotary part. The core attention is packed_attention.py's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from torch import Tensor
+
+from mrl.models.megatron.packed_segments import PackedSegments
+from mrl.models.megatron.rotary import rotate_pairs
+
+
+class PackedLatentAttention(MLASelfAttention):
+    """Queries, keys and values of all segments at once; projections, norms and output are Megatron's."""
+
+    kv_layernorm: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.rotary_pos_emb  # the microbatch brings its cosines and sines
+
+    def get_query_key_value_tensors(
+        self,
+        hidden_states: Tensor,
+        key_value_states: None = None,
+        position_ids: None = None,
+        packed_seq_params: PackedSegments | None = None,
+        inference_context: None = None,
+        *,
+        inference_params: None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """hidden_states [N / tp, 1, hidden] -> query, key [N, H, nope + rope], value [N, H, v] of this rank's H heads.
+
+        The two compressed forms that Megatron's caller wants follow; only its inference uses them.
+        """
+        assert packed_seq_params is not None, "latent attention is written for packed sequences"
+        config, cos, sin = self.config, packed_seq_params.cos, packed_seq_params.sin
+        q_latent = self._query_latent(hidden_states)
+        kv_latent, k_rope = self._key_value_latent(hidden_states)
+
+        up_q = self.linear_q_proj if config.q_lora_rank is None else self.linear_q_up_proj
+        query, kv = self._by_head(up_q(q_latent)[0]), self._by_head(self.linear_kv_up_proj(kv_latent)[0])
+        q_plain, q_rope = query.split([config.qk_head_dim, config.qk_pos_emb_head_dim], dim=-1)
+        k_plain, value = kv.split([config.qk_head_dim, config.v_head_dim], dim=-1)
+        q_rope = rotate_pairs(q_rope, cos, sin)
+        k_rope = rotate_pairs(k_rope, cos, sin).expand(-1, kv.shape[1], -1)
+        query, key = torch.cat((q_plain, q_rope), -1), torch.cat((k_plain, k_rope), -1)
+        return query, key, value.contiguous(), q_latent, kv_latent
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """[N, 1, H x D] -> [N, H, D]."""
+        return x.view(x.shape[0], self.num_attention_heads_per_partition, -1)
+
+    def _query_latent(self, hidden: Tensor) -> Tensor:
+        """[N / tp, 1, q_lora_rank] after its norm; the hidden states where queries are not compressed."""
+        if self.config.q_lora_rank is None:
+            return hidden
+        return self.q_layernorm(self._own_tokens(_gather(self.linear_q_down_proj(hidden)[0])))
+
+    def _key_value_latent(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[N / tp, 1, kv_lora_rank] after its norm, and the keys' rotary part [N, 1, rope], shared by all heads."""
+        sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
+        latent, k_rope = _gather(self.linear_kv_down_proj(hidden)[0]).split(sizes, dim=-1)
+        # Each rank turns the part for its own heads: their gradients are summed, which splitting alone does not do.
+        return self.kv_layernorm(self._own_tokens(latent)), copy_to_tensor_model_parallel_region(k_rope)
+
+    def _own_tokens(self, x: Tensor) -> Tensor:
+        return scatter_to_sequence_parallel_region(x) if self.config.sequence_parallel else x
+
+
+def _gather(columns: Tensor) -> Tensor:
+    """[N, 1, C / tp] of a projection split by rows -> [N, 1, C]."""
+    return gather_from_tensor_model_parallel_region(columns)

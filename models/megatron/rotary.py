@@ -1,0 +1,54 @@
+"""Cosines and sines of the rotary embedding, and the two ways of turning a head by them.
+
+What a config.json says about the embedding is in rope.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mrl.models.rope import Rope
+
+
+def inverse_frequencies(rope: Rope) -> Tensor:
+    """[width / 2] float32 angles per position, as `transformers` computes them."""
+    powers = rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.int64).float() / rope.width)
+    if rope.yarn is None:
+        return 1.0 / powers
+    low, high = rope.yarn.low, rope.yarn.high
+    span = high - low or 0.001
+    interpolated = ((torch.arange(rope.width // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    kept = 1 - interpolated
+    return 1.0 / (rope.yarn.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+class RotaryTable:
+    """Cosines and sines of all positions, computed in float32."""
+
+    def __init__(self, rope: Rope, *, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
+        angles = torch.arange(max_length).float()[:, None] * inverse_frequencies(rope)[None, :]
+        self.cos = (angles.cos() * rope.scale).to(device, dtype)
+        self.sin = (angles.sin() * rope.scale).to(device, dtype)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] positions -> cos, sin [N, 1, D / 2]."""
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [N, H, D] turned by cos, sin [N, 1, D / 2]: dimension i with i + D / 2."""
+    first, second = x.chunk(2, dim=-1)
+    return _turn(first, second, cos, sin)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [N, H, D] turned by cos, sin [N, 1, D / 2]: dimension 2i with 2i + 1.
+
+    The result holds the even dimensions, then the odd ones; queries and keys alike, so their products do not see it.
+    """
+    return _turn(x[..., 0::2], x[..., 1::2], cos, sin)
+
+
+def _turn(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,177 @@
+"""Activations of one rank: what the backward pass of this repository's layers keeps, per microbatch, and how many of them
+are alive under the pipeline schedule.
+
+Counted from the autograd graph of the layers in models/ (RMSNorm, fused QKV, rotary embedding, attention per segment,
+top-k router, SwiGLU experts): the tensors that operations save, each storage once; a test compares with real runs.
+Experts are taken as evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps its input alone; on CPU it is composed
+and keeps two arrays, in float32. Transformer Engine's attention on CUDA passes keys and values around the
+context-parallel ranks; our own on CPU gathers and keeps them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mrl.capacity.training_memory import ELEMENT_BYTES
+from mrl.config.sections.training import TrainingSection
+from mrl.models.facts import Facts
+from mrl.models.layer_rows import field, head_dim
+from mrl.models.layout import Layout
+from mrl.models.names import chunk_layers, padded_vocab
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Activations:
+    """Bytes on one rank of one stage."""
+
+    kept: int
+    """Saved for the backward pass at the schedule's peak."""
+    working: int
+    """Alive for a moment on top: one recomputed layer, and the output layer's logits and gradient sum."""
+    microbatches_in_flight: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counter:
+    """Bytes per part of a layer, for one microbatch of `tokens` tokens on one rank."""
+
+    facts: Facts
+    layout: Layout
+    element: int
+    tokens: int
+    fused: bool
+    """RMSNorm is one kernel, and keys and values stay split over context-parallel ranks (CUDA)."""
+
+    @property
+    def local(self) -> int:
+        """Tokens of this context-parallel rank."""
+        return self.tokens // self.layout.cp
+
+    @property
+    def split(self) -> int:
+        """Tokens of this rank where the sequence is split over tp."""
+        return self.local // self.layout.tp
+
+    @property
+    def key_rows(self) -> int:
+        """Tokens of which the attention keeps keys and values of this rank's heads."""
+        return self.split if self.fused else self.tokens // self.layout.tp
+
+    def norm(self, rows: int, width: int) -> int:
+        """What one RMSNorm keeps; its output is kept by what comes after."""
+        inverse = 4 * rows
+        if self.fused:
+            return rows * width * self.element + inverse
+        return 2 * rows * width * 4 + inverse
+
+    def layer(self, number: int) -> dict[str, int]:
+        """Bytes kept without recompute, by part."""
+        hidden = self.split * self.facts.hidden
+        norms = 2 * (self.norm(self.split, self.facts.hidden) + hidden * self.element)
+        attention, core, inputs = self._latent() if self.facts.latent_attention else self._grouped()
+        return {
+            "norms": norms,
+            "attention": attention,
+            "core": core,
+            "core_inputs": inputs,
+            "mlp": self._mlp(number),
+        }
+
+    def _grouped(self) -> tuple[int, int, int]:
+        """(around the core, inside it, its inputs before rotation) of grouped-query attention."""
+        facts, rows = self.facts, self.local // self.layout.tp
+        width = head_dim(facts.hf)
+        queries, keys = facts.num_heads * width, facts.kv_heads * width
+        around = rows * queries * self.element  # input of the output projection
+        around += self.norm(rows * facts.num_heads, width) + self.norm(rows * facts.kv_heads, width)
+        fused_qkv = rows * (queries + 2 * keys) * self.element
+        if self.fused or self.element == 4:
+            around += fused_qkv - rows * keys * self.element  # keys are a view of it that their norm keeps
+            if facts.kv_heads <= self.layout.tp:
+                around -= rows * queries * self.element  # and so are queries of a single group
+        # Rotated queries and keys, values, output, and the sums of exponentials.
+        core = 2 * (rows * queries + self.key_rows * keys) * self.element + 4 * rows * facts.num_heads
+        inputs = rows * (queries + keys) * self.element  # values are a view of the fused tensor
+        return around, core, inputs if self.fused or self.element == 4 else inputs + fused_qkv
+
+    def _latent(self) -> tuple[int, int, int]:
+        """The same of multi-head latent attention."""
+        hf, rows = self.facts.hf, self.local // self.layout.tp
+        heads, nope, rope = self.facts.num_heads, hf["qk_nope_head_dim"], hf["qk_rope_head_dim"]
+        value, down = hf["v_head_dim"], (hf.get("q_lora_rank") or 0) + hf["kv_lora_rank"]
+        around = (
+            self.norm(self.split, down) + self.split * down * self.element + self.local * rope * self.element
+        )
+        around += rows * heads * value * self.element
+        core = (rows + self.key_rows) * heads * (nope + rope + value) * self.element + 4 * rows * heads
+        return around, core, rows * heads * (2 * nope + rope + value) * self.element
+
+    def _mlp(self, number: int) -> int:
+        """SwiGLU of inner width f keeps both halves 2f, the gate's activation and its input 2f, and the product f."""
+        facts, layout = self.facts, self.layout
+        if not any(".experts." in row.name for row in facts.layers[number]):
+            return self.local * 5 * field(facts.hf, "intermediate_size") // layout.tp * self.element
+        visits = self.split * facts.top_k * layout.etp
+        # Each expert's input, its SwiGLU, and the product again after the routing weight.
+        routed = visits * (facts.hidden + 6 * facts.expert_inner // layout.etp) * self.element
+        # Scores and map of the router; indices and weights of the visits.
+        router = self.split * (9 * facts.num_experts + 36 * facts.top_k)
+        shared = self.local * 5 * facts.expert_inner * (facts.hf.get("n_shared_experts") or 0) // layout.tp
+        return routed + router + shared * self.element
+
+    def final(self) -> int:
+        """Final norm, and the hidden states gathered for the output layer."""
+        return self.norm(self.split, self.facts.hidden) + self.local * self.facts.hidden * self.element
+
+
+def activations(
+    facts: Facts,
+    training: TrainingSection,
+    layout: Layout,
+    *,
+    stage: int,
+    tokens: int,
+    num_microbatches: int,
+    fused: bool = True,
+) -> Activations:
+    """Of a stage, for microbatches of `tokens` tokens."""
+    count = Counter(facts, layout, ELEMENT_BYTES[training.dtype], tokens, fused)
+    numbers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
+    parts = [count.layer(number) for number in numbers]
+    whole = [sum(part.values()) - part["core_inputs"] for part in parts]
+    if training.recompute == "full":
+        kept, working = len(parts) * count.split * facts.hidden * count.element, max(whole)
+    elif training.recompute == "selective":
+        kept = sum(part["norms"] + part["attention"] + part["core_inputs"] for part in parts)
+        working = max(max(part["mlp"], part["core"]) for part in parts)
+    else:
+        kept, working = sum(whole), 0
+    flight = in_flight(layout, stage, num_microbatches)
+    kept = int(kept * flight)
+    if stage == layout.pp - 1:
+        kept += count.final()
+        working += head_bytes(facts, training, layout, tokens)
+    return Activations(kept=kept, working=working, microbatches_in_flight=flight)
+
+
+def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
+    """Microbatches (of all chunks of the rank) whose activations are alive at once: 1F1B or its interleaved form."""
+    if layout.pp == 1:
+        return 1
+    if layout.vpp == 1:
+        return min(layout.pp - stage, num_microbatches)
+    warm_up = (layout.pp - stage - 1) * 2 + (layout.vpp - 1) * layout.pp + 1
+    return min(warm_up, num_microbatches * layout.vpp) / layout.vpp
+
+
+def head_bytes(
+    facts: Facts, training: TrainingSection, layout: Layout, tokens: int, *, backward: bool = True
+) -> int:
+    """Two float32 chunks of logits; going back also the float32 sum of the output layer's gradient and the gradient of
+    the hidden states."""
+    rows = padded_vocab(facts.vocab, tp=layout.tp, pad_vocab_to=1) // layout.tp
+    local = tokens // layout.cp
+    logits = 2 * min(training.logprob_chunk_tokens, local) * rows * 4
+    if not backward:
+        return logits
+    return logits + rows * facts.hidden * 4 + local * facts.hidden * ELEMENT_BYTES[training.dtype]

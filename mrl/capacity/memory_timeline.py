@@ -1,0 +1,77 @@
+"""The memory of one slot at every moment of a step: the trainer's and the engine's parts on the same GPU.
+
+The order is that of a step: the engine serves and falls asleep, all of the trainer comes back for log-probs and update, gradients,
+optimizer and critic leave, rollout weights wake, weights are resharded, trainer weights leave, the KV cache wakes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mrl.capacity.hardware import Hardware
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """Bytes of every part of the fullest slot."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    critic: int
+    """Weights, gradients and optimizer state of PPO's value model; 0 without one."""
+    activations: int
+    working: int
+    log_prob_working: int
+    """Of passes without gradient, which keep no activations."""
+    engine_weights: int
+    engine_working: int
+    kv_cache: int
+    buckets: int
+    staging: int
+    """The largest module that is materialised while its windows arrive."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moment:
+    """What is on the device at one time."""
+
+    name: str
+    parts: dict[str, int]
+    free: int
+    """Bytes left of the device; negative where it does not fit."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def moments(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: bool) -> list[Moment]:
+    """All moments of a step. `sleeps`: the engine gives its memory back while training runs; `offloads`: the trainer gives
+    its own back while the engine serves."""
+    always = {"processes": hardware.process_bytes, "buckets": memory.buckets}
+    trainer = {"trainer weights": memory.weights}
+    state = {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
+    stays = {} if offloads else trainer | state
+    peak = {"activations": memory.activations, "working": memory.working}
+    engine = {"rollout weights": memory.engine_weights}
+    serving = {"KV cache": memory.kv_cache, "engine working": memory.engine_working}
+    resident = {} if sleeps else engine | {"KV cache": memory.kv_cache}
+    staging = {"staging": memory.staging}
+    steps = [
+        ("generate", engine | serving | stays),
+        ("engine asleep", resident | stays),
+        ("trainer back", trainer | state | resident),
+        ("log-probs", trainer | state | {"working": memory.log_prob_working} | resident),
+        ("update", trainer | state | peak | resident),
+        ("gradients, optimizer and critic left", trainer | resident | stays),
+        ("rollout weights woke", trainer | engine | resident | stays),
+        ("reshard", trainer | engine | staging | resident | stays),
+        ("trainer weights left", engine | resident | stays),
+    ]
+    return [_moment(name, always | parts, hardware) for name, parts in steps]
+
+
+def _moment(name: str, parts: dict[str, int], hardware: Hardware) -> Moment:
+    kept = {part: size for part, size in parts.items() if size}
+    return Moment(name, kept, hardware.memory_bytes - sum(kept.values()))

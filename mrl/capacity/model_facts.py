@@ -1,0 +1,43 @@
+"""Where a plan finds a model's facts: its published configuration. Reads no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mrl.capacity.hardware import CONFIGS
+from mrl.config.sections.model import ModelSection
+from mrl.errors import ConfigError
+from mrl.models.facts import Facts
+from mrl.models.names import Row
+from mrl.prepare.new_model import hf_config
+
+
+def row_elements(row: Row) -> int:
+    """Elements of an unsplit row, without padding."""
+    return sum(s.rows for block in row.blocks for s in block) * (row.columns or 1)
+
+
+def find_facts(model: ModelSection) -> Facts:
+    """The model's config.json: its folder, else what `model.new` makes, else the facts in configs/models."""
+    own = Path(model.path) / "config.json"
+    published = CONFIGS / "models" / Path(model.path).name / "config.json"
+    if own.is_file():
+        return _read(own)
+    if model.new is not None:
+        made = hf_config(model.new, vocab_size=model.new.vocab_size, max_length=model.max_length)
+        return Facts(made, "model.new (vocabulary at its largest)")
+    if published.is_file():
+        return _read(published)
+    known = sorted(path.parent.name for path in (CONFIGS / "models").glob("*/config.json"))
+    raise ConfigError(
+        f"model.path = {model.path} holds no config.json, and configs/models knows only {known}; "
+        "give a Hugging Face folder or put the published config.json there"
+    )
+
+
+def _read(path: Path) -> Facts:
+    try:
+        return Facts(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not readable JSON: {error}") from error

@@ -1,0 +1,235 @@
+"""Bytes one hand-over moves over each kind of link, by closed formulas over the name tables. Moves nothing, plans no window.
+
+Engine e's rank i and trainer rank e x tp + i share a slot. Every byte an engine rank needs comes once from the nearest
+rank that holds it: its own slot, its node, its rail (the same place in another node), anywhere. The formulas give the
+resharding planner's own bytes (a test holds them equal) in a fraction of its time; where query groups are cut
+(layout.tp above the number of key and value heads) the planner itself is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+from mrl.capacity.hardware import Hardware
+from mrl.capacity.quantisation import row_bytes
+from mrl.capacity.training_memory import ELEMENT_BYTES
+from mrl.config.sections.rollout import RolloutSection
+from mrl.models.facts import Facts
+from mrl.models.layout import Layout
+from mrl.models.names import Row, chunk_layers
+from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
+from mrl.resharding.planner.plan import Plan, build_plan
+from mrl.resharding.planner.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Traffic:
+    """One hand-over. Lists have one entry per slot."""
+
+    need: list[int]
+    """Bytes an engine rank must have."""
+    local: list[int]
+    node_in: list[int]
+    network_in: list[int]
+    node_out: list[int]
+    network_out: list[int]
+    off_rail: int
+    """Bytes of network_in whose sender sits at another place in its node."""
+
+    @property
+    def between_slots(self) -> int:
+        return sum(self.node_in) + sum(self.network_in)
+
+    def bound_seconds(self, hardware: Hardware) -> dict[str, float]:
+        """Least time of each kind of link at its full bandwidth; memory is read and written once."""
+        return {
+            "memory": 2 * max(self.need) / hardware.memory_bytes_per_second,
+            "node": max(self.node_in + self.node_out) / hardware.node_bytes_per_second,
+            "network": max(self.network_in + self.network_out) / hardware.network_bytes_per_second,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demand:
+    """`num_bytes` that one engine rank takes from the holders (stage, kind, index)."""
+
+    stage: int
+    kind: str
+    index: int
+    num_bytes: int
+
+
+class _Holders:
+    """Which ranks hold shard `index` of a kind ("all", "tp" or "expert") in a stage, by nearness to a slot."""
+
+    def __init__(self, layout: Layout, gpus_per_node: int) -> None:
+        self.layout, self.gpus_per_node = layout, gpus_per_node
+        self.size = layout.tp * layout.cp * layout.dp
+
+    @functools.cache  # noqa: B019 - lives as long as one plan
+    def ranks(self, stage: int, kind: str, index: int) -> tuple[frozenset[int], dict[int, list[int]]]:
+        """(all holders, holders of each node)."""
+        layout = self.layout
+        inner = range(self.size)
+        if kind == "tp":
+            inner = [n for n in inner if n % layout.tp == index]
+        if kind == "expert":  # index = ep x etp_size + etp
+            inner = [n for n in inner if n % (layout.ep * layout.etp) == index]
+        ranks = [stage * self.size + n for n in inner]
+        nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank // self.gpus_per_node, []).append(rank)
+        return frozenset(ranks), nodes
+
+    def nearest(self, slot: int, demand: Demand, *, turn: int) -> int:
+        """The holder a slot takes from; among equally near ones by turns."""
+        ranks, nodes = self.ranks(demand.stage, demand.kind, demand.index)
+        if slot in ranks:
+            return slot
+        near = nodes.get(slot // self.gpus_per_node)
+        if near:
+            return near[turn % len(near)]
+        place = slot % self.gpus_per_node
+        rail = [rank for held in nodes.values() for rank in held if rank % self.gpus_per_node == place]
+        choice = rail or sorted(ranks)
+        return choice[turn % len(choice)]
+
+
+def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
+    """Of one full hand-over in the engine's dtype."""
+    if not facts.latent_attention and layout.tp > facts.kv_heads:
+        return planned_traffic(facts, rollout, layout, gpus_per_node=gpus_per_node)
+    world = layout.world_size
+    holders = _Holders(layout, gpus_per_node)
+    columns = {
+        name: [0] * world for name in ("need", "local", "node_in", "network_in", "node_out", "network_out")
+    }
+    off_rail = 0
+    stages = [_stage_bytes(facts, rollout, layout, stage) for stage in range(layout.pp)]
+    demands = [list(_demands(facts, rollout, layout, stages, index)) for index in range(rollout.tp)]
+    for slot in range(world):
+        for demand in demands[slot % rollout.tp]:
+            source = holders.nearest(slot, demand, turn=slot // rollout.tp)
+            columns["need"][slot] += demand.num_bytes
+            if source == slot:
+                columns["local"][slot] += demand.num_bytes
+                continue
+            link = "node" if source // gpus_per_node == slot // gpus_per_node else "network"
+            columns[f"{link}_in"][slot] += demand.num_bytes
+            columns[f"{link}_out"][source] += demand.num_bytes
+            if link == "network" and source % gpus_per_node != slot % gpus_per_node:
+                off_rail += demand.num_bytes
+    return Traffic(**columns, off_rail=off_rail)
+
+
+def planned_traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
+    """The same from the resharding plan itself: exact for every layout, slower for hundreds of slots."""
+    engine = Layout(
+        tp=rollout.tp,
+        ep=rollout.tp if rollout.expert_parallel else 1,
+        dp=layout.world_size // rollout.tp,
+    )
+    wide = engine_manifests.from_layout(facts.hf, engine, dtype=rollout.dtype)
+    plan = build_plan(
+        trainer_manifests.from_layout(facts.hf, layout, dtype=rollout.dtype),
+        quantised.manifests(wide, rollout.quantization),
+        Topology.shared(layout.world_size, slots_per_node=gpus_per_node),
+    )
+    local, node_in, network_in, node_out, network_out, _ = (list(map(int, row)) for row in plan.traffic)
+    return Traffic(
+        need=[sum(column) for column in zip(local, node_in, network_in, strict=True)],
+        local=local,
+        node_in=node_in,
+        network_in=network_in,
+        node_out=node_out,
+        network_out=network_out,
+        off_rail=_off_rail(plan),
+    )
+
+
+def _off_rail(plan: Plan) -> int:
+    return sum(
+        transfer.num_bytes
+        for item in plan.items
+        for transfer in item.pattern.transfers
+        if transfer.distance == 3
+    )
+
+
+def _demands(
+    facts: Facts, rollout: RolloutSection, layout: Layout, stages: list[dict[str, int]], index: int
+) -> Iterator[Demand]:
+    """What engine rank `index` takes, stage by stage; sizes are exact because every split divides."""
+    tp = rollout.tp
+    for stage, sizes in enumerate(stages):
+        yield Demand(stage, "all", 0, sizes["all"])
+        for shard in range(layout.tp):
+            held = sizes["gathered"] // layout.tp
+            held += _overlap(sizes["split"], index, tp, shard, layout.tp)
+            shards = min(tp, facts.kv_heads)
+            held += _overlap(sizes["keys"], index * shards // tp, shards, shard, layout.tp)
+            yield Demand(stage, "tp", shard, held)
+        yield from _expert_demands(rollout, layout, stage, index, sizes["experts"])
+
+
+def _expert_demands(
+    rollout: RolloutSection, layout: Layout, stage: int, index: int, total: int
+) -> Iterator[Demand]:
+    if not total:
+        return
+    for shard in range(layout.ep):
+        for part in range(layout.etp):
+            if rollout.expert_parallel:
+                taken = _overlap(total, index, rollout.tp, shard, layout.ep) // layout.etp
+            else:
+                taken = _overlap(total // layout.ep, index, rollout.tp, part, layout.etp)
+            if taken:
+                yield Demand(stage, "expert", shard * layout.etp + part, taken)
+
+
+def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int:
+    """Size of the overlap of part index/parts with part other/others of `total`.
+
+    >>> _overlap(12, 0, 2, 1, 3)
+    2
+    """
+    low = max(index * others, other * parts)
+    high = min((index + 1) * others, (other + 1) * parts)
+    return total * max(0, high - low) // (parts * others)
+
+
+def _stage_bytes(facts: Facts, rollout: RolloutSection, layout: Layout, stage: int) -> dict[str, int]:
+    """Bytes of a stage by how both sides split them.
+
+    all: replicated on both; gathered: split here, whole in the engine; split: over tp on both; keys: by key and value
+    head in the engine; experts: routed experts.
+    """
+    sizes: dict[str, int] = {"all": 0, "gathered": 0, "split": 0, "keys": 0, "experts": 0}
+    element = ELEMENT_BYTES[rollout.dtype]
+    chunks = chunk_layers(facts.num_layers, layout, stage)
+    for row in (row for chunk in chunks for n in chunk for row in facts.layers[n]):
+        _add_row(sizes, row, facts, row_bytes(row, 4 if row.role == "correction" else element, rollout))
+    table = facts.vocab * facts.hidden * element
+    if stage == 0:
+        sizes["split"] += table
+    if stage == layout.pp - 1:
+        sizes["all"] += facts.hidden * element
+        sizes["split"] += 0 if facts.hf.get("tie_word_embeddings") else table
+    return sizes
+
+
+def _add_row(sizes: dict[str, int], row: Row, facts: Facts, size: int) -> None:
+    if ".experts." in row.name:
+        sizes["experts"] += size
+    elif row.name.endswith("_down_proj.weight"):
+        sizes["gathered"] += size
+    elif row.split == "none":
+        sizes["all"] += size
+    elif row.name.endswith("linear_qkv.weight"):
+        keys = size * 2 * facts.kv_heads // (facts.num_heads + 2 * facts.kv_heads)
+        sizes["keys"] += keys
+        sizes["split"] += size - keys
+    else:
+        sizes["split"] += size

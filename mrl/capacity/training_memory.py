@@ -1,0 +1,85 @@
+"""Weights, gradients and optimizer state of each pipeline stage, as Megatron's buffers lay them out.
+
+Every model chunk has one buffer for its dense parameters and, with expert parallelism, one for its experts. Parameters
+start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size (with the distributed
+optimizer; megatron.core.distributed.param_and_grad_buffer). Gradients are float32 and whole; the optimizer state (float32
+master weights where parameters are not float32, two moments) is split over the data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from mrl.config.sections.training import TrainingSection
+from mrl.models.facts import Facts
+from mrl.models.layout import Layout
+
+ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+GRADIENT_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of one rank of one pipeline stage."""
+
+    parameters: int
+    """Elements this rank holds, without padding."""
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+def layout_of(training: TrainingSection) -> Layout:
+    return Layout(**training.layout.model_dump())
+
+
+def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = False) -> list[StageMemory]:
+    """The first rank of each stage; the others of a stage differ by padding alone.
+
+    `value_head`: of a critic, which has one number per hidden state, whole on every rank, in place of the output layer.
+    """
+    layout = layout_of(training)
+    per_stage = layout.tp * layout.cp * layout.dp
+    return [
+        _rank_memory(facts, training, layout, stage * per_stage, value_head=value_head)
+        for stage in range(layout.pp)
+    ]
+
+
+def _rank_memory(
+    facts: Facts, training: TrainingSection, layout: Layout, rank: int, *, value_head: bool
+) -> StageMemory:
+    sizes: dict[tuple[int, bool], list[int]] = {}
+    correction = 0
+    place = layout.place(rank)
+    if value_head and place.pp == layout.pp - 1:
+        sizes[layout.vpp - 1, False] = [facts.hidden]
+    for tensor in facts.family.local_tensors(facts.hf, layout, place, dtype=training.dtype):
+        if value_head and tensor.name == "output_layer.weight":
+            continue
+        if tensor.name.endswith("expert_bias"):
+            correction += math.prod(tensor.shape)  # a buffer: neither gradient nor optimizer state
+            continue
+        expert = ".experts." in tensor.name and layout.ep > 1
+        sizes.setdefault((tensor.chunk, expert), []).append(math.prod(tensor.shape))
+    element = ELEMENT_BYTES[training.dtype]
+    state = 8 if training.dtype == "float32" else 12
+    weights, gradients, optimizer = 4 * correction, 0, 0
+    for (_, expert), group in sizes.items():
+        replicas = layout.edp if expert else layout.dp * layout.cp
+        padded = buffer_elements(group, replicas)
+        weights += padded * element
+        gradients += padded * GRADIENT_BYTES
+        optimizer += min(padded // replicas, sum(group)) * state
+    held = sum(map(sum, sizes.values()))
+    return StageMemory(parameters=held, weights=weights, gradients=gradients, optimizer=optimizer)
+
+
+def buffer_elements(sizes: list[int], replicas: int) -> int:
+    """Elements of a buffer of parameters of these sizes, in order, with Megatron's padding."""
+    end = 0
+    for size in sizes:
+        end = -(-end // 64) * 64 + size
+    multiple = math.lcm(replicas, 128)
+    return -(-end // multiple) * multiple

@@ -1,0 +1,277 @@
+"""What is optimised: estimator, losses, KL, entropy, correction, reward shaping and dynamic sampling.
+
+An algorithm is a choice of named blocks; a new combination needs no code. The defaults are plain GRPO as in
+DeepSeekMath (arXiv 2402.03300) with the KL term off.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from mrl.config.sections.base import Section
+from mrl.config.sections.correction import Correction, NoCorrection
+from mrl.config.sections.names import gone, named
+from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
+from mrl.config.sections.shaping import FilterSection, ShapingSection
+
+_Estimators = Literal[
+    "gae",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "rloo",
+    "grpo",
+    "dr_grpo",
+    "gdpo",
+    "grpo_process",
+    "rloo_process",
+]
+_Aggregations = Literal["token_mean", "sequence_mean", "constant"]
+_KlKinds = Literal["k1", "abs", "k2", "k3"]
+
+Estimator = Annotated[_Estimators, BeforeValidator(named("estimator", _Estimators))]
+Aggregation = Annotated[_Aggregations, BeforeValidator(named("aggregation", _Aggregations))]
+KlKind = Annotated[_KlKinds, BeforeValidator(named("KL kind", _KlKinds))]
+OldLogprobs = Annotated[
+    Literal["auto", "recomputed", "sampler"],
+    BeforeValidator(
+        gone({"decoupled": "write auto, and a correction.kind (truncated is the usual one) for the weights"})
+    ),
+]
+
+WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_process"})
+"""Estimators whose papers whiten advantages over the tokens of the batch."""
+
+
+class EstimatorSection(Section):
+    """How rewards become advantages."""
+
+    name: Estimator = "grpo"
+    """Advantage estimator."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount per policy token (gae, reinforce_pp, grpo_process, rloo_process)."""
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """GAE's lambda."""
+    discount: Literal["policy_tokens", "all_tokens"] = "policy_tokens"
+    """reinforce_pp: whether tokens the policy did not produce discount too."""
+    scale: Literal["group", "batch", "none", "leave_one_out"] | None = None
+    """What centred rewards are divided by; None means the estimator's own (grpo: group, rloo and dr_grpo: none)."""
+    ddof: Literal[0, 1] = 1
+    """Delta degrees of freedom of every standard deviation."""
+    eps: float = Field(default=1e-6, ge=0)
+    """Added to a standard deviation before dividing by it."""
+    tolerance: float = Field(default=1e-6, ge=0)
+    """A group whose rewards differ by no more than this share of the largest is degenerate: advantage exactly 0."""
+    whiten: Literal["off", "tokens", "samples"] | None = None
+    """Whitening of advantages over the batch, weighted by token or sample; None means as the estimator's paper."""
+    whiten_per_domain: bool = False
+    """Whiten inside each domain instead of over the batch."""
+    clip: float | None = Field(default=None, gt=0)
+    """Largest absolute advantage; None means no clipping."""
+    part_weights: dict[str, float] = {}
+    """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only part."""
+    process_coefficient: float = Field(default=1.0, ge=0)
+    """rloo_process: weight of the token rewards."""
+    outcome_coefficient: float = Field(default=1.0, ge=0)
+    """rloo_process: weight of the outcome reward."""
+
+    @property
+    def whitening(self) -> Literal["off", "tokens", "samples"]:
+        return self.whiten or ("tokens" if self.name in WHITENS else "off")
+
+    @model_validator(mode="after")
+    def _parts_have_a_reader(self) -> EstimatorSection:
+        if self.part_weights and self.name != "gdpo":
+            raise ValueError(
+                f"part_weights are read by gdpo only, not by {self.name}; remove them or choose gdpo"
+            )
+        if self.scale == "leave_one_out" and self.name != "rloo":
+            raise ValueError(
+                f"scale = leave_one_out is for rloo, not for {self.name}; choose group, batch or none"
+            )
+        return self
+
+
+class AggregationSection(Section):
+    """How per-token losses of one optimizer step become one number."""
+
+    mode: Aggregation = "sequence_mean"
+    """token_mean: over all tokens of the step; sequence_mean: mean over sequences of token means; constant: Dr. GRPO."""
+    length: int | None = Field(default=None, ge=1)
+    """constant: sums over tokens are divided by sequences times this length."""
+
+    @model_validator(mode="after")
+    def _length_where_needed(self) -> AggregationSection:
+        if (self.mode == "constant") != (self.length is not None):
+            raise ValueError(
+                f"aggregation.length = {self.length} with mode = {self.mode}: constant needs a length (Dr. GRPO takes "
+                "rollout.max_response_tokens), the other modes take none"
+            )
+        return self
+
+
+class ControllerSection(Section):
+    """How the KL coefficient moves from step to step."""
+
+    kind: Literal["fixed", "adaptive", "window"] = "fixed"
+    """fixed: stays; adaptive: proportional to the error (arXiv 1909.08593); window: grows or shrinks outside a band."""
+    target: float | None = Field(default=None, gt=0)
+    """adaptive: KL per token, in nats, that is held."""
+    horizon: int = Field(default=10_000, ge=1)
+    """adaptive: samples over which a relative error of e changes the coefficient by the share e (e limited to 0.2)."""
+    low: float | None = Field(default=None, ge=0)
+    """window: below this mean KL the coefficient is divided by factor."""
+    high: float | None = Field(default=None, gt=0)
+    """window: above this mean KL the coefficient is multiplied by factor."""
+    factor: float = Field(default=1.5, gt=1)
+    """window: size of a change."""
+    window_steps: int = Field(default=10, ge=1)
+    """window: steps averaged before each decision."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> ControllerSection:
+        if self.kind == "adaptive" and self.target is None:
+            raise ValueError(
+                "kl.controller.kind = adaptive needs kl.controller.target (KL per token in nats)"
+            )
+        if self.kind == "window" and (self.low is None or self.high is None or self.low >= self.high):
+            raise ValueError(
+                f"kl.controller.kind = window needs low < high; got low = {self.low}, high = {self.high}"
+            )
+        return self
+
+
+class KlSection(Section):
+    """Distance to the reference policy."""
+
+    place: Literal["off", "reward", "loss"] = "off"
+    """Subtracted from each token's reward, added to the loss, or neither."""
+    kind: KlKind = "k3"
+    """Estimator of the KL per token."""
+    coefficient: float = Field(default=0.0, ge=0)
+    """Weight (start value where the controller moves it)."""
+    clamp: float | None = Field(default=10.0, gt=0)
+    """Largest absolute estimate of one token, in nats; clamped tokens are counted; None means no clamp."""
+    times_ratio: bool = False
+    """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
+    controller: ControllerSection = ControllerSection()
+    """How the coefficient moves."""
+
+    @model_validator(mode="after")
+    def _coefficient_has_a_place(self) -> KlSection:
+        if self.place == "off" and self.coefficient > 0:
+            raise ValueError(
+                f"kl.coefficient = {self.coefficient} with kl.place = off; choose reward or loss"
+            )
+        if self.place != "off" and self.coefficient == 0:
+            raise ValueError(f"kl.place = {self.place} needs kl.coefficient above 0")
+        if self.times_ratio and self.place != "loss":
+            raise ValueError(f"kl.times_ratio is for kl.place = loss, not {self.place}")
+        if self.place == "loss" and self.kind == "k1" and not self.times_ratio:
+            raise ValueError(
+                "kl.kind = k1 with kl.place = loss has no effect on average: its gradient is that of the log-prob, whose mean "
+                "over the policy's own samples is 0; write kl.kind: k2 (the gradient of the KL) or k3, kl.times_ratio: true, "
+                "or kl.place: reward"
+            )
+        return self
+
+
+class EntropySection(Section):
+    """Entropy bonus; entropies are of the distribution at the sampling temperature."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the bonus (start value where a target is given)."""
+    target: float | None = Field(default=None, gt=0)
+    """Mean entropy in nats below which the bonus acts and grows; None keeps the coefficient fixed."""
+    delta: float = Field(default=0.005, gt=0)
+    """Change of the coefficient per step towards the target."""
+    max_coefficient: float = Field(default=1.0, gt=0)
+    """Upper bound of the moving coefficient."""
+
+
+class ValueLossSection(Section):
+    """The critic's loss (gae only)."""
+
+    clip: float | None = Field(default=0.2, gt=0)
+    """New values count as at most this far from the old ones; None means plain squared error."""
+    aggregation: Aggregation = "token_mean"
+    """How token errors are averaged over the step."""
+
+    @model_validator(mode="after")
+    def _no_constant(self) -> ValueLossSection:
+        if self.aggregation == "constant":
+            raise ValueError("value.aggregation: choose token_mean or sequence_mean")
+        return self
+
+
+class AlgorithmSection(Section):
+    """Estimator, losses and their constants."""
+
+    estimator: EstimatorSection = EstimatorSection()
+    """Rewards to advantages."""
+    loss: PolicyLoss = PpoClipLoss()
+    """Policy loss."""
+    aggregation: AggregationSection = AggregationSection()
+    """Tokens to one number."""
+    kl: KlSection = KlSection()
+    """KL to the reference policy."""
+    entropy: EntropySection = EntropySection()
+    """Entropy bonus."""
+    old_logprobs: OldLogprobs = "auto"
+    """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only where one is needed (auto), or the sampler's."""
+    correction: Correction = NoCorrection()
+    """Weights exp(old - sampler log-prob) against the difference between trainer and engine."""
+    shaping: ShapingSection = ShapingSection()
+    """Reward shaping of every domain without an entry of its own."""
+    shaping_by_domain: dict[str, ShapingSection] = {}
+    """Reward shaping by domain; an entry replaces `shaping` as a whole."""
+    filter: FilterSection | None = None
+    """Dynamic sampling; None trains on every group."""
+    value: ValueLossSection = ValueLossSection()
+    """Critic loss."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over a step's samples."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps of each pass (whole groups stay together)."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether reference log-probs are read."""
+        return self.kl.place != "off"
+
+    @property
+    def recomputes_policy(self) -> bool:
+        """Whether the policy's log-probs need a pass before the updates.
+
+        With one update a step its own are the old ones, and the sampler is measured in it.
+        """
+        one = self.epochs * self.minibatches == 1
+        return self.old_logprobs == "recomputed" or not one or self.kl.place == "reward"
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a critic is trained."""
+        return self.estimator.name == "gae"
+
+    @model_validator(mode="after")
+    def _old_logprobs_fit(self) -> AlgorithmSection:
+        kind = self.correction.kind
+        if self.old_logprobs == "sampler" and kind != "off":
+            raise ValueError(
+                f"correction.kind = {kind} with old_logprobs = sampler: the ratio already holds the difference to the "
+                "sampler; choose correction off, or old_logprobs auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_fit(self) -> AlgorithmSection:
+        if self.estimator.name == "gdpo" and self.kl.place == "reward":
+            raise ValueError(
+                "gdpo normalises reward parts on their own and has no place for kl.place = reward; use loss"
+            )
+        if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.place == "reward":
+            raise ValueError(
+                f"{self.estimator.name} normalises process rewards, which a KL on every token would change; use kl.place = loss"
+            )
+        return self

@@ -1,0 +1,115 @@
+"""The train/rollout corrections by kind, each with its own constants: what a bound of 2 means differs from kind to kind, so a file
+or word that changes the kind leaves the constants given before it (mrl/config/load.py, CHOICES)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
+
+from mrl.config.sections.base import Section
+from mrl.config.sections.names import named
+
+CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
+"""Every value of correction.kind."""
+
+
+class NoCorrection(Section):
+    """The difference between engine and trainer is measured and not acted on."""
+
+    kind: Literal["off"] = "off"
+    """Correction."""
+
+
+class _Bounded(Section):
+    """Weights exp(old - sampler log-prob), or what is kept of them, between two bounds."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Bounded:
+        own: Any = self  # each kind declares bounds of its own
+        if own.low >= own.high:
+            raise ValueError(f"correction.low = {own.low} must be below correction.high = {own.high}")
+        return self
+
+
+class TruncatedCorrection(_Bounded):
+    """Each token's weight, clipped: truncated importance sampling (TIS)."""
+
+    kind: Literal["truncated"] = "truncated"
+    """Correction."""
+    low: float = Field(default=0.0, ge=0)
+    """Smallest weight of a token."""
+    high: float = Field(default=2.0, gt=0)
+    """Largest weight of a token; 2 is also verl's (rollout_is_threshold)."""
+
+
+class IcepopCorrection(_Bounded):
+    """Each token's weight, and 0 for a token whose weight lies outside the bounds (IcePop, arXiv 2510.18855)."""
+
+    kind: Literal["icepop"] = "icepop"
+    """Correction."""
+    low: float = Field(default=0.5, ge=0)
+    """Tokens below are dropped; the paper's alpha."""
+    high: float = Field(default=5.0, gt=0)
+    """Tokens above are dropped; the paper's beta."""
+
+
+class SequenceMaskCorrection(_Bounded):
+    """Sequences whose geometric mean of weights lies outside the bounds are dropped."""
+
+    kind: Literal["sequence_mask"] = "sequence_mask"
+    """Correction."""
+    low: float = Field(default=0.999, ge=0)
+    """Sequences whose mean weight is below are dropped; verl's bound for geometric means (decoupled_geo_rs)."""
+    high: float = Field(default=1.001, gt=0)
+    """Sequences whose mean weight is above are dropped; see policy/sampler_weight_geometric before widening it."""
+    token_weights: Literal["none", "raw", "truncated"] = "none"
+    """Weights of the tokens in kept sequences: none (1), raw, or truncated at token_high."""
+    token_high: float = Field(default=2.0, gt=0)
+    """truncated: largest weight of a token, TIS's."""
+
+
+class GeometricCorrection(_Bounded):
+    """The geometric mean of a sequence's weights, clipped, for all its tokens."""
+
+    kind: Literal["geometric"] = "geometric"
+    """Correction."""
+    low: float = Field(default=0.0, ge=0)
+    """Smallest weight of a sequence."""
+    high: float = Field(default=1.2, gt=0)
+    """Largest weight of a sequence; ROLL's bound (train_infer_correction)."""
+
+
+class ProductCorrection(_Bounded):
+    """The product of a sequence's weights, clipped, for all its tokens."""
+
+    kind: Literal["product"] = "product"
+    """Correction."""
+    low: float = Field(default=0.0, ge=0)
+    """Smallest weight of a sequence."""
+    high: float = Field(default=2.0, gt=0)
+    """Largest weight of a sequence; verl's for weights of sequences (usual are 2 to 10)."""
+
+
+def _with_kind(value: Any) -> Any:
+    """No correction at all is off; constants without a kind and an unknown kind are refused with the known ones."""
+    if not isinstance(value, dict):
+        return value
+    if value and "kind" not in value:
+        kinds = ", ".join(get_args(CORRECTION_KINDS)[1:])
+        raise ValueError(f"{', '.join(value)} needs a correction.kind, whose constant it is: {kinds}")
+    return value | {"kind": named("correction", CORRECTION_KINDS)(value.get("kind", "off"))}
+
+
+Correction = Annotated[
+    Annotated[
+        NoCorrection
+        | TruncatedCorrection
+        | IcepopCorrection
+        | SequenceMaskCorrection
+        | GeometricCorrection
+        | ProductCorrection,
+        Discriminator("kind"),
+    ],
+    BeforeValidator(_with_kind),
+]

@@ -1,0 +1,126 @@
+"""Where prompts come from: files, their shapes, domains and their mix."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mrl.config.sections.base import Section
+
+Format = Literal["auto", "plain", "verl", "trl", "messages", "gsm8k", "math", "ifeval"]
+
+RESERVED_ARGUMENTS = frozenset(
+    ("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message")
+    + ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
+    + ("return_assistant_tokens_mask", "tokenizer_kwargs")
+)
+"""Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the template."""
+
+
+class ColumnMap(Section):
+    """Names of the columns that are read; a dotted name reaches into a nested column."""
+
+    prompt: str | None = None
+    """Column with the prompt, text or messages; by default what the format says."""
+    answer: str | None = None
+    """Column with the gold answer or task; by default what the format says."""
+    domain: str | None = None
+    """Column with the domain, where one file mixes several."""
+    tag: str | None = None
+    """Column that splits metrics inside a domain (for instance difficulty or source)."""
+    tools: str | None = None
+    """Column with the tools that the chat template shows the model; by default "tools"."""
+    chat_template_kwargs: str | None = None
+    """Column with a row's own arguments of the chat template; by default "chat_template_kwargs"."""
+
+
+class DataEntry(Section):
+    """One data set of one domain."""
+
+    path: str | tuple[str, ...]
+    """File or files (.jsonl, .json, .parquet, .csv) or data sets of the hub (hf://name:configuration@split), in this order."""
+    domain: str = "default"
+    """Domain of these rows: chooses judge, shaping and curves."""
+    probability: float | None = Field(default=None, gt=0)
+    """Share of the training prompts, relative to the other entries; by default in proportion to the rows."""
+    format: Format = "auto"
+    """Shape of the rows; auto recognises it from the first row's columns."""
+    columns: ColumnMap = ColumnMap()
+    """Column names where they differ from the format's own."""
+    system: str | None = None
+    """System message put before every prompt of this entry."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+
+class DataSection(Section):
+    """Training and validation rows. The order of prompts is a function of the run's seed alone."""
+
+    train: str | tuple[DataEntry, ...]
+    """A file of one domain, or a list of entries."""
+    validation: str | tuple[DataEntry, ...] | None = None
+    """A file of one domain, or a list of entries; none means that nothing is validated."""
+    format: Format = "auto"
+    """Shape of the rows where train or validation is a plain path."""
+    columns: ColumnMap = ColumnMap()
+    """Column names where train or validation is a plain path."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    """Longest prompt in tokens."""
+    over_long: Literal["filter", "refuse"] = "filter"
+    """Longer prompts are left out and counted, or end the run before engines start."""
+    unusable: Literal["refuse", "filter"] = "refuse"
+    """Rows that are not of the format, or whose ground truth cannot be judged, end the run, or are left out and counted."""
+    dedupe: bool = True
+    """Keep the first of rows with the same prompt and domain; the number left out is reported."""
+    overlap: Literal["report", "drop", "refuse"] = "report"
+    """Training prompts that are validation prompts too: count them, leave them out of training, or end the run."""
+    chat_template: bool = True
+    """Render messages with the tokenizer's chat template where it has one; prompts given as text stay as they are."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further arguments of the chat template (enable_thinking, ...); a row's own column of this name goes before."""
+    shuffle: bool = True
+    """Visit each epoch's rows in an order drawn from (seed, epoch); false keeps the file's order."""
+
+    @field_validator("train", "validation")
+    @classmethod
+    def _not_empty(cls, value: object) -> object:
+        if value is not None and not value:
+            raise ValueError("names no file")
+        return value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _free_arguments(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(RESERVED_ARGUMENTS & value.keys())
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: set by the loader (tools come from the rows' column)")
+        return value
+
+    @model_validator(mode="after")
+    def _template_for_its_arguments(self) -> "DataSection":
+        if self.chat_template_kwargs and not self.chat_template:
+            raise ValueError("chat_template_kwargs are the template's arguments, and chat_template is false")
+        return self
+
+    @model_validator(mode="after")
+    def _probabilities_all_or_none(self) -> "DataSection":
+        given = [entry.probability is not None for entry in self.train_entries()]
+        if any(given) and not all(given):
+            raise ValueError(
+                "train: probability is given for some entries and not for others; give all or none"
+            )
+        return self
+
+    def train_entries(self) -> tuple[DataEntry, ...]:
+        """The training data sets, a plain path being one entry."""
+        return self._entries(self.train)
+
+    def validation_entries(self) -> tuple[DataEntry, ...]:
+        """The validation data sets; empty when none is configured."""
+        return () if self.validation is None else self._entries(self.validation)
+
+    def _entries(self, value: str | tuple[DataEntry, ...]) -> tuple[DataEntry, ...]:
+        if isinstance(value, str):
+            return (DataEntry(path=value, format=self.format, columns=self.columns),)
+        return value

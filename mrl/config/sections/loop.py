@@ -1,0 +1,90 @@
+"""Order and amount of work."""
+
+from pydantic import Field
+
+from mrl.config.sections.base import Section
+
+
+class RunSection(Section):
+    """Where a run lives."""
+
+    name: str
+    """Name of the run; its folder is folder/name."""
+    folder: str = "runs"
+    """Parent folder of all runs."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of data order, sampling and initialisation."""
+
+
+class ValidationSection(Section):
+    """Measuring on held-out rows."""
+
+    every_steps: int = Field(default=10, ge=0)
+    """Steps between validations; 0 means only where before_training and after_training say so."""
+    before_training: bool = True
+    """Validate the starting point."""
+    after_training: bool = True
+    """Validate the last step."""
+    num_prompts: int = Field(default=512, ge=1)
+    """Rows validated (the first ones of the file)."""
+    num_samples: int = Field(default=0, ge=0)
+    """Samples per prompt for avg@k; 0 means greedy only."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Temperature of those samples; rollout.temperature when absent."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Their top_p; rollout.top_p when absent."""
+    top_k: int | None = Field(default=None, ge=0)
+    """Their top_k; rollout.top_k when absent."""
+    min_p: float | None = Field(default=None, ge=0, lt=1)
+    """Their min_p; rollout.min_p when absent."""
+
+
+class CheckpointSection(Section):
+    """Saving for resume."""
+
+    every_steps: int = Field(default=50, ge=0)
+    """Steps between saves; 0 saves at the end alone."""
+    at_end: bool = True
+    """Save after the last step."""
+    keep: int = Field(default=2, ge=1)
+    """Newest committed checkpoints that are kept."""
+    max_failed: int = Field(default=3, ge=1)
+    """Saves that may fail in a row (a full disk) before the run stops."""
+
+
+class LoopSection(Section):
+    """The on-policy loop."""
+
+    steps: int = Field(default=100, ge=0)
+    """Optimizer rounds (one generate, judge, update and reshard each)."""
+    prompts_per_step: int = Field(default=32, ge=1)
+    """Groups trained on in one step."""
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """Group size G."""
+    deterministic: bool = False
+    """Same seed, config and machine give the same tokens and losses to the last bit."""
+    max_unjudged_fraction: float = Field(default=0.05, ge=0, le=1)
+    """Share of unjudged samples in a step above which the run stops."""
+    phase_deadline_seconds: float = Field(default=1800.0, gt=0)
+    """Longest time one phase of a step may take before the run ends with the phase named."""
+    max_sampler_mismatch: float | None = Field(default=None, gt=0)
+    """Largest allowed |sampler - trainer log-prob| outside router near-ties; None only measures."""
+    router_margin: float = Field(default=1e-5, ge=0)
+    """Tokens whose (prefix's) router margin is below this count as near-ties in the mismatch check."""
+    validation: ValidationSection = ValidationSection()
+    """Validation."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Checkpoints."""
+
+
+class LaunchSection(Section):
+    """Processes and machines."""
+
+    ray_address: str | None = None
+    """Address of an existing Ray cluster; None starts one on this machine and stops it at the end."""
+    slots_per_node: int | None = Field(default=None, ge=1)
+    """Slots (GPUs, or CPU stand-ins) of a node; None means as many as the node has GPUs, or the world size on CPU."""
+    start_deadline_seconds: float = Field(default=600.0, gt=0)
+    """Longest time until all workers are up."""
+    object_store_bytes: int = Field(default=256 << 20, ge=80 << 20)
+    """Ray's object store when we start the cluster ourselves."""

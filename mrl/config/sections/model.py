@@ -1,0 +1,51 @@
+"""Which model is trained."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mrl.config.sections.base import Section
+
+
+class NewModelSection(Section):
+    """A small random model and its tokenizer, made on the spot when the model's folder does not exist."""
+
+    family: Literal["qwen3_moe", "qwen3", "mixtral", "deepseek_v3"] = "qwen3_moe"
+    """Model type."""
+    tokenizer: Literal["characters", "bpe"] = "characters"
+    """characters: one token per character of the files; bpe: byte-level pairs trained on them."""
+    tokenizer_files: tuple[str, ...] = ()
+    """Files the tokenizer is made from; the training data when empty."""
+    vocab_size: int = Field(default=512, ge=8)
+    """Largest vocabulary (bpe)."""
+    num_layers: int = Field(default=4, ge=1)
+    """Transformer layers."""
+    hidden_size: int = Field(default=128, ge=8)
+    """Width of the residual stream."""
+    num_heads: int = Field(default=4, ge=1)
+    """Query heads."""
+    num_kv_heads: int = Field(default=2, ge=1)
+    """Key and value heads (deepseek_v3: as many as query heads)."""
+    head_dim: int = Field(default=32, ge=2)
+    """Width of one head (deepseek_v3: of its values and of the part of its keys that is not rotated)."""
+    num_experts: int = Field(default=8, ge=2)
+    """Experts of each layer."""
+    num_experts_per_token: int = Field(default=2, ge=1)
+    """Experts a token visits."""
+    expert_size: int = Field(default=128, ge=8)
+    """Inner width of one expert."""
+    dtype: Literal["bfloat16", "float32"] = "float32"
+    """Type of the weights on disk."""
+
+
+class ModelSection(Section):
+    """The policy's starting point."""
+
+    path: str
+    """Folder in Hugging Face format (config.json, tokenizer, safetensors); the family is read from its model_type."""
+    new: NewModelSection | None = None
+    """What to make at `path` when nothing is there; absent means that the folder must exist."""
+    reference_path: str | None = None
+    """Folder of the reference policy; the starting point itself when absent."""
+    max_length: int = Field(default=512, ge=2)
+    """Longest prompt plus response, in tokens."""

@@ -1,0 +1,132 @@
+"""The policy losses by name, each with its own constants: bounds mean different things under different names, so a file or word
+that changes the name leaves the constants given before it (mrl/config/load.py, CHOICES)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field
+
+from mrl.config.sections.base import Section
+from mrl.config.sections.names import named
+
+LOSS_NAMES = Literal["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15", "custom"]
+"""Every value of loss.name; "custom" imports a function."""
+
+
+class PpoClipLoss(Section):
+    """Clipped surrogate of PPO (arXiv 1707.06347) with separate bounds (DAPO)."""
+
+    name: Literal["ppo_clip"] = "ppo_clip"
+    """Loss."""
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped above at 1 + clip_high."""
+
+
+class DualClipLoss(Section):
+    """PPO clip, and for negative advantages a bound on the loss (arXiv 1912.09729)."""
+
+    name: Literal["dual_clip"] = "dual_clip"
+    """Loss."""
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: float = Field(default=3.0, gt=1)
+    """Ratio at which the loss of a negative advantage stops growing."""
+
+
+class GspoLoss(Section):
+    """Clipped surrogate with the length-normalised ratio of the sequence, in its token form (arXiv 2507.18071)."""
+
+    name: Literal["gspo"] = "gspo"
+    """Loss."""
+    clip_low: float = Field(default=3e-4, ge=0, le=1)
+    """The sequence ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(default=4e-4, ge=0)
+    """The sequence ratio is clipped above at 1 + clip_high."""
+    normalise: bool = True
+    """The ratio is the geometric mean over tokens; False takes the product."""
+
+
+class CispoLoss(Section):
+    """REINFORCE with a clipped, detached ratio as weight (MiniMax-M1, arXiv 2506.13585)."""
+
+    name: Literal["cispo"] = "cispo"
+    """Loss."""
+    clip_low: float = Field(default=1.0, ge=0, le=1)
+    """The weight is at least 1 - clip_low; 1 means no lower bound."""
+    clip_high: float = Field(default=4.0, ge=0)
+    """The weight is at most 1 + clip_high."""
+    mask_clipped: bool = False
+    """Drop tokens that PPO's clip would drop, instead of keeping them at the bound."""
+
+
+class ToprLoss(Section):
+    """REINFORCE on positive samples, truncated ratio of the whole sequence on the others (arXiv 2503.14286)."""
+
+    name: Literal["topr"] = "topr"
+    """Loss."""
+    clip_low: float = Field(default=1.0, ge=0, le=1)
+    """The weight of a sample that is not positive is at least 1 - clip_low."""
+    clip_high: float = Field(default=0.0, ge=0)
+    """The weight of a sample that is not positive is at most 1 + clip_high."""
+    positive_above: float = 0.0
+    """A sample is positive when its raw reward is above this."""
+
+
+class ReinforceLoss(Section):
+    """Plain policy gradient; old log-probs are only measured."""
+
+    name: Literal["reinforce"] = "reinforce"
+    """Loss."""
+
+
+class Kimi15Loss(Section):
+    """REINFORCE with a quadratic pull of each sequence towards the old policy (Kimi k1.5, arXiv 2501.12599)."""
+
+    name: Literal["kimi15"] = "kimi15"
+    """Loss."""
+    tau: float = Field(default=0.1, ge=0)
+    """Strength of the pull: tau / 2 * (log ratio of the sequence)^2."""
+
+
+class CustomLoss(Section):
+    """A loss of the user's own, imported by path."""
+
+    name: Literal["custom"] = "custom"
+    """Loss."""
+    function: str = Field(pattern=r"^[\w.]+:\w+$")
+    """module:function with the signature mrl.algorithms.policy_losses.Loss."""
+    options: dict[str, float | int | bool | str] = {}
+    """Keyword arguments of the function."""
+
+
+def _loss_name(value: Any) -> str:
+    name = value.get("name", "ppo_clip") if isinstance(value, dict) else getattr(value, "name", None)
+    return named("loss", LOSS_NAMES)(name)
+
+
+def _with_name(value: Any) -> Any:
+    """A loss without a name is ppo_clip; an unknown name is refused with the known ones."""
+    if not isinstance(value, dict):
+        return value
+    return value | {"name": _loss_name(value)}
+
+
+PolicyLoss = Annotated[
+    Annotated[
+        PpoClipLoss
+        | DualClipLoss
+        | GspoLoss
+        | CispoLoss
+        | ToprLoss
+        | ReinforceLoss
+        | Kimi15Loss
+        | CustomLoss,
+        Discriminator("name"),
+    ],
+    BeforeValidator(_with_name),
+]

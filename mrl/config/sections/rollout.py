@@ -1,0 +1,85 @@
+"""How responses are generated."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mrl.config.sections.base import Section
+
+
+class RolloutSection(Section):
+    """The vLLM side."""
+
+    tp: int = Field(default=1, ge=1)
+    """Tensor parallel size of one engine; engines = training world / tp."""
+    expert_parallel: bool = False
+    """Deal whole experts out over the engine's ranks instead of cutting each by tp (GPU; vLLM's CPU kernels cannot, and it is refused)."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; the trainer divides its logits by the same value."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the likeliest tokens that together have this probability; 1 draws from all. Needs temperature 1, as top_k and min_p do."""
+    top_k: int = Field(default=0, ge=0)
+    """Draw from this many likeliest tokens; 0 draws from all."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Draw from tokens at least this likely in units of the likeliest one; 0 draws from all."""
+    max_response_tokens: int = Field(default=256, ge=1)
+    """Longest response."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Weights and compute type of the engine."""
+    quantization: Literal["none", "fp8_block"] = "none"
+    """Form of the engine's linear weights: fp8_block quantises them at every hand-over to float8 with a scale for each 128 x 128 block (DeepSeek-V3's form), half the bytes of bfloat16."""
+    max_num_seqs: int = Field(default=256, ge=1)
+    """Requests an engine runs at one time."""
+    max_num_batched_tokens: int = Field(default=8192, ge=1)
+    """Tokens an engine computes in one pass, at least one for each of max_num_seqs; what is left of a prompt waits for the next pass."""
+    kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    """KV cache of one engine rank on CPU."""
+    memory_fraction: float = Field(default=0.6, gt=0, le=1)
+    """Share of the device's memory for weights and KV cache on GPU (vLLM's gpu_memory_utilization)."""
+    compiled: bool = True
+    """Let vLLM compile the model (on CPU only without tp); False runs it eagerly."""
+    prefix_cache: bool = True
+    """Keep KV blocks of common prefixes inside one version."""
+    num_threads: int = Field(default=1, ge=1)
+    """Intra-op threads of each engine rank on CPU."""
+    sleep: bool = True
+    """Release the engine's memory while training runs, where the platform can (CUDA)."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end a response; the tokenizer's end-of-text and those of generation_config.json always do."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; its tokens and its text keep them."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are never drawn (top_p, top_k, min_p)."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @model_validator(mode="after")
+    def _truncated_sampling_has_log_probs_to_compare(self) -> Self:
+        if self.truncates and self.temperature != 1:
+            raise ValueError(
+                f"rollout.top_p, top_k and min_p need rollout.temperature = 1 (got {self.temperature:g}): of truncated sampling vLLM "
+                "reports the log-probs of the whole vocabulary, which the trainer and every correction compare with, before "
+                "the temperature only. loop.validation has a temperature, top_p, top_k and min_p of its own"
+            )
+        if not all(self.stop):
+            raise ValueError("rollout.stop: an empty text would end every response at once")
+        return self
+
+    @model_validator(mode="after")
+    def _every_request_has_a_token_in_a_pass(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"rollout.max_num_batched_tokens = {self.max_num_batched_tokens} must be at least rollout.max_num_seqs = "
+                f"{self.max_num_seqs}: each running request needs a token of a pass"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _quantised_engines_compute_in_bfloat16(self) -> Self:
+        if self.quantization != "none" and self.dtype != "bfloat16":
+            raise ValueError(
+                f"rollout.quantization = {self.quantization} needs rollout.dtype = bfloat16 (got {self.dtype}): "
+                "vLLM's float8 kernels have no other activations"
+            )
+        return self

@@ -1,0 +1,21 @@
+"""The short supervised start that gives a new model something to improve."""
+
+from pydantic import Field
+
+from mrl.config.sections.base import Section
+from mrl.config.sections.training import OptimizerSection
+
+
+class WarmStartSection(Section):
+    """Supervised training on demonstrations, with the same Megatron worker."""
+
+    data: str
+    """jsonl rows with `prompt` and `response`."""
+    output: str
+    """Folder the warm model is exported to (Hugging Face format)."""
+    steps: int = Field(default=100, ge=1)
+    """Optimizer steps."""
+    batch_rows: int = Field(default=256, ge=1)
+    """Rows of one step."""
+    optimizer: OptimizerSection = OptimizerSection(lr=1e-3)
+    """Its optimizer."""

@@ -1,0 +1,100 @@
+"""Reward shaping, and the choice of groups that are worth training on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mrl.config.sections.base import Section
+
+
+class OverlongSection(Section):
+    """DAPO's soft penalty on long responses (arXiv 2503.14476, eq. 13)."""
+
+    max_tokens: int = Field(ge=1)
+    """Length at which the full penalty is reached."""
+    buffer_tokens: int = Field(ge=1)
+    """Tokens before max_tokens over which the penalty grows linearly."""
+    factor: float = Field(default=1.0, ge=0)
+    """Full penalty. The paper's 1.0 is for rewards of +1 and -1; where they are 1 and 0, 0.5 is the same."""
+    capped: bool = True
+    """The penalty stops growing at max_tokens."""
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> OverlongSection:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(
+                f"overlong.buffer_tokens = {self.buffer_tokens} exceeds max_tokens = {self.max_tokens}"
+            )
+        return self
+
+
+class NormaliseSection(Section):
+    """Centring and scaling of rewards before the estimator."""
+
+    mean: Literal["none", "batch", "group", "running"] = "none"
+    """Subtract the mean over this set."""
+    std: Literal["none", "batch", "group", "running"] = "none"
+    """Divide by the standard deviation over this set."""
+    ddof: Literal[0, 1] = 1
+    """Delta degrees of freedom of the standard deviation."""
+    eps: float = Field(default=1e-6, ge=0)
+    """Added to the standard deviation."""
+
+
+class ShapingSection(Section):
+    """What happens to a domain's rewards before the estimator, in the order of the fields."""
+
+    clip_low: float | None = None
+    """Lower bound of the raw reward."""
+    clip_high: float | None = None
+    """Upper bound of the raw reward."""
+    length_reference: float | None = Field(default=None, gt=0)
+    """Rewards are multiplied by length_reference / response tokens; None leaves them."""
+    overlong: OverlongSection | None = None
+    """Soft length penalty."""
+    stop_properly: float | None = Field(default=None, le=1)
+    """Truncated samples: in [0, 1] multiplies a positive reward, below 0 replaces the reward (ProRL)."""
+    missing_end_penalty: float = Field(default=0.0, ge=0)
+    """Subtracted from the reward of a sample without an end-of-text token."""
+    mask_truncated: bool = False
+    """Truncated samples stay in their group's statistics and are not trained on (DAPO's overlong filtering)."""
+    normalise: NormaliseSection = NormaliseSection()
+    """Centring and scaling, within the domain."""
+    weight: float = Field(default=1.0, ge=0)
+    """Factor on the domain's shaped rewards."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ShapingSection:
+        if self.clip_low is not None and self.clip_high is not None and self.clip_low >= self.clip_high:
+            raise ValueError(f"shaping.clip_low = {self.clip_low} must be below clip_high = {self.clip_high}")
+        return self
+
+
+class FilterSection(Section):
+    """Dynamic sampling: which groups are worth training on, and what may be spent to find them."""
+
+    min_spread: float | None = Field(default=0.0, ge=0)
+    """A group is kept if max - min of its raw rewards is above this; None does not look at the spread."""
+    mean_low: float | None = None
+    """A group is kept if its mean reward is above this."""
+    mean_high: float | None = None
+    """A group is kept if its mean reward is below this."""
+    max_rounds: int = Field(default=4, ge=1)
+    """Rounds of generation in one step."""
+    max_prompts: int = Field(default=4096, ge=1)
+    """Prompts sampled in one step."""
+    when_spent: Literal["train_on_fewer", "stop"] = "train_on_fewer"
+    """What happens when rounds or prompts are spent and groups are missing."""
+
+    @model_validator(mode="after")
+    def _tests_something(self) -> FilterSection:
+        low, high = self.mean_low, self.mean_high
+        if self.min_spread is None and low is None and high is None:
+            raise ValueError(
+                "filter: min_spread, mean_low and mean_high are all None; give one, or filter: null"
+            )
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"filter.mean_low = {low} must be below filter.mean_high = {high}")
+        return self

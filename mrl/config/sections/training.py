@@ -1,0 +1,114 @@
+"""How the Megatron worker is laid out and how it updates."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mrl.config.sections.base import Section
+
+
+class LayoutSection(Section):
+    """Sizes of the parallel axes of training; world = tp x cp x dp x pp."""
+
+    tp: int = Field(default=1, ge=1)
+    """Tensor parallel size."""
+    pp: int = Field(default=1, ge=1)
+    """Pipeline parallel size."""
+    vpp: int = Field(default=1, ge=1)
+    """Model chunks per pipeline rank (virtual pipeline)."""
+    ep: int = Field(default=1, ge=1)
+    """Expert parallel size."""
+    etp: int = Field(default=1, ge=1)
+    """Tensor parallel size inside an expert."""
+    dp: int = Field(default=1, ge=1)
+    """Data parallel size."""
+    cp: int = Field(default=1, ge=1)
+    """Context parallel size; above 1 needs Transformer Engine."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> "LayoutSection":
+        if (self.tp * self.cp * self.dp) % (self.ep * self.etp):
+            raise ValueError(
+                f"ep x etp = {self.ep} x {self.etp} does not divide tp x cp x dp = {self.tp} x {self.cp} x {self.dp}; "
+                "choose dp so that it does"
+            )
+        if self.vpp > 1 and self.pp == 1:
+            raise ValueError(f"vpp = {self.vpp} needs pp of at least 2")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+
+class OptimizerSection(Section):
+    """Adam with a schedule; lr is in units of the parameter update per step."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """Learning rate at the end of the decay."""
+    schedule_unit: Literal["updates", "steps"] = "updates"
+    """What warmup_steps and decay_steps count: updates (optimizer steps), or steps of the loop (epochs x minibatches updates each)."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Length of the linear warm-up from 0, in schedule_unit."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up."""
+    decay_steps: int | None = None
+    """When min_lr is reached, in schedule_unit; needed by linear and cosine."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay (not on norms and biases)."""
+    beta1: float = 0.9
+    """Adam's first-moment decay."""
+    beta2: float = 0.95
+    """Adam's second-moment decay."""
+    eps: float = 1e-8
+    """Adam's epsilon."""
+    clip_grad: float = Field(default=1.0, ge=0)
+    """Largest global gradient norm; 0 means no clipping."""
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> "OptimizerSection":
+        if self.schedule != "constant" and self.decay_steps is None:
+            raise ValueError(f"optimizer.schedule = {self.schedule} needs optimizer.decay_steps")
+        return self
+
+    def in_updates(self, updates_per_step: int) -> "OptimizerSection":
+        """The same schedule counted in updates, where a step of the loop makes `updates_per_step`."""
+        if self.schedule_unit == "updates":
+            return self
+        changes = {
+            "schedule_unit": "updates",
+            "warmup_steps": self.warmup_steps * updates_per_step,
+            "decay_steps": None if self.decay_steps is None else self.decay_steps * updates_per_step,
+        }
+        return self.model_copy(update=changes)
+
+
+class TrainingSection(Section):
+    """The Megatron side."""
+
+    layout: LayoutSection = LayoutSection()
+    """Parallel layout."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Parameter and compute type; master weights and gradient sums are float32."""
+    microbatch_tokens: int = Field(default=4096, ge=1)
+    """Most tokens in one packed microbatch (a longer sample is a microbatch of its own)."""
+    logprob_chunk_tokens: int = Field(default=1024, ge=1)
+    """Tokens whose logits exist at one time when log-probs and entropy are computed."""
+    recompute: Literal["off", "selective", "full"] = "off"
+    """Activation recompute in the transformer blocks."""
+    offload: Literal["auto", "always", "never"] = "auto"
+    """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto: on GPUs."""
+    num_threads: int = Field(default=1, ge=1)
+    """Intra-op threads of each rank on CPU."""
+    router_dtype: Literal["fp32", "fp64"] = "fp32"
+    """Type of the router's matmul and softmax."""
+    router_aux_loss: float = Field(default=0.0, ge=0)
+    """Coefficient of the load-balancing loss; 0 for RL."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """The policy's optimizer."""
+
+    def offloads(self, *, gpus: bool) -> bool:
+        """Whether the trainer leaves its slot's memory while engines generate, on slots with or without GPUs."""
+        return self.offload == "always" or (self.offload == "auto" and gpus)

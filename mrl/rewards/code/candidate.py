@@ -1,0 +1,279 @@
+"""One conversation with a candidate: requests and replies in lock step, output drained and capped, one deadline.
+
+consumes      calls of the judge
+produces      decoded replies, or CandidateEnded with the outcome
+waits for     the reply descriptor, standard output and error together, until the deadline of the whole process
+never does    believe an exit status or printed text: they only ever explain a failure
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import select
+import subprocess
+import time
+from typing import Any, NoReturn
+
+from mrl.config.sections.reward import CodeRules
+from mrl.errors import RewardError
+from mrl.rewards.code.sandbox import Boundary, BoundaryRun
+from mrl.rewards.code.values import ForeignValue, decode, encode
+from mrl.rewards.frames import FrameBuffer, frame, parse_reply
+
+_READY_SECONDS = 30.0
+_LAST_SECONDS = 0.5
+_RECURSION = 3000
+_SIGSYS_STATUS = 128 + 31
+
+
+class Outcome(enum.Enum):
+    """How a candidate fared. That a judge failed is an exception, not an outcome."""
+
+    ACCEPTED = "accepted"
+    WRONG = "wrong"
+    RUNTIME_ERROR = "runtime error"
+    TIME_LIMIT = "time limit"
+    MEMORY_LIMIT = "memory limit"
+    OUTPUT_LIMIT = "output limit"
+    FORBIDDEN = "forbidden call"
+
+
+class CandidateEnded(BaseException):
+    """The conversation is over. Not an Exception, so that a test's `except Exception` cannot swallow it."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(f"{outcome.value}: {reason}")
+        self.outcome = outcome
+        self.reason = reason
+
+
+class CandidateRaised(Exception):
+    """The candidate's function raised; `name` is its exception's type."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Session:
+    """A sandboxed process with a program in it. Use as a context manager."""
+
+    def __init__(self, boundary: Boundary, rules: CodeRules, *, seconds: float) -> None:
+        self._boundary = boundary
+        self._rules = rules
+        self._seconds = min(seconds, rules.seconds)
+        self._run = BoundaryRun(boundary, rules)
+        process = self._run.process
+        assert process.stdin and process.stdout and process.stderr
+        self._stdin, self._stdout, self._stderr = (
+            s.fileno() for s in (process.stdin, process.stdout, process.stderr)
+        )
+        for descriptor in (self._stdin, self._stdout, self._stderr, self._run.requests):
+            os.set_blocking(descriptor, False)
+        self._open_outputs = {self._stdout, self._stderr}
+        self._output = {self._stdout: bytearray(), self._stderr: bytearray()}
+        self._frames = FrameBuffer(limit=rules.output_kib * 1024 + 64)
+        self._replies: list[bytes] = []
+        self._reply_open = True
+        self._calls = 0
+        self._ended: CandidateEnded | None = None
+        self._deadline = time.monotonic() + _READY_SECONDS
+
+    def __enter__(self) -> Session:
+        try:
+            self._await_ready()
+        except BaseException:
+            self._run.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._run.__exit__()
+
+    def load(self, program: str, entry_point: str) -> None:
+        """Define the program and find its function. Raises CandidateEnded."""
+        self._close_stdin()
+        self._send(self._setup(program, entry_point))
+        reply = self._receive()
+        if reply.get("raised") == "MemoryError":
+            self._end(Outcome.MEMORY_LIMIT, f"more than {self._rules.memory_mib} MiB")
+        if reply != {"loaded": True}:
+            self._end(Outcome.RUNTIME_ERROR, f"the program raised {_name(reply)} while it was loaded")
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call's value. Raises CandidateRaised where the function raised, CandidateEnded where all is over."""
+        self._refuse_early()
+        self._calls += 1
+        self._send(
+            {
+                "id": self._calls,
+                "args": [encode(value) for value in args],
+                "kwargs": {name: encode(value) for name, value in kwargs.items()},
+            }
+        )
+        reply = self._receive()
+        if reply.get("id") != self._calls or type(reply.get("id")) is not int:
+            self._end(Outcome.WRONG, "an answer to another call than the one asked")
+        if "raised" in reply:
+            if reply["raised"] == "MemoryError":
+                self._end(Outcome.MEMORY_LIMIT, "MemoryError")
+            raise CandidateRaised(_name(reply))
+        try:
+            return decode(reply.get("value"))
+        except ForeignValue as error:
+            self._end(Outcome.WRONG, f"returned {error}")
+
+    def finish(self) -> None:
+        """After the last call: nothing may be left to read, and an end that a test swallowed still counts."""
+        if self._ended is not None:
+            raise self._ended
+        self._refuse_early()
+
+    def run_as_main(self, program: str, stdin: str) -> bytes:
+        """Run a program that reads standard input to its end; what it wrote to standard output."""
+        self._send(self._setup(program, None))
+        left = memoryview(stdin.encode())
+        while self._open_outputs:
+            left = self._write_some(left)
+            self._wait(writing=self._stdin if left else None, reading_replies=False)
+        status = self._status()
+        if status:
+            self._explain(status)
+        return bytes(self._output[self._stdout])
+
+    def _setup(self, program: str, entry_point: str | None) -> dict[str, Any]:
+        self._deadline = time.monotonic() + self._seconds
+        return {
+            "program": program,
+            "entry_point": entry_point,
+            "limits": self._boundary.rlimits(self._rules),
+            "recursion": _RECURSION,
+        }
+
+    def _await_ready(self) -> None:
+        """The runner's first word; without it the judge has failed, not the candidate."""
+        while not self._replies:
+            if time.monotonic() > self._deadline or not (self._reply_open or self._replies):
+                words = bytes(self._output[self._stderr][-200:])
+                raise RewardError(
+                    f"code judge: the sandbox did not start: {words.decode('utf-8', 'replace')!a}"
+                )
+            self._wait(writing=None, reading_replies=True, ending=False)
+        if parse_reply(self._replies.pop(0)) != {"ready": True}:
+            raise RewardError("code judge: the sandbox's runner did not say that it is ready")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        left = memoryview(frame(json.dumps(message).encode()))
+        while left:
+            self._wait(writing=self._run.requests, reading_replies=True)
+            try:
+                left = left[os.write(self._run.requests, left) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                self._ended_early()
+
+    def _receive(self) -> dict[str, Any]:
+        while not self._replies:
+            if not self._reply_open:
+                self._ended_early()
+            self._wait(writing=None, reading_replies=True)
+        try:
+            return parse_reply(self._replies.pop(0))
+        except RewardError:
+            self._end(Outcome.WRONG, "an answer that is no data")
+
+    def _refuse_early(self) -> None:
+        while self._reply_open and select.select([self._run.replies], [], [], 0)[0]:
+            self._read_replies()
+            if self._replies:
+                break
+        if self._replies:
+            self._end(Outcome.WRONG, "an answer nobody asked for")
+
+    def _wait(self, *, writing: int | None, reading_replies: bool, ending: bool = True) -> None:
+        left = self._deadline - time.monotonic()
+        if left <= 0 and ending:
+            self._end(Outcome.TIME_LIMIT, f"no end within {self._seconds:g} s")
+        reading = [
+            *self._open_outputs,
+            *([self._run.replies] if reading_replies and self._reply_open else []),
+        ]
+        ready, _, _ = select.select(reading, [writing] if writing is not None else [], [], max(0.0, left))
+        for descriptor in ready:
+            if descriptor == self._run.replies:
+                self._read_replies()
+            else:
+                self._drain(descriptor)
+
+    def _read_replies(self) -> None:
+        data = os.read(self._run.replies, 1 << 16)
+        self._reply_open = bool(data)
+        try:
+            self._replies.extend(self._frames.feed(data))
+        except RewardError:
+            self._end(Outcome.OUTPUT_LIMIT, "an answer over the size limit")
+        if len(self._replies) > 1:
+            self._end(Outcome.WRONG, "several answers to one question")
+
+    def _drain(self, descriptor: int) -> None:
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._open_outputs.discard(descriptor)
+            return
+        self._output[descriptor] += data
+        if sum(map(len, self._output.values())) > self._rules.output_kib * 1024:
+            self._end(Outcome.OUTPUT_LIMIT, f"more than {self._rules.output_kib} KiB of output")
+
+    def _write_some(self, left: memoryview) -> memoryview:
+        try:
+            left = left[os.write(self._stdin, left[: 1 << 16]) :] if left else left
+        except BlockingIOError:
+            return left
+        except BrokenPipeError:
+            left = left[:0]
+        if not left:
+            self._close_stdin()
+        return left
+
+    def _close_stdin(self) -> None:
+        stream = self._run.process.stdin
+        if stream is not None and not stream.closed:
+            stream.close()
+
+    def _status(self) -> int:
+        try:
+            return self._run.process.wait(timeout=max(0.1, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._end(Outcome.TIME_LIMIT, f"no end within {self._seconds:g} s")
+
+    def _ended_early(self) -> NoReturn:
+        """The process is gone, or has closed its side, without the answer it owed."""
+        try:
+            status = self._run.process.wait(timeout=_LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None
+        self._explain(status)
+
+    def _explain(self, status: int | None) -> NoReturn:
+        if self._run.memory_was_exceeded() or b"MemoryError" in self._output[self._stderr][-400:]:
+            self._end(Outcome.MEMORY_LIMIT, f"more than {self._rules.memory_mib} MiB")
+        if status == _SIGSYS_STATUS:
+            self._end(Outcome.FORBIDDEN, "a system call that is not allowed")
+        if status == 128 + 24 or (status == 128 + 9 and time.monotonic() > self._deadline - 0.5):
+            self._end(Outcome.TIME_LIMIT, "processor time")
+        self._end(Outcome.RUNTIME_ERROR, f"the program ended with status {status} before it answered")
+
+    def _end(self, outcome: Outcome, reason: str) -> NoReturn:
+        self._ended = CandidateEnded(outcome, reason)
+        raise self._ended
+
+
+def _name(reply: dict[str, Any]) -> str:
+    name = reply.get("raised")
+    return ascii(name[:60]).strip("'") if isinstance(name, str) else "something"

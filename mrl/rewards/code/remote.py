@@ -1,0 +1,188 @@
+"""Programs judged by a remote service with SandboxFusion's HTTP interface (POST {url}/run_code).
+
+Here too the judge is on this side: inputs go out one run at a time and what comes back is compared here. A service
+that is down, overloaded or answers nonsense makes the judge fail (unjudged after retries); only what the candidate
+did is scored. A call of a function is turned into a program that writes its value, tagged, into a file the service
+returns; standard output is the answer of stdin tasks alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import dataclasses
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from mrl.config.sections.reward import CodeRules
+from mrl.errors import ConfigError, RewardError
+from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome
+from mrl.rewards.code.values import ForeignValue, decode, encode
+from mrl.rewards.code.verifier import judge_with, program_in
+from mrl.rewards.contract import Request, scored
+from mrl.samples import Verdict
+
+MAX_REPLY_BYTES = 16 * 2**20
+_ANSWER_FILE = "answer.json"
+_MARGIN_SECONDS = 10.0
+
+
+class RemoteSession:
+    """One program at the service. Every call is a run of its own, so there is no state between calls."""
+
+    def __init__(self, url: str, rules: CodeRules, *, seconds: float) -> None:
+        self._url = url.rstrip("/") + "/run_code"
+        self._rules = rules
+        self._seconds = min(seconds, rules.seconds)
+        self._program = ""
+        self._entry_point = ""
+
+    def __enter__(self) -> RemoteSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def load(self, program: str, entry_point: str) -> None:
+        self._program, self._entry_point = program, entry_point
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call's value. Raises CandidateRaised, CandidateEnded, and RewardError where the service failed."""
+        call = {"args": [encode(v) for v in args], "kwargs": {name: encode(v) for name, v in kwargs.items()}}
+        source = _call_source(self._program, self._entry_point, call)
+        reply = self._post(source, "", [_ANSWER_FILE])
+        answer = _answer(reply.get("files"))
+        if answer is None:
+            raise CandidateEnded(*_outcome(reply))
+        if "raised" in answer:
+            raise CandidateRaised(str(answer["raised"])[:60])
+        try:
+            return decode(answer.get("value"))
+        except ForeignValue as error:
+            raise CandidateEnded(Outcome.WRONG, f"returned {error}") from error
+
+    def finish(self) -> None:
+        return None
+
+    def run_as_main(self, program: str, stdin: str) -> bytes:
+        """Standard output of one run."""
+        reply = self._post(program, stdin, [])
+        result = reply["run_result"]
+        if result.get("status") != "Finished" or result.get("return_code") != 0:
+            raise CandidateEnded(*_outcome(reply))
+        written = str(result.get("stdout") or "").encode()
+        if len(written) > self._rules.output_kib * 1024:
+            raise CandidateEnded(Outcome.OUTPUT_LIMIT, f"more than {self._rules.output_kib} KiB of output")
+        return written
+
+    def _post(self, source: str, stdin: str, files: list[str]) -> dict[str, Any]:
+        body = {
+            "code": source,
+            "language": "python",
+            "stdin": stdin,
+            "run_timeout": self._seconds,
+            "compile_timeout": self._seconds,
+            "memory_limit_MB": self._rules.memory_mib,
+            "files": {},
+            "fetch_files": files,
+        }
+        request = urllib.request.Request(
+            self._url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
+        start = time.monotonic()
+        try:
+            with urllib.request.urlopen(request, timeout=self._seconds + _MARGIN_SECONDS) as response:
+                data = response.read(MAX_REPLY_BYTES + 1)
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            elapsed = time.monotonic() - start
+            raise RewardError(f"code service {self._url}: {error} after {elapsed:.1f} s") from error
+        return _checked(data, self._url)
+
+
+class CodeServiceJudge:
+    """Scores the last code block of a response at a service."""
+
+    name, version = "code_service", "1"
+    waits = True
+
+    def __init__(self, url: str, rules: CodeRules) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"judge.path = {url!r}: a code service is an http:// or https:// address")
+        self._url, self._rules = url, rules
+
+    async def score(self, request: Request) -> Verdict:
+        program = program_in(request.response)
+        if program is None:
+            return scored(0.0, "no program in the response")
+
+        def session(seconds: float) -> RemoteSession:
+            return RemoteSession(self._url, self._rules, seconds=seconds)
+
+        verdict = await asyncio.to_thread(
+            judge_with, session, program, request.gold, self._rules, seconds=request.deadline_seconds
+        )
+        return dataclasses.replace(verdict, judge=self.name, version=self.version)
+
+
+def _checked(data: bytes, url: str) -> dict[str, Any]:
+    if len(data) > MAX_REPLY_BYTES:
+        raise RewardError(f"code service {url}: a reply of more than {MAX_REPLY_BYTES} bytes")
+    try:
+        reply = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RewardError(f"code service {url}: a reply that is no JSON: {data[:80]!r}") from error
+    if not isinstance(reply, dict) or reply.get("status") not in ("Success", "Failed"):
+        status = reply.get("status") if isinstance(reply, dict) else type(reply).__name__
+        message = reply.get("message") if isinstance(reply, dict) else ""
+        raise RewardError(f"code service {url}: status {status!r}: {str(message)[:200]}")
+    if not isinstance(reply.get("run_result"), dict):
+        raise RewardError(f"code service {url}: a reply without run_result")
+    return reply
+
+
+def _outcome(reply: dict[str, Any]) -> tuple[Outcome, str]:
+    result = reply["run_result"]
+    if result.get("status") == "TimeLimitExceeded":
+        return Outcome.TIME_LIMIT, "time limit of the service"
+    if result.get("status") not in ("Finished", "Error"):
+        raise RewardError(f"code service: run status {str(result.get('status'))[:60]!r}")
+    return Outcome.RUNTIME_ERROR, f"the program ended with status {str(result.get('return_code'))[:10]}"
+
+
+def _answer(files: Any) -> dict[str, Any] | None:
+    content = files.get(_ANSWER_FILE) if isinstance(files, dict) else None
+    if not isinstance(content, str):
+        return None
+    try:
+        answer = json.loads(base64.b64decode(content, validate=True))
+    except (ValueError, RecursionError, binascii.Error):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _call_source(program: str, entry_point: str, call: dict[str, Any]) -> str:
+    """A program that defines the candidate, calls it once and writes the tagged value."""
+    runner = Path(__file__).with_name("runner.py").read_text(encoding="ascii")
+    shared = runner.partition('"""\n\n')[2].rpartition("\nif __name__")[0]
+    return "\n".join(
+        [
+            shared,
+            f"_call = json.loads({json.dumps(json.dumps(call))})",
+            '_names = {"__name__": "candidate", "__builtins__": __builtins__}',
+            "try:",
+            f'    exec(compile(json.loads({json.dumps(json.dumps(program))}), "candidate.py", "exec"), _names)',
+            f"    _function = _names[{json.dumps(entry_point)}]",
+            "    _arguments = [decode(value) for value in _call['args']]",
+            "    _named = {name: decode(value) for name, value in _call['kwargs'].items()}",
+            "    _answer = {'value': encode(_function(*_arguments, **_named))}",
+            "except Exception as error:",
+            "    _answer = {'raised': name_of(error)}",
+            f"with open({json.dumps(_ANSWER_FILE)}, 'w') as file:",
+            "    json.dump(_answer, file)",
+        ]
+    )

@@ -1,0 +1,253 @@
+"""The sandbox: where untrusted programs run, or nothing runs at all.
+
+Bubblewrap gives own user, pid, mount, network, ipc, uts and cgroup namespaces, a read-only root with an interpreter
+and nothing else, a small writable /tmp, an empty environment and a session of its own. Under it: a system-call filter,
+resource limits, and where this process may make one, a cgroup. Started by root, the run gets a user id of its own.
+Where no cgroup can be made, the candidate may not start a thread or process, so that the limits of one process are
+the limits of the run. `describe` says which of these hold here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mrl.config.sections.reward import CodeRules
+from mrl.errors import RewardError
+from mrl.rewards.code import cgroup
+from mrl.rewards.code.seccomp import filter_program
+
+_MIB = 2**20
+_FIRST_RUN_UID, _RUN_UIDS = 20_000, 40_000
+"""User ids of runs started by root: above a system's own, inside what a container maps."""
+_RUNNER = Path(__file__).with_name("runner.py")
+_PROBE_SECONDS = 30.0
+_END_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Boundary:
+    """What this machine offers; found once per process."""
+
+    bwrap: str
+    python: str
+    has_cgroup: bool
+    own_uid: bool
+
+    def describe(self) -> str:
+        """One line for the log: which limits hold."""
+        limits = (
+            "memory, processes and processor by cgroup"
+            if self.has_cgroup
+            else "no cgroup here: address space by rlimit and no further process or thread for the candidate"
+        )
+        user = "a user id of its own" if self.own_uid else "this process' user id, mapped to nobody"
+        return f"bubblewrap namespaces, no network, read-only root, system-call filter; {user}; {limits}"
+
+    def rlimits(self, rules: CodeRules) -> dict[str, int]:
+        """Limits the runner puts on itself before it reads the program."""
+        limits = {
+            "RLIMIT_AS": rules.memory_mib * _MIB,
+            "RLIMIT_CPU": max(1, int(rules.cpu_seconds + 0.999)),
+            "RLIMIT_FSIZE": rules.file_mib * _MIB,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NOFILE": 64,
+            "RLIMIT_MEMLOCK": 0,
+        }
+        if self.has_cgroup:
+            return limits | {"RLIMIT_NPROC": rules.processes}
+        return limits | {"RLIMIT_NPROC": 1}
+
+
+@functools.lru_cache(maxsize=1)
+def find_boundary() -> Boundary:
+    """The sandbox of this machine. Raises RewardError, saying what is missing, where there is none."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise RewardError(
+            "code judge: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; install it "
+            "(Debian: apt-get install bubblewrap) or use judge.kind=code_service"
+        )
+    cgroup.sweep()
+    probe = cgroup.make(memory_bytes=256 * _MIB, processes=16)
+    if probe is not None:
+        probe.close()
+    said: list[str] = []
+    for boundary in _candidates(bwrap, has_cgroup=probe is not None):
+        problem = _trial(boundary)
+        if not problem:
+            return boundary
+        said.append(f"{boundary.python}{' as another user' if boundary.own_uid else ''}: {problem}")
+    raise RewardError(
+        "code judge: the sandbox cannot be set up here, and programs are not run without one. Tried: "
+        + " | ".join(said)
+        + ". Allow user namespaces for this process or use judge.kind=code_service"
+    )
+
+
+def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
+    own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    pythons = [
+        own,
+        *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)),
+    ]
+    if os.geteuid() != 0:
+        return [Boundary(bwrap, python, has_cgroup, own_uid=False) for python in pythons]
+    other_user = [Boundary(bwrap, python, has_cgroup, own_uid=True) for python in pythons]
+    # Root's process limit is not enforced by the kernel: without a cgroup, only another user is acceptable.
+    return other_user + ([Boundary(bwrap, pythons[0], has_cgroup, own_uid=False)] if has_cgroup else [])
+
+
+def _trial(boundary: Boundary) -> str:
+    """Why a boundary does not work; empty when it does."""
+    try:
+        run = BoundaryRun(boundary, CodeRules())
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    with run:
+        ready, _, _ = select.select([run.replies], [], [], _PROBE_SECONDS)
+        data = os.read(run.replies, 64) if ready else b""
+        if b"ready" in data:
+            return ""
+        run.process.kill()
+        _, errors = run.process.communicate(timeout=_PROBE_SECONDS)
+        return ascii(errors.decode("utf-8", "replace").strip()[-200:]) or "no answer"
+
+
+class BoundaryRun:
+    """One process tree inside the boundary; leaving the block ends all of it."""
+
+    def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
+        self._cgroup = (
+            cgroup.make(memory_bytes=rules.memory_mib * _MIB + 32 * _MIB, processes=rules.processes + 3)
+            if boundary.has_cgroup
+            else None
+        )
+        if boundary.has_cgroup and self._cgroup is None:
+            raise RewardError("code judge: a cgroup could be made at start-up and cannot be made now")
+        requests_out, self.requests = os.pipe()
+        self.replies, replies_in = os.pipe()
+        filter_fd, runner_fd = _in_memory(filter_program()), _in_memory(_RUNNER.read_bytes())
+        try:
+            passed = (requests_out, replies_in, filter_fd, runner_fd)
+            self.process = subprocess.Popen(
+                _command(boundary, rules, *passed),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=passed,
+                env={},
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=_preparation(boundary, self._cgroup),
+            )
+        except BaseException:
+            os.close(self.requests)
+            os.close(self.replies)
+            if self._cgroup is not None:
+                self._cgroup.close()
+            raise
+        finally:
+            os.close(requests_out)
+            os.close(replies_in)
+            os.close(filter_fd)
+            os.close(runner_fd)
+
+    def __enter__(self) -> BoundaryRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._kill()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None and not stream.closed:
+                stream.close()
+        self.process.wait()
+        for descriptor in (self.requests, self.replies):
+            os.close(descriptor)
+        if self._cgroup is not None:
+            self._cgroup.close()
+
+    def _kill(self) -> None:
+        """End the sandbox's first process, and with it all others; bubblewrap itself then reaps it and ends."""
+        if self.process.poll() is None:
+            for pid in _children(self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=_END_SECONDS)
+        self.process.kill()
+
+    def memory_was_exceeded(self) -> bool:
+        return self._cgroup is not None and self._cgroup.memory_was_exceeded()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _preparation(boundary: Boundary, group: cgroup.Cgroup | None) -> Callable[[], None]:
+    """What the new process does before it becomes bubblewrap: join the cgroup, then give up its user."""
+    descriptors = group.procs if group is not None else []
+    uid = _FIRST_RUN_UID + os.getpid() % _RUN_UIDS if boundary.own_uid else None
+
+    def prepare() -> None:
+        for descriptor in descriptors:
+            os.write(descriptor, b"0")
+        if uid is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+
+    return prepare
+
+
+def _command(
+    boundary: Boundary, rules: CodeRules, requests: int, replies: int, filter_fd: int, runner_fd: int
+) -> list[str]:
+    prefix = str(Path(boundary.python).parent.parent)
+    roots = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "lib", "lib64", "sbin"):
+        path = Path("/") / name
+        if path.is_symlink():
+            roots += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            roots += ["--ro-bind", str(path), str(path)]
+    if not prefix.startswith("/usr"):
+        roots += ["--ro-bind", prefix, prefix]
+    size = str(rules.file_mib * _MIB)
+    return [
+        boundary.bwrap,
+        *("--unshare-all", "--new-session", "--die-with-parent", "--clearenv", "--cap-drop", "ALL"),
+        *("--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
+        *roots,
+        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"),
+        *("--size", size, "--perms", "1777", "--tmpfs", "/tmp"),
+        *("--ro-bind-data", str(runner_fd), "/runner.py"),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", "/tmp", "--setenv", "HOME", "/tmp", "--setenv", "PATH", "/usr/bin:/bin"),
+        *("--setenv", "LANG", "C.UTF-8", "--setenv", "OMP_NUM_THREADS", "1"),
+        *("--seccomp", str(filter_fd)),
+        *("--", boundary.python, "-I", "-S", "/runner.py", str(requests), str(replies)),
+    ]
+
+
+def _in_memory(data: bytes) -> int:
+    """A descriptor of a file without a name, at its start."""
+    descriptor = os.memfd_create("mrl")
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,223 @@
+"""The code judge: runs a program in the sandbox and compares what it answers with what the task expects.
+
+Three parties: the judge (here; holds expected values and asserts, runs no candidate code), the runner inside the
+boundary, and the candidate. Asserts run here, against a proxy that sends each call into the sandbox.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import random
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from mrl.config.sections.reward import CodeRules
+from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome, Session
+from mrl.rewards.code.sandbox import find_boundary
+from mrl.rewards.code.tasks import Case, CodeTask
+from mrl.rewards.code.values import same
+from mrl.rewards.contract import Request, refused, scored
+from mrl.samples import Verdict
+
+NAME = "code"
+VERSION = "1"
+MAX_PROGRAM_BYTES = 256 * 1024
+
+_FENCE = re.compile(r"^```[ \t]*([A-Za-z0-9_+-]*)[ \t]*$", re.MULTILINE)
+
+
+def judge(program: str, task: CodeTask, rules: CodeRules = CodeRules(), *, seconds: float = 60.0) -> Verdict:  # noqa: B008
+    """Judge one program against a task; `seconds` bounds all its processes together.
+
+    Raises RewardError where the sandbox cannot be set up: nothing is ever run without it.
+    """
+    return judge_with(
+        lambda left: Session(find_boundary(), rules, seconds=left), program, task, rules, seconds=seconds
+    )
+
+
+def judge_with(
+    make_session: Callable[[float], CandidateSession],
+    program: str,
+    task: CodeTask,
+    rules: CodeRules,
+    *,
+    seconds: float,
+) -> Verdict:
+    """Judge with sessions of any kind, local or remote."""
+    start = time.monotonic()
+    source = task.context + "\n" + program if task.context else program
+    if len(source.encode("utf-8", "replace")) > MAX_PROGRAM_BYTES:
+        verdict = refused(f"program larger than {MAX_PROGRAM_BYTES} bytes")
+    else:
+        source = source.encode("utf-8", "replace").decode()
+        run = _Run(make_session, source, task, rules, start + seconds)
+        verdict = run.asserts() if task.test else run.cases()
+    return dataclasses.replace(verdict, judge=NAME, version=VERSION, seconds=time.monotonic() - start)
+
+
+class CandidateSession(Protocol):
+    """One process (or remote run) of a candidate."""
+
+    def __enter__(self) -> CandidateSession: ...
+    def __exit__(self, *error: object) -> None: ...
+    def load(self, program: str, entry_point: str) -> None: ...
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def finish(self) -> None: ...
+    def run_as_main(self, program: str, stdin: str) -> bytes: ...
+
+
+def program_in(response: str) -> str | None:
+    """The last code block of a response (after the thinking); a response without any fence is the program itself."""
+    text = response.rpartition("</think>")[2]
+    fences = list(_FENCE.finditer(text))
+    if not fences:
+        return text if "```" not in text and text.strip() else None
+    blocks = [text[opening.end() : closing.start()] for opening, closing in _pairs(fences)]
+    return blocks[-1].strip("\n") if blocks else None
+
+
+def _pairs(fences: Sequence[re.Match[str]]) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
+    for position in range(0, len(fences) - 1, 2):
+        yield fences[position], fences[position + 1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    make_session: Callable[[float], CandidateSession]
+    source: str
+    task: CodeTask
+    rules: CodeRules
+    ends_at: float
+
+    def session(self) -> CandidateSession:
+        left = self.ends_at - time.monotonic()
+        if left <= 0:
+            raise CandidateEnded(Outcome.TIME_LIMIT, "all its processes together")
+        return self.make_session(left)
+
+    def asserts(self) -> Verdict:
+        """The data set's own test, run here against the proxy."""
+        try:
+            with self.session() as session:
+                session.load(self.source, self.task.entry_point or "")
+                outcome, reason = _run_test(self.task, session)
+                session.finish()
+        except CandidateEnded as ended:
+            outcome, reason = ended.outcome, ended.reason
+        return _verdict(outcome, reason, float(outcome is Outcome.ACCEPTED))
+
+    def cases(self) -> Verdict:
+        """All cases, in an order that depends on the program, so that it cannot know which one it is looking at."""
+        cases = list(self.task.cases)
+        random.Random(zlib.crc32(self.source.encode())).shuffle(cases)
+        size = self.rules.cases_per_process if self.task.entry_point else 1
+        passed = 0
+        first: tuple[Outcome, str] | None = None
+        for start in range(0, len(cases), size):
+            good, outcome, reason = self._process(cases[start : start + size])
+            passed += good
+            if outcome is not Outcome.ACCEPTED:
+                first = first or (outcome, reason)
+                if not self.rules.partial:
+                    break
+        outcome, reason = first or (Outcome.ACCEPTED, f"{len(cases)} cases")
+        value = passed / len(cases) if self.rules.partial else float(first is None)
+        return _verdict(outcome, reason, value)
+
+    def _process(self, cases: Sequence[Case]) -> tuple[int, Outcome, str]:
+        """Cases of one fresh process: how many passed, and the first failure."""
+        passed = 0
+        failure: tuple[Outcome, str] | None = None
+        try:
+            with self.session() as session:
+                if not self.task.entry_point:
+                    return self._stdin_case(session, cases[0])
+                session.load(self.source, self.task.entry_point)
+                for case in cases:
+                    outcome, reason = self._call(session, case)
+                    passed += outcome is Outcome.ACCEPTED
+                    if outcome is not Outcome.ACCEPTED:
+                        failure = failure or (outcome, reason)
+                        if not self.rules.partial:
+                            break
+                session.finish()
+        except CandidateEnded as ended:
+            # Replies before a breach are not believed either: a process that cheats passes nothing.
+            passed = 0 if ended.outcome is Outcome.WRONG else passed
+            failure = failure or (ended.outcome, ended.reason)
+        outcome, reason = failure or (Outcome.ACCEPTED, "")
+        return passed, outcome, reason
+
+    def _call(self, session: CandidateSession, case: Case) -> tuple[Outcome, str]:
+        try:
+            value = session.call(case.args, dict(case.kwargs))
+        except CandidateRaised as raised:
+            return Outcome.RUNTIME_ERROR, f"raised {raised.name}"
+        right = same(value, case.expected, tolerance=self.task.tolerance)
+        return (Outcome.ACCEPTED, "") if right else (Outcome.WRONG, "another value than expected")
+
+    def _stdin_case(self, session: CandidateSession, case: Case) -> tuple[int, Outcome, str]:
+        written = session.run_as_main(self.source, case.stdin).decode("utf-8", "replace")
+        right = _lines(written) == _lines(case.stdout)
+        return (1, Outcome.ACCEPTED, "") if right else (0, Outcome.WRONG, "another output than expected")
+
+
+def _run_test(task: CodeTask, session: CandidateSession) -> tuple[Outcome, str]:
+    """Execute the trusted test with the proxy in the candidate's place."""
+    raised: list[str] = []
+
+    def proxy(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return session.call(args, kwargs)
+        except CandidateRaised as error:
+            raised.append(error.name)
+            kind = getattr(builtins, error.name, None)
+            known = kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
+            raise known("raised by the candidate") from None
+
+    names: dict[str, Any] = {"__name__": "test"}
+    try:
+        exec(compile(task.context, "context", "exec"), names)
+        names[task.entry_point or ""] = names["candidate"] = proxy
+        exec(compile(task.test, "test", "exec"), names)
+        check = names.get("check")
+        if check is not None:
+            check(proxy)
+    except AssertionError:
+        return Outcome.WRONG, "an assertion failed"
+    except Exception as error:  # the data set's test met a value it did not expect
+        if raised:
+            return Outcome.RUNTIME_ERROR, f"raised {raised[-1]}"
+        return Outcome.WRONG, f"the test ended with {type(error).__name__}"
+    return Outcome.ACCEPTED, "the test passed"
+
+
+def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:
+    verdict = scored(value, f"{outcome.value}: {reason}" if reason else outcome.value)
+    return dataclasses.replace(verdict, parts={f"code.{outcome.value.replace(' ', '_')}": 1.0})
+
+
+def _lines(text: str) -> list[str]:
+    """Output as compared: without trailing spaces and trailing empty lines."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+class CodeJudge:
+    """Scores the last code block of a response."""
+
+    name, version = NAME, VERSION
+
+    def __init__(self, rules: CodeRules) -> None:
+        self._rules = rules
+        find_boundary()  # refuse at start-up, not at the first sample
+
+    async def score(self, request: Request) -> Verdict:
+        program = program_in(request.response)
+        if program is None:
+            return scored(0.0, "no program in the response")
+        return judge(program, request.gold, self._rules, seconds=request.deadline_seconds)

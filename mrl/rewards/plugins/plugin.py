@@ -1,0 +1,238 @@
+"""Users' reward functions: found by name, their signature checked, called in the convention they are written in.
+
+    native    score(request) -> Verdict | float | None            group: score(requests) -> list of these
+    verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float}
+    trl       f(prompts, completions, completion_ids, **columns) -> list of float or None
+    openrlhf  reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
+
+Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that wait for
+a service; one that computes or blocks is better a plain function. None means "does not apply". Runs in a judge process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mrl.config.sections.reward import JudgePart
+from mrl.errors import ConfigError, RewardError
+from mrl.rewards.contract import GroupJudge, Judge, Request, checked_value, scored
+from mrl.samples import Verdict, VerdictKind
+
+_KEYWORDS = {
+    "native": (),
+    "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
+    "trl": ("prompts", "completions", "completion_ids"),
+    "openrlhf": ("queries", "prompts", "labels"),
+}
+
+
+def load_plugin(part: JudgePart) -> Judge | GroupJudge:
+    """The judge around a user's function. Raises ConfigError naming what cannot be found or does not fit."""
+    module, function = find_function(part.path or "")
+    check_signature(function, part)
+    version = source_hash(module)
+    name = f"{part.style}:{part.path}"
+    return (
+        GroupPlugin(function, part, name, version)
+        if part.group
+        else SinglePlugin(function, part, name, version)
+    )
+
+
+def find_function(path: str) -> tuple[ModuleType, Callable[..., Any]]:
+    """`package.module:function` or `file.py:function`."""
+    place, _, name = path.rpartition(":")
+    module = _load_file(place) if place.endswith(".py") else _import(place, path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        offered = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        raise ConfigError(f"judge.path = {path!r}: {place} has no function {name!r}; it has {offered}")
+    return module, function
+
+
+def check_signature(function: Callable[..., Any], part: JudgePart) -> None:
+    """Raises ConfigError where the function cannot be called in its style."""
+    signature = inspect.signature(function)
+    keywords = _KEYWORDS[part.style]
+    if part.style == "trl":  # further columns of the row may be required by name
+        keywords = (*keywords, *(name for name in _required(signature) if name not in keywords))
+    try:
+        if keywords:
+            signature.bind(**dict.fromkeys(keywords))
+        else:
+            signature.bind(None)
+    except TypeError as error:
+        wanted = ", ".join(keywords) or ("requests" if part.group else "request")
+        raise ConfigError(
+            f"judge.path = {part.path!r}: a {part.style} function is called with ({wanted}), and this one has the "
+            f"signature {signature}: {error}"
+        ) from error
+
+
+def _required(signature: inspect.Signature) -> list[str]:
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in named]
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it (a function, or an object with `__call__`) makes a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def source_hash(module: ModuleType) -> str:
+    """Names the source that is running; a file that changes during the run does not change the run."""
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "unknown"
+
+
+class SinglePlugin:
+    """Scores one sample per call."""
+
+    def __init__(self, function: Callable[..., Any], part: JudgePart, name: str, version: str) -> None:
+        self._function, self._part = function, part
+        self.name, self.version = name, version
+        self.waits = is_async(function)
+
+    async def score(self, request: Request) -> Verdict | None:
+        answers = await _call(self._function, self._part.style, [request], group=False)
+        return _verdict(_only(answers, 1, self.name)[0], self._part, self.name)
+
+
+class GroupPlugin:
+    """Scores all samples of a prompt in one call."""
+
+    def __init__(self, function: Callable[..., Any], part: JudgePart, name: str, version: str) -> None:
+        self._function, self._part = function, part
+        self.name, self.version = name, version
+        self.waits = is_async(function)
+
+    async def score_group(self, requests: Sequence[Request]) -> Sequence[Verdict | None]:
+        answers = await _call(self._function, self._part.style, requests, group=True)
+        return [
+            _verdict(answer, self._part, self.name) for answer in _only(answers, len(requests), self.name)
+        ]
+
+
+async def _call(function: Callable[..., Any], style: str, requests: Sequence[Request], *, group: bool) -> Any:
+    if style == "native":
+        answer = function(list(requests)) if group else function(requests[0])
+    elif style == "verl":
+        return [await _awaited(function(**_verl_arguments(request))) for request in requests]
+    elif style == "trl":
+        answer = function(**_trl_arguments(requests))
+    else:
+        answer = function(**_openrlhf_arguments(requests))
+    answer = await _awaited(answer)
+    if style == "native" and not group:
+        return [answer]
+    if style == "openrlhf":
+        return _openrlhf_answers(answer)
+    return answer
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _verl_arguments(request: Request) -> dict[str, Any]:
+    extra = request.metadata.get("extra_info")
+    return {
+        "data_source": request.metadata.get("data_source") or request.tag or request.domain,
+        "solution_str": request.response,
+        "ground_truth": request.gold,
+        "extra_info": dict(extra) if isinstance(extra, dict) else extra or {},
+    }
+
+
+def _trl_arguments(requests: Sequence[Request]) -> dict[str, Any]:
+    as_messages = bool(requests[0].messages)
+    columns: dict[str, list[Any]] = {}
+    for name in sorted(set().union(*(request.metadata for request in requests))):
+        columns[str(name)] = [request.metadata.get(name) for request in requests]
+    return {
+        **columns,
+        "prompts": [list(request.messages) if as_messages else request.prompt for request in requests],
+        "completions": [
+            [{"role": "assistant", "content": request.response}] if as_messages else request.response
+            for request in requests
+        ],
+        "completion_ids": [[] if r.response_tokens is None else r.response_tokens.tolist() for r in requests],
+    }
+
+
+def _openrlhf_arguments(requests: Sequence[Request]) -> dict[str, Any]:
+    return {
+        "queries": [request.prompt + request.response for request in requests],
+        "prompts": [request.prompt for request in requests],
+        "labels": [request.gold for request in requests],
+    }
+
+
+def _openrlhf_answers(answer: Any) -> Any:
+    if isinstance(answer, dict):
+        if "rewards" not in answer:
+            raise RewardError(f"an openrlhf reward function answers with 'rewards', not {sorted(answer)}")
+        answer = answer["rewards"]
+    return _listed(answer)
+
+
+def _listed(answer: Any) -> Any:
+    """Arrays and tensors of one dimension (or none) as lists, without importing their library."""
+    return answer.tolist() if hasattr(answer, "tolist") and not isinstance(answer, np.generic) else answer
+
+
+def _only(answers: Any, count: int, name: str) -> list[Any]:
+    answers = _listed(answers)
+    if isinstance(answers, int | float) and count == 1:
+        answers = [answers]
+    if not isinstance(answers, list | tuple):
+        raise RewardError(f"judge {name}: answered with {type(answers).__name__}, not a list of {count}")
+    if len(answers) != count:
+        raise RewardError(f"judge {name}: {len(answers)} rewards for {count} samples")
+    return list(answers)
+
+
+def _verdict(answer: Any, part: JudgePart, name: str) -> Verdict | None:
+    if answer is None:
+        return None
+    if isinstance(answer, Verdict):
+        if answer.kind is not VerdictKind.UNJUDGED:
+            checked_value(answer.value, judge=name, value_range=part.value_range)
+        return answer
+    if isinstance(answer, dict):
+        if "score" not in answer:
+            raise RewardError(
+                f"judge {name}: a reward object has 'score'; this one has {sorted(map(str, answer))}"
+            )
+        numbers = {
+            str(k): float(v) for k, v in answer.items() if k != "score" and isinstance(v, bool | int | float)
+        }
+        return scored(checked_value(answer["score"], judge=name, value_range=part.value_range), "", **numbers)
+    return scored(checked_value(answer, judge=name, value_range=part.value_range))
+
+
+def _import(place: str, path: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise ConfigError(f"judge.path = {path!r}: {place} cannot be imported: {error}") from error
+
+
+def _load_file(place: str) -> ModuleType:
+    file = Path(place)
+    if not file.is_file():
+        raise ConfigError(f"judge.path: no file {place} (working directory {Path.cwd()})")
+    spec = importlib.util.spec_from_file_location(f"mrl_plugin_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

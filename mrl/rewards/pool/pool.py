@@ -1,0 +1,280 @@
+"""Judges at work while others still generate: hand samples in as they finish, collect verdicts as they come.
+
+consumes      submit(sample, prompt), from one thread
+produces      collect(timeout) -> [(sample_id, Verdict)], each submitted sample exactly once, in order of completion
+waits for     room in the queue (submit) and verdicts (collect), both with a deadline
+unblocked by  the dispatcher's thread
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+
+import numpy as np
+
+from mrl.config.sections.reward import JudgePart, JudgeSection, JudgeSpec
+from mrl.errors import RewardError
+from mrl.rewards.contract import Request, refused, request_for, unjudged
+from mrl.rewards.ground_truth import gold_of
+from mrl.rewards.pool.dispatch import Dispatcher, lanes_of
+from mrl.rewards.pool.queues import Lane, Task
+from mrl.rewards.pool.tickets import Ticket
+from mrl.rewards.registry import stages_of
+from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
+
+_log = logging.getLogger(__name__)
+
+_ALARM_FROM = 50
+"""Samples before a rate says anything."""
+
+
+class JudgePool:
+    """The judges of a run. Processes start on first need and end with `close`, or with this process."""
+
+    def __init__(self, section: JudgeSection, *, group_size: int | None = None) -> None:
+        """`group_size` is needed where a judge scores whole groups: its work starts when so many samples are in."""
+        grouped = [part.label for part in section.all_judges() if part.group]
+        if grouped and group_size is None:
+            raise RewardError(f"judges {grouped} score whole groups; JudgePool needs group_size")
+        self._section = section
+        self._group_size = group_size
+        self._lanes: dict[str, Lane] = {}
+        self._lanes_by_part: dict[int, Lane] = {}
+        self._open: dict[str, Ticket] = {}
+        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, JudgePart]]] = (
+            collections.defaultdict(list)
+        )
+        self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._kinds: collections.Counter[str] = collections.Counter()
+        self._alarmed = False
+        self._closed = False
+        self._dispatcher = Dispatcher(
+            retries=section.retries,
+            tasks_per_worker=section.tasks_per_worker,
+            idle_seconds=section.idle_seconds,
+        )
+        self._dispatcher.start()
+
+    def submit(self, sample: Sample, prompt: Prompt, *, deadline_seconds: float = 600.0) -> None:
+        """`submit_all` of one sample."""
+        self.submit_all([(sample, prompt)], deadline_seconds=deadline_seconds)
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]], *, deadline_seconds: float = 600.0) -> None:
+        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline, for a
+        sample that is being judged already, and for a domain without a judge.
+
+        The dispatcher is woken once, after the last: woken by the first it would compete with the caller for the
+        interpreter, and send the judges many small batches.
+        """
+        self._check_alive()
+        deadline = time.monotonic() + deadline_seconds
+        try:
+            for sample, prompt in pairs:
+                self._submit(sample, prompt, deadline)
+        finally:
+            self._dispatcher.wake()
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        """All verdicts that are there; waits up to `timeout_seconds` for the first one."""
+        self._check_alive()
+        found: list[tuple[str, Verdict]] = []
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            found.append(self._verdicts.get(timeout=max(0.0, deadline - time.monotonic())))
+            while True:
+                found.append(self._verdicts.get_nowait())
+        except queue.Empty:
+            return found
+
+    def flush_groups(self) -> None:
+        """Start group judges on the groups that are incomplete: no more of their samples will come."""
+        for key in list(self._waiting_groups):
+            self._start_group(key)
+        self._dispatcher.wake()
+
+    @property
+    def num_open(self) -> int:
+        """Samples handed in whose verdict is not there yet."""
+        return len(self._open)
+
+    def counts(self) -> Mapping[str, int]:
+        """Verdicts by kind; failures, lost processes, limits and poisonous samples."""
+        return {**self._kinds, **self._dispatcher.counts}
+
+    def close(self) -> None:
+        """End every judge process. What is still open stays unjudged and is not reported."""
+        if not self._closed:
+            self._closed = True
+            self._dispatcher.stop()
+
+    def __enter__(self) -> JudgePool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(self, sample: Sample, prompt: Prompt, deadline: float) -> None:
+        spec = self._spec(prompt)
+        ticket = Ticket(sample.sample_id, spec.judges(), len(sample.response_tokens))
+        with self._room:
+            self._await_room(deadline)
+            if sample.sample_id in self._open:
+                raise RewardError(f"judges: sample {sample.sample_id} is being judged already")
+            self._open[sample.sample_id] = ticket
+        if sample.status in (Status.FAILED, Status.ABORTED):
+            self._finish(ticket, unjudged(f"no response to judge: generation {sample.status.value}"))
+            return
+        for part in ticket.parts:
+            self._hand_in(ticket, part, sample, prompt)
+
+    def _await_room(self, deadline: float) -> None:
+        """With `_room` held; what was handed in before is at work meanwhile."""
+        limit = self._section.queue_limit
+        if len(self._open) < limit:
+            return
+        self._dispatcher.wake()
+        if not self._room.wait_for(lambda: len(self._open) < limit, timeout=deadline - time.monotonic()):
+            raise RewardError(f"judges: {limit} samples are waiting and none was judged by the deadline")
+
+    def _spec(self, prompt: Prompt) -> JudgeSpec:
+        try:
+            return self._section.for_domain(prompt.domain)
+        except KeyError as error:
+            raise RewardError(
+                f"{prompt.row}: domain {prompt.domain!r} has no judge: {error.args[0]}"
+            ) from error
+
+    def _hand_in(self, ticket: Ticket, part: JudgePart, sample: Sample, prompt: Prompt) -> None:
+        if sample.status is Status.TRUNCATED and part.truncated == "lowest":
+            self._answered(ticket, part, refused("cut off at the response limit", lowest=part.lowest))
+            return
+        gold = gold_of(part, gold=prompt.gold, alone=len(ticket.parts) == 1)
+        request = request_for(sample, prompt, gold=gold, deadline_seconds=part.deadline_seconds)
+        if not part.group:
+            self._start((request,), (ticket,), part)
+            return
+        key = (sample.prompt_index, part.label)
+        self._waiting_groups[key].append((ticket, request, part))
+        if len(self._waiting_groups[key]) == self._group_size:
+            self._start_group(key)
+
+    def _start_group(self, key: tuple[int, str]) -> None:
+        members = self._waiting_groups.pop(key)
+        requests = tuple(request for _, request, _ in members)
+        self._start(requests, tuple(ticket for ticket, _, _ in members), members[0][2])
+
+    def _start(self, requests: tuple[Request, ...], tickets: tuple[Ticket, ...], part: JudgePart) -> None:
+        def done(verdicts: Sequence[Verdict | None]) -> None:
+            for ticket, verdict in zip(tickets, verdicts, strict=True):
+                self._answered(ticket, part, verdict)
+
+        self._dispatcher.put(self._lane(part), Task(requests, done))
+
+    def _lane(self, part: JudgePart) -> Lane:
+        """The one of a part; parts that differ in weight and name alone share it."""
+        if id(part) not in self._lanes_by_part:  # the section keeps its parts
+            key = part.model_dump_json(include=set(JudgePart.model_fields) - {"weight", "name"})
+            if key not in self._lanes:
+                self._lanes[key] = lanes_of(part, stages_of(part), num_workers=self._section.pool_workers)
+            self._lanes_by_part[id(part)] = self._lanes[key]
+        return self._lanes_by_part[id(part)]
+
+    def _answered(self, ticket: Ticket, part: JudgePart, verdict: Verdict | None) -> None:
+        """Called from the dispatcher's thread, or from submit where no process is asked."""
+        with self._room:
+            complete = ticket.answer(part.label, verdict)
+        if complete is not None:
+            self._finish(ticket, complete)
+
+    def _finish(self, ticket: Ticket, verdict: Verdict) -> None:
+        with self._room:
+            self._open.pop(ticket.sample_id, None)
+            self._kinds[verdict.kind.value] += 1
+            self._room.notify()
+        if verdict.kind is VerdictKind.UNJUDGED:
+            _log.warning("judges: sample %s is unjudged: %s", ticket.sample_id, verdict.reason)
+            self._alarm()
+        self._verdicts.put((ticket.sample_id, verdict))
+
+    def _alarm(self) -> None:
+        total = sum(self._kinds.values())
+        share = self._kinds[VerdictKind.UNJUDGED.value] / max(total, 1)
+        if total >= _ALARM_FROM and share > self._section.unjudged_alarm and not self._alarmed:
+            self._alarmed = True
+            _log.error("judges: %.1f%% of %d samples are unjudged; a judge is failing", 100 * share, total)
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise RewardError("judges: the pool is closed")
+        if self._dispatcher.failure is not None:
+            raise RewardError(f"judges: the dispatcher failed: {self._dispatcher.failure!r}") from None
+
+
+def check_judges(
+    section: JudgeSection, prompts: Sequence[Prompt], *, deadline_seconds: float = 120.0
+) -> None:
+    """Start every judge and run one sample per domain through it, before engines start.
+
+    Raises RewardError naming the domain and what the judge said.
+    """
+    if any(part.kind == "code" for part in section.all_judges()):
+        from mrl.rewards.code.sandbox import find_boundary
+
+        boundary = find_boundary()
+        _log.log(
+            logging.INFO if boundary.has_cgroup else logging.WARNING, "code judge: %s", boundary.describe()
+        )
+    once = section.model_copy(update={"retries": 0})
+    with JudgePool(once, group_size=1) as pool:
+        waiting = {}
+        for number, prompt in enumerate(first_of_each_domain(prompts)):
+            sample = _smoke_sample(dataclasses.replace(prompt, index=number))
+            pool.submit(sample, prompt)
+            waiting[sample.sample_id] = prompt.domain
+        deadline = time.monotonic() + deadline_seconds
+        while waiting and time.monotonic() < deadline:
+            for sample_id, verdict in pool.collect(max(0.0, deadline - time.monotonic())):
+                domain = waiting.pop(sample_id)
+                if (
+                    verdict.kind is VerdictKind.UNJUDGED
+                    and verdict.reason != "no judge applies to this sample"
+                ):
+                    raise RewardError(
+                        f"the judge of domain {domain!r} failed on a trial sample: {verdict.reason}"
+                    )
+    if waiting:
+        raise RewardError(
+            f"the judges of domains {sorted(waiting.values())} gave no verdict in {deadline_seconds:g} s"
+        )
+
+
+def first_of_each_domain(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """One prompt for each domain among them."""
+    return list({prompt.domain: prompt for prompt in reversed(prompts)}.values())
+
+
+def _smoke_sample(prompt: Prompt) -> Sample:
+    one = np.zeros(1, np.int32)
+    return Sample(
+        prompt_index=prompt.index,
+        sample_index=0,
+        prompt_tokens=prompt.tokens,
+        response_tokens=one,
+        loss_mask=one.astype(bool),
+        sampler_logprobs=one.astype(np.float32),
+        policy_versions=one,
+        status=Status.FINISHED,
+        response_text="0",
+        domain=prompt.domain,
+        tag=prompt.tag,
+    )

@@ -1,0 +1,121 @@
+"""The pool's handle of one judge process: start, send, kill by pid. Owns no policy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from mrl.config.sections.reward import JudgePart
+from mrl.rewards.frames import FrameBuffer, frame
+
+_KEPT_ERROR_BYTES = 2000
+_NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
+"""What interpreters and libraries say when memory was refused."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class End:
+    """How a judge process ended."""
+
+    status: int
+    """Exit status; negative for a signal's number."""
+    last_words: str
+    """The end of its standard error, printable."""
+
+    def described(self, memory_mib: int) -> str:
+        """Status and last words; where memory may have been the cause, the setting that limits it too."""
+        text = f"its process ended with status {self.status}: {self.last_words}"
+        refused = any(words in self.last_words for words in _NO_MEMORY)
+        if refused or self.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
+            text += f" (judge.memory_mib = {memory_mib} is what it may allocate)"
+        return text
+
+
+class JudgeProcess:
+    """A process of `mrl.rewards.pool.worker`, in its own session so that its children go with it.
+
+    It must be started from a thread that lives as long as it should: it dies with that thread.
+    """
+
+    def __init__(self, part: JudgePart, stage: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mrl.rewards.pool.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=child_environment(),
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self.pid = self._process.pid
+        self.replies = self._process.stdout.fileno()
+        self.errors = self._process.stderr.fileno()
+        self.requests = self._process.stdin.fileno()
+        for descriptor in (self.replies, self.errors, self.requests):
+            os.set_blocking(descriptor, False)
+        self.buffer = FrameBuffer()
+        self._out = bytearray()
+        self._error_text = b""
+        self.send((part, stage))
+
+    def send(self, message: Any) -> None:
+        """Queue a message and write what the pipe takes now."""
+        self._out += frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+        self.flush()
+
+    def flush(self) -> None:
+        """Write queued bytes; a closed pipe shows as the end of the replies."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._out:
+                del self._out[: os.write(self.requests, self._out[: 1 << 16])]
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._out)
+
+    def read_replies(self) -> bytes | None:
+        """Bytes that arrived; None at the end of the stream."""
+        return _read(self.replies)
+
+    def read_errors(self) -> bool:
+        """Keep the last bytes of what the process wrote to its standard error; False at its end."""
+        data = _read(self.errors)
+        if data:
+            self._error_text = (self._error_text + data)[-_KEPT_ERROR_BYTES:]
+        return data is not None
+
+    def last_words(self) -> str:
+        """The end of the standard error, printable."""
+        self.read_errors()
+        text = self._error_text.decode("utf-8", "replace").strip()
+        return ascii(text[-400:]) if text else "(nothing on its standard error)"
+
+    def end(self) -> End:
+        """Kill the process and its session, reap it, close the pipes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        end = End(self._process.wait(), self.last_words())
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        return end
+
+
+def child_environment() -> dict[str, str]:
+    """This process's, with its import path, for a process that reads users' modules on one thread."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def _read(descriptor: int) -> bytes | None:
+    try:
+        return os.read(descriptor, 1 << 16) or None
+    except BlockingIOError:
+        return b""

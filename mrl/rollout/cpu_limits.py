@@ -1,0 +1,57 @@
+"""What vLLM's CPU kernels cannot run, found from config.json before an engine starts. Pure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import ConfigError
+from mrl.models import rope
+
+_CPU_MULTIPLE = 32
+"""vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
+_CPU_LATENT = 576
+"""vLLM 0.32: width of latent attention's cache on CPU, compressed part and rotary part together."""
+
+
+def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
+    """ConfigError when the shapes of a model's folder do not fit vLLM's CPU kernels at this tensor-parallel size."""
+    config = json.loads((Path(model_path) / "config.json").read_text())
+    check_cpu_shapes(config, tp=tp, expert_parallel=expert_parallel, name=model_path)
+
+
+def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, name: str) -> None:
+    """ConfigError when a config.json asks for shapes that vLLM's CPU kernels lack; `name` says which model it is."""
+    if expert_parallel and tp > 1:
+        # vLLM 0.32's CPU expert kernel takes the global expert numbers and ignores the map to the rank's own.
+        raise ConfigError(
+            "rollout.expert_parallel = true: vLLM's CPU kernels cannot deal experts out over ranks; set it to false here"
+        )
+    heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
+    head_dim = config.get("head_dim") or hidden // heads
+    problems = []
+    if latent := config.get("kv_lora_rank"):
+        if latent + config["qk_rope_head_dim"] != _CPU_LATENT:
+            problems.append(
+                f"kv_lora_rank + qk_rope_head_dim = {latent} + {config['qk_rope_head_dim']} (only {_CPU_LATENT})"
+            )
+        if rope.kind(config) == "default":
+            # vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel: log-probs are 2e-3 off.
+            problems.append("rope_type = default with kv_lora_rank (only yarn)")
+    elif head_dim % _CPU_MULTIPLE:
+        problems.append(f"head_dim = {head_dim}")
+    size_key = "intermediate_size" if config.get("model_type") == "mixtral" else "moe_intermediate_size"
+    if expert_size := config.get(size_key):
+        if expert_size % (_CPU_MULTIPLE * tp):
+            # vLLM pads narrower experts at the first load, and a reload no longer fits the padded kernel weights.
+            problems.append(f"{size_key} = {expert_size} at rollout.tp = {tp} ({expert_size / tp:g} a rank)")
+        if hidden % _CPU_MULTIPLE:
+            problems.append(f"hidden_size = {hidden}")
+    if heads % tp:
+        problems.append(f"num_attention_heads = {heads} at rollout.tp = {tp}")
+    if problems:
+        raise ConfigError(
+            f"vLLM's CPU kernels cannot run {name}: {', '.join(problems)}; widths must be multiples of "
+            f"{_CPU_MULTIPLE} on every rank (heads a multiple of tp)"
+        )

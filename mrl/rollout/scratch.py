@@ -1,0 +1,116 @@
+"""What vLLM names in the file system, and who removes it when the engine's process ends, however it ends.
+
+vLLM gives its workers' queues and its CPU all-reduce named shared memory, and rendezvous through a file; it removes them at
+an orderly end only. Here every engine has a folder of its own, named after its process, in which vLLM makes its files: an
+all-reduce's segments are named after the file they met through. A tiny shell of its own session holds a pipe from the
+owner: when the owner ends, the pipe closes and the shell removes the folder and what it names. Where the shell was
+killed too, the next engine's start sweeps: folders whose owner is dead, and only those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from mrl.errors import RolloutError
+from mrl.resharding.wire.processes import ProcessId
+
+_SEGMENTS = Path("/dev/shm")
+_OURS = re.compile(r"mrl-engine-(\d+)-(\d+)-[0-9a-f]+")
+_NAMED = re.compile(r"/dev/shm/(?:psm_\w+|vllm_dist_\S+)")
+_REMOVE = """
+for met in "$1"/vllm_dist_*; do rm -f -- "$2/${met##*/}"*; done
+if [ -f "$1/names" ]; then while read -r name; do rm -f -- "$name"; done < "$1/names"; fi
+rm -rf -- "$1"
+"""
+"""$1: an engine's folder; $2: where segments are. Every segment's name begins with that of a file in the folder, or is
+listed in its file `names`."""
+
+
+class Scratch:
+    """One engine's folder. Made before the engine, so that one killed while it starts leaves nothing either."""
+
+    def __init__(self, root: Path | None = None, segments: Path = _SEGMENTS) -> None:
+        root = root or Path(tempfile.gettempdir())
+        sweep(root, segments)
+        own = ProcessId.own()
+        self.folder = root / f"mrl-engine-{own.pid}-{own.start_ticks}-{uuid.uuid4().hex[:8]}"
+        self.folder.mkdir(mode=0o700)
+        # In the background of a shell that ends at once: Ray kills its workers' children when it kills the workers.
+        starter = subprocess.Popen(
+            [
+                "/bin/sh",
+                "-c",
+                f"exec 3<&0; ( read _ <&3; sleep 1; {_REMOVE} ) & echo $!",
+                "mrl-remover",
+                str(self.folder),
+                str(segments),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={"PATH": os.defpath},  # nothing that counts it among a run's processes, whose rest is killed
+        )
+        assert starter.stdin is not None and starter.stdout is not None
+        self._lifeline, self._remover_output = starter.stdin, starter.stdout
+        self.remover_pid = int(self._remover_output.readline())
+        starter.wait()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Temporary files of this process, and of those it starts meanwhile, are made in the folder; caches are not."""
+        usual, before = tempfile.tempdir, dict(os.environ)
+        cache = Path(tempfile.gettempdir()) / f"torchinductor_{psutil.Process().username()}"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        os.environ["TMPDIR"] = os.environ["VLLM_RPC_BASE_PATH"] = tempfile.tempdir = str(self.folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = usual
+            os.environ.pop("TMPDIR")
+            os.environ.update({"TMPDIR": before["TMPDIR"]} if "TMPDIR" in before else {})
+
+    def note_segments(self) -> list[Path]:
+        """Named segments that this process and its descendants have mapped now go with the folder."""
+        found = mapped_segments()
+        (self.folder / "names").write_text("".join(f"{path}\n" for path in found))
+        return found
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Returns when everything is gone."""
+        self._lifeline.close()
+        if not select.select([self._remover_output], [], [], seconds)[0]:  # it ends with its process
+            raise RolloutError(f"{self.folder} was not removed within {seconds:g} s")
+        self._remover_output.close()
+
+
+def sweep(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
+    """Removes what dead engines' folders name, and the folders; those of living processes stay. Returns the folders."""
+    dead = []
+    for folder in root.glob("mrl-engine-*"):
+        owner = _OURS.fullmatch(folder.name)
+        if owner and not ProcessId(int(owner[1]), int(owner[2])).alive():
+            dead.append(folder)
+            subprocess.run(
+                ["/bin/sh", "-c", _REMOVE, "mrl-sweep", str(folder), str(segments)], check=False, timeout=10
+            )
+    return dead
+
+
+def mapped_segments() -> list[Path]:
+    """Named segments that this process and its descendants have mapped."""
+    found: set[str] = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(OSError):
+            found |= set(_NAMED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    return sorted(Path(name) for name in found)

@@ -1,0 +1,134 @@
+"""Reads boxes of the tensors of a distributed checkpoint in one process: no process groups, no Megatron.
+
+The format is torch.distributed.checkpoint's, which Megatron writes: every tensor is cut into chunks, one of each rank that held a part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from mrl.errors import CheckpointError
+from mrl.models.stored_names import StoredBox
+from mrl.resharding.planner.boxes import Box, intersection
+
+OPTIMIZER = "optimizer."
+"""What Megatron's names of optimizer states begin with."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """chunk[inner] equals checkpoint tensor[outer], but for leading axes of size 1 of the chunk."""
+
+    key: str
+    chunk: Box
+    inner: tuple[slice, ...]
+    outer: tuple[slice, ...]
+
+
+class DistributedCheckpoint:
+    """A folder of torch's distributed format, open for reading."""
+
+    def __init__(self, folder: Path) -> None:
+        """CheckpointError where the folder has no readable index."""
+        self.folder, self._reader = folder, FileSystemReader(folder)
+        try:
+            metadata = self._reader.read_metadata()
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{folder} is not a readable distributed checkpoint: {error}") from error
+        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
+        self._stored = {
+            key: stored
+            for key, stored in metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata) and not key.startswith(OPTIMIZER)
+        }
+        self._slabs = {key: _slabs(stored.chunks) for key, stored in self._stored.items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The whole shape of every stored tensor that is no optimizer's."""
+        return {key: tuple(stored.size) for key, stored in self._stored.items()}
+
+    def copies(self, box: StoredBox) -> list[Copy]:
+        """The copies that write every element of the box once; CheckpointError where the chunks hold fewer or more."""
+        wanted = (box.start, box.shape)
+        parts = [(chunk, common) for chunk in self._near(box) if (common := intersection(chunk, wanted))]
+        held, needed = sum(math.prod(shape) for _, (_, shape) in parts), math.prod(box.shape)
+        if held != needed:
+            raise CheckpointError(
+                f"{self.folder}: the chunks of {box.key} {list(self._stored[box.key].size)} hold {held} of the {needed} "
+                f"elements of shape {list(box.shape)} at {list(box.start)}"
+            )
+        return [_copy(box, chunk, common) for chunk, common in parts]
+
+    def read(self, copies: Iterable[tuple[Copy, Tensor]]) -> None:
+        """Do copies, each into its whole checkpoint tensor. A chunk is read once; it takes twice its size while it is."""
+        by_chunk: dict[MetadataIndex, list[tuple[Copy, Tensor]]] = defaultdict(list)
+        for copy, target in copies:
+            by_chunk[MetadataIndex(copy.key, copy.chunk[0])].append((copy, target))
+        items = [_whole(index, members[0][0].chunk[1]) for index, members in by_chunk.items()]
+        self._reader.read_data(LoadPlan(items), _Distribution(by_chunk, self._stored))
+
+    def _near(self, box: StoredBox) -> Iterator[Box]:
+        """The chunks that meet the box on the first axis."""
+        first, last = box.start[0], box.start[0] + box.shape[0]
+        for (start, end), chunks in self._slabs[box.key].items():
+            if start < last and first < end:
+                yield from chunks
+
+
+class _Distribution(DefaultLoadPlanner):
+    """Hands every chunk that was read to those who want a part of it."""
+
+    def __init__(
+        self,
+        wanted: Mapping[MetadataIndex, list[tuple[Copy, Tensor]]],
+        stored: Mapping[str, TensorStorageMetadata],
+    ) -> None:
+        super().__init__()
+        self._wanted, self._stored = wanted, stored
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        dtype = self._stored[read_item.storage_index.fqn].properties.dtype
+        return torch.empty(read_item.lengths, dtype=dtype)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        for copy, target in self._wanted[read_item.storage_index]:
+            place = target[copy.outer]
+            place.copy_(tensor[copy.inner].view(place.shape))
+
+
+def _slabs(chunks: Iterable[ChunkStorageMetadata]) -> dict[tuple[int, int], list[Box]]:
+    """The chunks by their extent on the first axis: (first, end) -> boxes."""
+    slabs: dict[tuple[int, int], list[Box]] = defaultdict(list)
+    for chunk in chunks:
+        start, shape = tuple(chunk.offsets), tuple(chunk.sizes)
+        slabs[start[0], start[0] + shape[0]].append((start, shape))
+    return slabs
+
+
+def _copy(box: StoredBox, chunk: Box, common: Box) -> Copy:
+    start, shape = common
+    inner = tuple(slice(s - c, s - c + n) for s, n, c in zip(start, shape, chunk[0], strict=True))
+    lead = len(box.start) - len(box.target)
+    outer = tuple(
+        slice(t + s - b, t + s - b + n)
+        for t, s, b, n in zip(box.target, start[lead:], box.start[lead:], shape[lead:], strict=True)
+    )
+    return Copy(box.key, chunk, inner, outer)
+
+
+def _whole(index: MetadataIndex, shape: tuple[int, ...]) -> ReadItem:
+    """The request for one chunk."""
+    origin, lengths = torch.Size([0] * len(shape)), torch.Size(shape)
+    return ReadItem(LoadItemType.TENSOR, index, origin, index, origin, lengths)

@@ -1,0 +1,166 @@
+"""Writes a distributed checkpoint as a Hugging Face folder, in one process and whatever layout wrote it.
+
+Memory stays at one safetensors file. The folder is written under a temporary name and renamed when complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+
+from mrl.errors import CheckpointError
+from mrl.files import commit_folder, sync, write_durably
+from mrl.models import float8
+from mrl.models.families import family_of
+from mrl.models.layer_rows import HfConfig
+from mrl.models.manifest import CheckpointTensor
+from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
+from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
+from mrl.training.hf.folder import read_config
+
+PARTIAL = ".partial"
+FILE_BYTES = 5_000_000_000
+"""Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
+INDEX = "model.safetensors.index.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Files:
+    """Which tensors of a folder lie in which of its files."""
+
+    members: dict[str, list[CheckpointTensor]]
+    """File name -> its tensors."""
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+
+    @property
+    def index(self) -> dict[str, Any] | None:
+        """The content of model.safetensors.index.json; None where one file holds everything."""
+        if len(self.members) == 1:
+            return None
+        places = {tensor.name: file for file, tensors in self.members.items() for tensor in tensors}
+        return {"metadata": {"total_size": self.num_bytes}, "weight_map": places}
+
+
+def plan_files(hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
+    """The files of an export of `dtype` (torch spelling), from config.json alone: no weight is read."""
+    tensors = {t.name: t for t in family_of(hf_config).checkpoint_tensors(hf_config, dtype=dtype)}
+    split = split_torch_state_dict_into_shards(
+        {name: _empty(t, device="meta") for name, t in tensors.items()}, max_shard_size=file_bytes
+    )
+    return Files(
+        {file: [tensors[name] for name in names] for file, names in split.filename_to_tensors.items()},
+        num_tensors=len(tensors),
+        num_parameters=sum(math.prod(t.shape) for t in tensors.values()),
+        num_bytes=int(split.metadata["total_size"]),
+    )
+
+
+def export(
+    checkpoint: Path,
+    out: Path,
+    *,
+    source: Path,
+    dtype: str,
+    file_bytes: int = FILE_BYTES,
+    card: str | None = None,
+) -> Files:
+    """Write the policy of `checkpoint` to the new folder `out`, with what the folder `source` has beside weights.
+
+    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. CheckpointError where
+    checkpoint and source's config.json are of two models, and where `out` exists.
+    """
+    hf_config, stored = read_config(source), DistributedCheckpoint(checkpoint)
+    files, copies = plan_files(hf_config, dtype=dtype, file_bytes=file_bytes), plan_copies(stored, hf_config)
+    partial = prepare_folder(out)
+    for name, tensors in files.members.items():
+        _write_file(partial / name, tensors, stored, copies)
+    if files.index is not None:
+        write_durably(partial / INDEX, json.dumps(files.index, indent=2).encode())
+    copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported)
+    if card is not None:
+        write_durably(partial / "README.md", card.encode())
+    commit_folder(partial, out)
+    return files
+
+
+def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str, list[Copy]]:
+    """Checkpoint tensor -> what to copy into it; CheckpointError unless both sides have the same tensors in the same shapes."""
+    family, shapes = family_of(hf_config), stored.shapes()
+    boxes = stored_boxes(family, hf_config, shapes)
+    _require_same_elements(stored, shapes, boxes)
+    return {name: [c for box in boxes[name] for c in stored.copies(box)] for name in boxes}
+
+
+def _require_same_elements(
+    stored: DistributedCheckpoint, shapes: Mapping[str, tuple[int, ...]], boxes: Mapping[str, list[StoredBox]]
+) -> None:
+    """Nothing in the checkpoint is left out, but for the padding of the vocabulary."""
+    used = dict.fromkeys(shapes, 0)
+    for box in (box for members in boxes.values() for box in members):
+        used[box.key] += math.prod(box.shape)
+    for key, shape in shapes.items():
+        padded = key in VOCABULARY and used[key] and shape[0] * shape[1] > used[key]
+        if used[key] != math.prod(shape) and not padded:
+            raise CheckpointError(
+                f"{stored.folder} holds {key} {list(shape)}, of which config.json has {used[key]} elements; they are of two models"
+            )
+
+
+def _write_file(
+    path: Path,
+    tensors: Iterable[CheckpointTensor],
+    stored: DistributedCheckpoint,
+    copies: Mapping[str, list[Copy]],
+) -> None:
+    values = {tensor.name: _empty(tensor) for tensor in tensors}
+    stored.read((copy, values[name]) for name in values for copy in copies[name])
+    save_file(values, path, metadata={"format": "pt"})
+    sync(path)
+
+
+def _empty(tensor: CheckpointTensor, device: str = "cpu") -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+
+
+def require_new(path: Path) -> None:
+    """CheckpointError when `path` exists."""
+    if path.exists():
+        raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
+
+
+def prepare_folder(path: Path) -> Path:
+    """The temporary folder beside the new folder `path`."""
+    require_new(path)
+    partial = path.with_name(path.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[str, Any]) -> None:
+    """config.json (with the weights' type and the changes of keys it has) and all else of the source that is no weight."""
+    for file in sorted(source.iterdir()):
+        is_weight = file.suffix in {".safetensors", ".bin", ".pt", ".pth"} or file.name.endswith(
+            ".index.json"
+        )
+        if file.is_file() and not is_weight and file.name != "config.json":
+            shutil.copy2(file, folder / file.name)
+    text = (source / "config.json").read_text()
+    config = json.loads(text)
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    exported = config | {name: value for name, value in changes.items() if name in config} | {key: dtype}
+    exported.pop(float8.KEY, None)  # what is written is wide, whatever was read
+    if exported != config:
+        text = json.dumps(exported, indent=2) + "\n"
+    write_durably(folder / "config.json", text.encode())

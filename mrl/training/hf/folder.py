@@ -1,0 +1,209 @@
+"""Reads a Hugging Face folder into a rank's parameters, piece by piece.
+
+Consumes the name tables; holds at most one piece at a time. Writing is in hf_export.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mrl.errors import ConfigError
+from mrl.models import float8
+from mrl.models.families import Family
+from mrl.models.layer_rows import HfConfig
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.planner import quantised
+from mrl.resharding.planner.boxes import Box
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json as a dict; ConfigError when it cannot be read or is not JSON."""
+    path = Path(folder) / "config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; give a folder in Hugging Face format") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+
+
+def tensor_files(folder: str | Path) -> dict[str, Path]:
+    """Tensor name -> its safetensors file, for sharded and single-file folders."""
+    folder = Path(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = json.loads(index.read_text())["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+    single = folder / "model.safetensors"
+    if not single.exists():
+        raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def load(
+    folder: str | Path, family: Family, hf_config: HfConfig, targets: Iterable[tuple[LocalTensor, Tensor]]
+) -> set[str]:
+    """Streams a folder of the family into one rank's parameters; returns the names of the tensors that no rank trains.
+
+    ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes.
+    """
+    files, left_out = check_folder(folder, family, hf_config)
+    expected = family.checkpoint_tensors(hf_config)
+    block = float8.stored_block(read_config(folder))
+    load_pieces(targets, files, {tensor.name: tuple(tensor.shape) for tensor in expected}, block=block)
+    return left_out
+
+
+def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tuple[dict[str, Path], set[str]]:
+    """(tensor name -> file, names that no rank trains) of a folder of the family; reads the names alone, no weights.
+
+    ConfigError unless the folder has exactly the tensors of `hf_config`, in files that are there.
+    """
+    files = tensor_files(folder)
+    if absent := sorted({path.name for path in files.values() if not path.is_file()}):
+        raise ConfigError(
+            f"{folder} lacks {len(absent)} of the files its index names, first {absent[:3]}; download them again"
+        )
+    left_out = check_names(
+        files,
+        family.checkpoint_tensors(hf_config),
+        folder=folder,
+        tied=bool(hf_config.get("tie_word_embeddings", False)),
+        untrained=family.untrained(hf_config),
+        block=float8.stored_block(read_config(folder)),
+    )
+    return files, left_out
+
+
+def check_names(
+    files: Mapping[str, Path],
+    expected: Iterable[CheckpointTensor],
+    *,
+    folder: str | Path,
+    tied: bool,
+    untrained: tuple[str, ...] = (),
+    block: int = 0,
+) -> set[str]:
+    """Every expected tensor is there and nothing else; a stored copy of a tied output layer is allowed.
+
+    `block`: edge of the blocks that linear weights are quantised in, whose scales must then be there; 0 where none are.
+    Returns the names that are left out because they begin with one of `untrained`.
+    """
+    wanted = {tensor.name for tensor in quantised.checkpoint(expected, block)}
+    left_out = {name for name in files if name.startswith(untrained)}
+    present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
+    if missing := sorted(wanted - present):
+        raise ConfigError(f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[:3]}")
+    if unknown := sorted(present - wanted):
+        raise ConfigError(f"{folder} has {len(unknown)} tensors the model does not know, first {unknown[:3]}")
+    return left_out
+
+
+def load_pieces(
+    targets: Iterable[tuple[LocalTensor, Tensor]],
+    files: Mapping[str, Path],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    block: int = 0,
+) -> None:
+    """Copy every piece into its place; padding is set to 0. Shapes in the files must be those of the config.
+
+    `block`: edge of the blocks that linear weights are quantised in; they are made wide again.
+    """
+    wanted: list[tuple[Piece, Tensor]] = []
+    for local, tensor in targets:
+        covered = sum(_volume(piece.shape) for piece in local.pieces)
+        if covered != tensor.numel():
+            tensor.zero_()
+        wanted += [(piece, tensor) for piece in local.pieces]
+    boxes = [(piece.tensor, (piece.start, piece.shape)) for piece, _ in wanted]
+    for index, values in _stored_boxes(files, shapes, boxes, block):
+        piece, tensor = wanted[index]
+        box(tensor, piece.local_start, piece.shape).copy_(values)
+
+
+def read_boxes(
+    folder: Path, family: Family, hf_config: HfConfig, dtype: torch.dtype, boxes: Sequence[tuple[str, Box]]
+) -> Iterator[tuple[int, Tensor]]:
+    """(index, values in `dtype`) of boxes of a folder's tensors, in the files' order; one is held at a time."""
+    shapes = {tensor.name: tuple(tensor.shape) for tensor in family.checkpoint_tensors(hf_config)}
+    block = float8.stored_block(read_config(folder))
+    for index, values in _stored_boxes(tensor_files(folder), shapes, boxes, block):
+        yield index, values.to(dtype)
+
+
+def _stored_boxes(
+    files: Mapping[str, Path],
+    shapes: Mapping[str, tuple[int, ...]],
+    boxes: Sequence[tuple[str, Box]],
+    block: int,
+) -> Iterator[tuple[int, Tensor]]:
+    """(index, stored values, made wide where they are quantised), file by file and by name."""
+    by_file: dict[Path, list[int]] = defaultdict(list)
+    for index in sorted(range(len(boxes)), key=lambda n: boxes[n][0]):
+        by_file[files[boxes[index][0]]].append(index)
+    for indices in by_file.values():
+        with _OpenFiles(files) as opened:
+            for index in indices:
+                name, (start, shape) = boxes[index]
+                values = opened.slice(name, shapes[name])[_slices(start, shape)]
+                if block and quantised.quantises(name):
+                    values = _widened(values, opened.slice(name + float8.SCALES), start, shape, block)
+                yield index, values
+
+
+class _OpenFiles(ExitStack):
+    """A folder's files, each opened when first asked for: a tensor and its scales may be in two."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        super().__init__()
+        self._files = files
+        self._opened: dict[Path, Any] = {}
+
+    def slice(self, name: str, shape: tuple[int, ...] | None = None) -> Any:
+        """safetensors' slice of a tensor, which must have the shape, where one is given."""
+        path = self._files[name]
+        if path not in self._opened:
+            self._opened[path] = self.enter_context(safe_open(path, framework="pt"))
+        stored = self._opened[path].get_slice(name)
+        if shape is not None and tuple(stored.get_shape()) != shape:
+            raise ConfigError(f"{name} in {path} is {stored.get_shape()}, config.json says {list(shape)}")
+        return stored
+
+
+def _widened(
+    values: Tensor, scales: Any, start: tuple[int, ...], shape: tuple[int, ...], block: int
+) -> Tensor:
+    """[rows, cols] float32 from float8 values and the safetensors slice of their tensor's scales."""
+    ends = [at + size for at, size in zip(start, shape, strict=True)]
+    outer = [at // block for at in start]
+    own = scales[tuple(slice(a, -(-end // block)) for a, end in zip(outer, ends, strict=True))].float()
+    for axis in range(own.ndim):
+        wide = own.repeat_interleave(block, axis)
+        own = wide.narrow(axis, start[axis] - outer[axis] * block, shape[axis])
+    return values.float() * own
+
+
+def box(tensor: Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    """The view tensor[start : start + shape]."""
+    return tensor[_slices(start, shape)]
+
+
+def _slices(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
+
+
+def _volume(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())

@@ -1,0 +1,86 @@
+"""That trainer and engines have the same checkpoint tensors in the same full shapes, and that engines take all of each. Pure.
+
+vLLM's loaders take the rows that their own parameters have room for and leave the rest: an engine with narrower experts or
+fewer heads than the trainer would serve a part of the weights without a word. What engines honestly have otherwise is no
+box of a checkpoint tensor (padding, derived tensors) or another name for one (tied layers), save the scales of quantised
+tensors, which are made of what the trainer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mrl.errors import ReshardError
+from mrl.models.float8 import SCALES
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.planner.boxes import Box, cells, contains
+from mrl.resharding.planner.manifest import RankManifest
+
+_NAMED = 20
+"""Most tensors that one error lists."""
+_Boxes = dict[str, dict[Box, None]]
+"""The distinct boxes of each checkpoint tensor, in order of first mention."""
+
+
+def require_agreement(sources: Sequence[RankManifest], destinations: Sequence[RankManifest]) -> None:
+    """Raises ReshardError naming every tensor that the trainer ranks together and the engine ranks together do not have in
+    one shape, or that the engine ranks take in part only.
+
+    Of what an engine takes whole (`unplanned`) the name alone is compared: its loaders see the whole tensor.
+    """
+    held, needed = _boxes(sources), _boxes(destinations)
+    whole = {name for manifest in destinations for name in manifest.unplanned if not name.endswith(SCALES)}
+    wrong = [
+        f"{name} {_shape(held[name])}: no engine rank takes it"
+        for name in held.keys() - needed.keys() - whole
+    ]
+    wrong += [
+        f"{name} {_shape(needed[name])}: no trainer rank holds it" for name in needed.keys() - held.keys()
+    ]
+    wrong += [f"{name}: no trainer rank holds it" for name in whole - held.keys() - needed.keys()]
+    full: dict[tuple[Box, ...], bool] = {}
+    for name in held.keys() & needed.keys():
+        ours, theirs = _shape(held[name]), _shape(needed[name])
+        if ours != theirs:
+            wrong.append(f"{name}: the trainer has {ours}, the engines {theirs}")
+        elif name not in whole:
+            boxes = tuple(needed[name])
+            if boxes not in full:
+                full[boxes] = _covers(boxes, theirs)
+            if not full[boxes]:
+                wrong.append(f"{name} {theirs}: the engines take only {sorted(boxes)[:4]} (start, shape)")
+    if wrong:
+        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise ReshardError(
+            f"trainer and engines do not have the same tensors: {'; '.join(sorted(wrong)[:_NAMED])}{more}"
+        )
+
+
+def as_one_rank(checkpoint: Iterable[CheckpointTensor]) -> RankManifest:
+    """The manifest of a rank that holds a whole checkpoint."""
+    tensors = []
+    for tensor in checkpoint:
+        zero = (0,) * len(tensor.shape)
+        piece = Piece(tensor.name, zero, tensor.shape, zero)
+        tensors.append(LocalTensor(tensor.name, 0, tensor.shape, tensor.dtype, (piece,)))
+    return RankManifest.of(0, tensors)
+
+
+def _boxes(manifests: Sequence[RankManifest]) -> _Boxes:
+    boxes: _Boxes = {}
+    for manifest in {m.digest: m for m in manifests}.values():
+        for piece in (piece for tensor in manifest.tensors for piece in tensor.pieces):
+            if not piece.tensor.endswith(SCALES):
+                boxes.setdefault(piece.tensor, {})[piece.start, piece.shape] = None
+    return boxes
+
+
+def _shape(boxes: Iterable[Box]) -> tuple[int, ...]:
+    """Where the boxes of a tensor end, in each dimension."""
+    ends = [[at + size for at, size in zip(*box, strict=True)] for box in boxes]
+    return tuple(max(sizes) for sizes in zip(*ends, strict=True))
+
+
+def _covers(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    whole: Box = ((0,) * len(shape), shape)
+    return all(any(contains(box, cell) for box in boxes) for cell in cells(whole, boxes))

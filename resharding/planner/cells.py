@@ -1,0 +1,271 @@
+"""The boxes by which a weight sync is proved: cut so that one trainer rank holds each whole and engine ranks need each whole. Pure.
+
+Both ends compute a digest of every cell from their own memory, by their own manifest. A cell is named by its checkpoint tensor and
+its place there, so it does not matter how either end lays it out, in which window its bytes travel or from which replica.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from mrl.errors import ReshardError
+from mrl.models.float8 import SCALES
+from mrl.models.manifest import LocalTensor, Piece
+from mrl.resharding.planner.boxes import Box, contains, overlap, volume
+from mrl.resharding.planner.patterns import Item, Pattern, Replicas
+from mrl.resharding.planner.plan import Plan
+from mrl.resharding.planner.quantised import Blocks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """A box of a checkpoint tensor in the form that engine ranks hold: of scales, in blocks."""
+
+    tensor: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def box(self) -> Box:
+        return self.start, self.shape
+
+    def __str__(self) -> str:
+        return f"{self.tensor} {list(self.start)} + {list(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """A cell that a trainer rank computes the digest of: which box of its tensors it reads, and what it makes of it."""
+
+    cell: Cell
+    tensor: str
+    """The held checkpoint tensor; of scales, the one they belong to."""
+    box: Box
+    """In the held tensor's elements."""
+    dtype: str
+    """What engine ranks hold."""
+    block: int = 0
+    """Edge of the blocks by which the box is quantised first; 0 where it is only cast."""
+
+
+class Listing(Protocol):
+    """All cells of a weight sync, numbered from 0; equal on all trainer ranks."""
+
+    @property
+    def count(self) -> int: ...
+
+    def answered(self, rank: int) -> dict[int, Answer]:
+        """By number, the cells that a trainer rank answers for: each is some rank's, and one's only."""
+        ...
+
+    def needed(self, receiver: int) -> dict[int, Cell]:
+        """By number, the cells that make up what an engine rank needs."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the cells of all tensors of a pattern have in common."""
+
+    boxes: tuple[Box, ...]
+    dtypes: tuple[str, ...]
+    blocks: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
+    by_destination: Mapping[int, tuple[int, ...]]
+
+
+class PlanCells:
+    """A plan's. Replicas take turns in answering, whoever sends: ranks that should hold the same and do not are seen."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._items, self._sources = plan.items, plan.sources
+        self._kinds: dict[int, _Kind] = {}
+        self._first: list[int] = []
+        self.count = 0
+        for item in plan.items:
+            if id(item.pattern) not in self._kinds:
+                self._kinds[id(item.pattern)] = _kind(item, plan.destinations)
+            self._first.append(self.count)
+            self.count += len(self._kinds[id(item.pattern)].boxes)
+
+    def answered(self, rank: int) -> dict[int, Answer]:
+        result = {}
+        for item, first in zip(self._items, self._first, strict=True):
+            kind = self._kinds[id(item.pattern)]
+            for number, holders in enumerate(kind.holders):
+                if (
+                    holders[item.ordinal % len(holders)] == rank
+                ):  # one rank for all: neighbours share cache lines
+                    result[first + number] = _answer(item, kind, number)
+        return result
+
+    def needed(self, receiver: int) -> dict[int, Cell]:
+        result = {}
+        for item, first in zip(self._items, self._first, strict=True):
+            kind = self._kinds[id(item.pattern)]
+            for number in kind.by_destination.get(receiver, ()):
+                result[first + number] = Cell(item.tensor, *kind.boxes[number])
+        return result
+
+
+def _kind(item: Item, destinations: Sequence[Replicas]) -> _Kind:
+    pattern: Pattern = item.pattern
+    numbers: dict[tuple[Box, str], int] = {}
+    blocks: list[int] = []
+    holders: list[set[int]] = []
+    needs: dict[int, dict[int, None]] = {}
+    for transfer in pattern.transfers:
+        place = item.needs[transfer.need]
+        start = tuple(a + b for a, b in zip(place.piece.start, transfer.target, strict=True))
+        key = ((start, transfer.shape), destinations[place.group].tensors[place.index].dtype)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            blocks.append(transfer.block)
+            holders.append(set())
+        holders[numbers[key]].update(transfer.candidates)
+        needs.setdefault(transfer.destination, {})[numbers[key]] = None
+    return _Kind(
+        tuple(box for box, _ in numbers),
+        tuple(dtype for _, dtype in numbers),
+        tuple(blocks),
+        tuple(tuple(sorted(ranks)) for ranks in holders),
+        {destination: tuple(cells) for destination, cells in needs.items()},
+    )
+
+
+def _answer(item: Item, kind: _Kind, number: int) -> Answer:
+    cell, block = Cell(item.tensor, *kind.boxes[number]), kind.blocks[number]
+    tensor, box = item.tensor, cell.box
+    if block and tensor not in {place.piece.tensor for place in item.holds}:
+        tensor = tensor.removesuffix(SCALES)
+        held = [(place.piece.start, place.piece.shape) for place in item.holds]
+        box = Blocks.of(held, block).elements(*box)
+    return Answer(cell, tensor, box, kind.dtypes[number], block)
+
+
+class WholeCells:
+    """Of tensors that are gathered whole: every box that some rank holds, its lowest holder answers for."""
+
+    def __init__(
+        self,
+        boxes: Mapping[str, Mapping[Box, int]],
+        dtypes: Mapping[str, str],
+        whole: Sequence[Iterable[str]] = (),
+    ) -> None:
+        """`boxes`: by tensor, box -> its lowest holder. `whole`: by engine rank, the tensors that it takes; none: all."""
+        self._boxes, self._dtypes = boxes, dtypes
+        self._cells = [
+            (Answer(Cell(tensor, *box), tensor, box, dtypes[tensor]), holder)
+            for tensor, held in boxes.items()
+            for box, holder in held.items()
+        ]
+        self._whole = [frozenset(names) for names in whole]
+
+    def taken_by(self, whole: Sequence[Iterable[str]]) -> WholeCells:
+        """The same cells, where each engine rank takes some of the tensors only."""
+        return WholeCells(self._boxes, self._dtypes, whole)
+
+    @property
+    def all(self) -> list[Cell]:
+        """Every cell, in order."""
+        return [answer.cell for answer, _ in self._cells]
+
+    @property
+    def count(self) -> int:
+        return len(self._cells)
+
+    def answered(self, rank: int) -> dict[int, Answer]:
+        return {n: answer for n, (answer, holder) in enumerate(self._cells) if holder == rank}
+
+    def needed(self, receiver: int) -> dict[int, Cell]:
+        return {
+            n: answer.cell
+            for n, (answer, _) in enumerate(self._cells)
+            if not self._whole or answer.tensor in self._whole[receiver]
+        }
+
+
+# -- where a cell lies ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """`rows` runs of `cols` elements, `stride` elements apart, of a flat array."""
+
+    offset: int
+    stride: int
+    rows: int
+    cols: int
+
+
+def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> Run:
+    """The box of shape `box` at `start` of a contiguous array of `shape`, which may have more dimensions in front.
+
+    >>> run_of((4, 8), (1, 2), (3, 4))
+    Run(offset=10, stride=8, rows=3, cols=4)
+    """
+    box = (1,) * (len(shape) - len(box)) + tuple(box)
+    offset, step = 0, 1
+    cols, rows, stride = 1, 1, 0
+    for size, at, length in zip(reversed(shape), reversed(start), reversed(box), strict=True):
+        if rows == 1 and cols == step:
+            cols *= length
+        elif rows == 1 and length > 1:
+            rows, stride = length, step
+        elif length > 1 and stride * rows == step:
+            rows *= length
+        elif length > 1:
+            raise ReshardError(f"the box {tuple(box)} at {tuple(start)} of {tuple(shape)} is no matrix")
+        offset += at * step
+        step *= size
+    return Run(offset, stride or cols, rows, cols)
+
+
+class Places:
+    """Where a rank's own manifest says that boxes of checkpoint tensors lie in its tensors."""
+
+    def __init__(self, tensors: Sequence[LocalTensor]) -> None:
+        self.tensors = tensors
+        self._pieces: dict[str, list[tuple[int, Piece]]] = {}
+        for index, tensor in enumerate(tensors):
+            for piece in tensor.pieces:
+                self._pieces.setdefault(piece.tensor, []).append((index, piece))
+
+    def all_of(self, tensor: str, box: Box) -> list[tuple[int, Run]]:
+        """(index of the rank's tensor, run) of every place that holds the whole box."""
+        found = []
+        for index, piece in self._pieces.get(tensor, ()):
+            if contains((piece.start, piece.shape), box):
+                local = self.tensors[index]
+                extra = len(local.shape) - len(piece.shape)
+                inner = zip(piece.local_start[extra:], box[0], piece.start, strict=True)
+                start = (*piece.local_start[:extra], *(to + at - low for to, at, low in inner))
+                found.append((index, run_of(local.shape, start, box[1])))
+        return found
+
+    def one_of(self, tensor: str, box: Box) -> tuple[int, Run]:
+        """The first of them. ReshardError where there is none."""
+        found = self.all_of(tensor, box)
+        if not found:
+            raise ReshardError(f"this rank does not hold {tensor} {box} whole, and should answer for it")
+        return found[0]
+
+
+def require_tiled(wanted: Iterable[tuple[str, Box]], cells: Iterable[Cell], where: str) -> None:
+    """ReshardError unless every wanted box is made up by cells, each element by one."""
+    by_tensor: dict[str, list[Box]] = {}
+    for cell in cells:
+        by_tensor.setdefault(cell.tensor, []).append(cell.box)
+    holes = [
+        f"{tensor} {box}"
+        for tensor, box in wanted
+        if not _tiled(box, [c for c in by_tensor.get(tensor, ()) if contains(box, c)])
+    ]
+    if holes:
+        raise ReshardError(f"{where}: {len(holes)} boxes are not made up by the cells to prove: {holes[:6]}")
+
+
+def _tiled(box: Box, cells: Sequence[Box]) -> bool:
+    return sum(volume(shape) for _, shape in cells) == volume(box[1]) and not overlap(cells)

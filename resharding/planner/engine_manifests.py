@@ -1,0 +1,151 @@
+"""Destination manifests: where each checkpoint box lands on every rollout rank, from a layout or from a loaders' trace.
+
+Pure: a live engine is seen as the records of the copies its own loaders made. Does not own vLLM's layout
+(models/vllm_names.py) nor the tracing itself (done inside the engine's worker).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from mrl.errors import ConfigError, ReshardError
+from mrl.models import vllm_names
+from mrl.models.layout import Layout
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.planner.manifest import RankManifest, whole_modules
+
+
+def from_layout(
+    hf_config: Mapping[str, Any], layout: Layout, *, dtype: str = "bfloat16"
+) -> list[RankManifest]:
+    """The manifest of every rollout rank, without an engine.
+
+    `layout.tp` is the engine's tensor parallel size and `layout.dp` counts engines. `layout.ep` = 1 splits experts by tp;
+    otherwise each run of ep consecutive ranks (ep a multiple of tp: expert parallel over tp and data parallel) shares the
+    experts whole. ConfigError for axes a rollout does not have.
+    """
+    if layout.pp * layout.cp * layout.etp > 1:
+        raise ConfigError(f"a rollout layout has tp, ep and dp only, got {layout}")
+    if layout.ep > 1 and layout.ep % layout.tp:
+        raise ConfigError(
+            f"rollout ep = {layout.ep} must be a multiple of tp = {layout.tp} (vLLM spreads experts over tp x dp)"
+        )
+    known: dict[vllm_names.Shard, RankManifest] = {}
+    manifests = []
+    for rank in range(layout.world_size):
+        shard = vllm_names.Shard(layout.tp, rank % layout.tp, layout.ep, rank % layout.ep)
+        if shard not in known:
+            known[shard] = RankManifest.of(rank, vllm_names.local_tensors(hf_config, shard, dtype=dtype))
+        manifests.append(dataclasses.replace(known[shard], rank=rank))
+    return manifests
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """One copy a loader made between two views: parameter[offset, strides] <- checkpoint tensor[offset, strides].
+
+    Offsets and strides are in elements of the whole tensors; `shape` is common to both views.
+    """
+
+    parameter: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    tensor: str
+    tensor_offset: int
+    tensor_strides: tuple[int, ...]
+
+
+def from_trace(
+    records: Iterable[TraceRecord | Sequence[Any]],
+    parameters: Mapping[str, tuple[Sequence[int], str]],
+    checkpoint: Iterable[CheckpointTensor],
+    *,
+    rank: int = 0,
+    loaded_whole: Mapping[str, str] | None = None,
+    aliases: Collection[str] = (),
+) -> RankManifest:
+    """The manifest of one live rank.
+
+    `parameters` has every parameter's loader-layout shape and dtype in the model's order, `checkpoint` the tensors that
+    were fed. `loaded_whole` names parameters known to equal one checkpoint tensor that the trace cannot see (parameter ->
+    tensor). `aliases` are names that share another parameter's storage (a tied output layer): left out.
+
+    A parameter that something else than boxes fills (a transposed or re-strided load) makes its whole module `unplanned`: the
+    tensors that fill the module come whole. ReshardError names each parameter that nothing fills: the engine has what the
+    trainer does not (a bias, a further layer).
+    """
+    shapes = {tensor.name: tensor.shape for tensor in checkpoint}
+    pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
+    feeds: dict[str, set[str]] = {}
+    filled = set(loaded_whole or {})
+    odd: set[str] = set()
+    for record in records:
+        record = record if isinstance(record, TraceRecord) else TraceRecord(*record)
+        if record.parameter not in pieces or record.tensor not in shapes:
+            raise ReshardError(
+                f"rollout rank {rank}: the loaders copied {record.tensor} -> {record.parameter}: unknown name"
+            )
+        filled.add(record.parameter)
+        feeds.setdefault(_module(record.parameter), set()).add(record.tensor)
+        piece = _piece(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
+        if piece is None:
+            odd.add(_module(record.parameter))
+        else:
+            pieces[record.parameter].append(piece)
+    for name, tensor in (loaded_whole or {}).items():
+        shape, zero = shapes[tensor], (0,) * len(shapes[tensor])
+        pieces[name] = [Piece(tensor, zero, shape, zero)]
+        feeds.setdefault(_module(name), set()).add(tensor)
+    if unfilled := [f"{n} {tuple(parameters[n][0])}" for n in pieces if n not in filled]:
+        raise ReshardError(
+            f"rollout rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"
+            + (f" and {len(unfilled) - 20} more" if len(unfilled) > 20 else "")
+        )
+    odd = whole_modules(feeds, odd)
+    tensors = [
+        LocalTensor(name, 0, tuple(shape), dtype, tuple(sorted(pieces[name], key=lambda p: p.local_start)))
+        for name, (shape, dtype) in parameters.items()
+        if name in pieces and _module(name) not in odd
+    ]
+    return RankManifest.of(rank, tensors, {tensor for module in odd for tensor in feeds[module]})
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def _piece(record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Piece | None:
+    start = _unravel(record.tensor_offset, full_shape)
+    local_start = _unravel(record.offset, local_shape)
+    shape = _box(record.shape, record.tensor_strides, full_shape)
+    local = _box(record.shape, record.strides, local_shape)
+    if shape is None or local is None:
+        return None
+    extra = len(local) - len(shape)
+    if extra < 0 or local != (1,) * extra + shape:
+        return None
+    return Piece(record.tensor, start, shape, local_start)
+
+
+def _unravel(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
+    index = []
+    for size in reversed(shape):
+        offset, at = divmod(offset, size)
+        index.append(at)
+    return tuple(reversed(index))
+
+
+def _box(view: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Extents, per dimension of a contiguous tensor of `shape`, of a view; None when the view is no box of it."""
+    wanted = [(size, stride) for size, stride in zip(view, strides, strict=True) if size > 1]
+    extents, step = [], 1
+    for size in reversed(shape):
+        if wanted and wanted[-1][1] == step and wanted[-1][0] <= size:
+            extents.append(wanted.pop()[0])
+        else:
+            extents.append(1)
+        step *= size
+    return None if wanted else tuple(reversed(extents))

@@ -1,0 +1,88 @@
+"""The one rule by which weights are quantised: float8 (e4m3) values with a float32 scale for each square block.
+
+DeepSeek-V3's form: weight = value * scale, scale = largest magnitude of the block / 448, so that the largest value is the
+format's largest. Values are weight / scale in float32, rounded to nearest even, saturated; a block of zeros, or too small
+for float32, has scale 1. Which tensors have this form, and where their blocks lie, is `quantised`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrl.models.float8 import SCALES
+from mrl.resharding.planner.quantised import quantises
+
+LARGEST = 448.0
+"""Of torch.float8_e4m3fn."""
+_CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
+"""Elements quantised at one time: their float32 forms take a few times as many bytes."""
+
+
+def block_scales(weight: torch.Tensor, block: int) -> torch.Tensor:
+    """[rows, cols] weight that begins on a block -> [ceil(rows / block), ceil(cols / block)] float32."""
+    scales = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float() / LARGEST
+    return torch.where(scales == 0, 1.0, scales)
+
+
+def values(weight: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """[rows, cols] float8_e4m3fn."""
+    result = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    for band in _bands(weight, block):
+        part = weight[band]
+        own = scales[band.start // block : -(-band.stop // block)].repeat_interleave(block, 1)
+        wide = own[:, None].expand(-1, block, -1).reshape(-1, own.shape[1])[: part.shape[0], : part.shape[1]]
+        result[band] = (part / wide).clamp_(-LARGEST, LARGEST)
+    return result
+
+
+def _bands(weight: torch.Tensor, block: int) -> Iterator[slice]:
+    """Rows in whole blocks: as many as stay in a CPU's cache, or on devices as need few launches."""
+    rows, cols = weight.shape
+    most = _CACHED_ELEMENTS if weight.device.type == "cpu" else _DEVICE_ELEMENTS
+    step = max(1, most // cols // block) * block
+    for at in range(0, rows, step):
+        yield slice(at, min(at + step, rows))
+
+
+def _largest(band: torch.Tensor, block: int) -> torch.Tensor:
+    """The largest magnitude of each block of [rows, cols]; NaN where one is in it."""
+    bits = torch.int16 if band.itemsize == 2 else torch.int32
+    magnitudes = (
+        band.view(bits) & torch.iinfo(bits).max
+    )  # several times faster than abs, and ordered as numbers are
+    rows, cols = (-size % block for size in band.shape)
+    if rows or cols:
+        magnitudes = torch.nn.functional.pad(magnitudes, (0, cols, 0, rows))
+    tall = magnitudes.unflatten(0, (-1, block)).amax(1)
+    return tall.unflatten(1, (-1, block)).amax(2).view(band.dtype)
+
+
+def quantised(weight: Any, wire: str, block: int) -> Any:
+    """The values (wire float8_e4m3fn) or the scales (wire float32) of a box of whole blocks; numpy or torch.
+
+    numpy spells bfloat16 as uint16 and float8 as uint8.
+    """
+    if isinstance(weight, np.ndarray):
+        whole = torch.from_numpy(np.ascontiguousarray(weight))
+        whole = whole.view(torch.bfloat16) if weight.dtype == np.uint16 else whole
+        made = quantised(whole, wire, block)
+        return (made if wire == "float32" else made.view(torch.uint8)).numpy()
+    scales = block_scales(weight, block)
+    return scales if wire == "float32" else values(weight, scales, block)
+
+
+def whole_tensors(
+    tensors: Iterable[tuple[str, torch.Tensor]], block: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Complete checkpoint tensors as an engine with quantised weights wants them. `block` 0: as they are."""
+    for name, tensor in tensors:
+        if block and quantises(name):
+            scales = block_scales(tensor, block)
+            yield name, values(tensor, scales, block)
+            yield name + SCALES, scales
+        else:
+            yield name, tensor

@@ -1,0 +1,224 @@
+"""The plan: a pure function of the manifests, the topology and the options, built once and replayed at every sync.
+
+Owns assembly, digest and totals. Patterns (who sends what), windows (in which order) and parts (one slot's tables) are in
+their own files. Nothing here moves a byte, and nothing depends on hostnames, time or hash order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.errors import ConfigError, ReshardError
+from mrl.models.float8 import BLOCK
+from mrl.resharding.planner.agreement import require_agreement
+from mrl.resharding.planner.alignment import leave_whole
+from mrl.resharding.planner.boxes import overlap
+from mrl.resharding.planner.copy_table import WIRE_DTYPES
+from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest, elements
+from mrl.resharding.planner.patterns import Item, Replicas, items, replicas
+from mrl.resharding.planner.schedule import Traffic, Window, cut_counts, ordered, windows
+from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
+from mrl.resharding.planner.topology import Topology
+
+PLANNER_VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What the planner may choose by. All of it is in the digest."""
+
+    bucket_bytes: int = 256 << 20
+    """Most bytes a slot sends, and most it receives, in one window."""
+    interleave_stages: bool = True
+    """Mix modules of all pipeline stages in a window: every sender is busy at once, but as many engine modules are open
+    at once as there are stages. Without, one module is open at a time (save at window edges)."""
+
+    quantise_block: int = BLOCK
+    """Edge of the blocks of what engines need quantised; the engine's manifests say what that is."""
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes < 1:
+            raise ConfigError(f"bucket_bytes = {self.bucket_bytes} must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A whole plan. `part(slot)` expands one slot's tables; the rest is common to all ranks."""
+
+    digest: str
+    """sha256 over planner version, options, topology and the manifests' digests: equal digests, equal plans."""
+    options: PlanOptions
+    topology: Topology
+    sources: tuple[Replicas, ...]
+    destinations: tuple[Replicas, ...]
+    items: tuple[Item, ...]
+    windows: tuple[Window, ...]
+    """The global order; every trainer rank visits each window, also where it has nothing to do."""
+    fallback: tuple[str, ...] = ()
+    """Checkpoint tensors that some destination cannot take box by box: they go whole to every destination, by the gather
+    path, after the last window."""
+    whole: tuple[tuple[str, ...], ...] = ()
+    """By destination rank, those of them that it takes so."""
+    _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def part(self, slot: int) -> SlotPart:
+        """One slot's tables, built once. ConfigError for a slot outside the topology."""
+        if not 0 <= slot < self.topology.num_slots:
+            raise ConfigError(f"slot {slot} is outside the plan's {self.topology.num_slots} slots")
+        if slot not in self._parts:
+            builder = PartBuilder(slot, self.items, self.sources, self.destinations, self.topology)
+            self._parts[slot] = builder.build(self.windows)
+        return self._parts[slot]
+
+    @functools.cached_property
+    def traffic(self) -> np.ndarray:
+        """[6, slots] bytes in wire dtype: local, received in the node, received across nodes, sent in the node, sent
+        across nodes, and the number of copies into the engine before joining."""
+        counts = Counter((id(item.pattern), item.ordinal) for item in self.items)
+        patterns = {id(item.pattern): item.pattern for item in self.items}
+        totals = np.zeros((6, self.topology.num_slots), dtype=np.int64)
+        for (key, ordinal), times in counts.items():
+            for transfer in patterns[key].transfers:
+                here = self.topology.destination_slots[transfer.destination]
+                there = self.topology.source_slots[transfer.candidates[transfer.chosen(ordinal)]]
+                lane = min(transfer.distance, 2)
+                totals[lane, here] += times * transfer.num_bytes
+                totals[5, here] += times
+                if lane:
+                    totals[2 + lane, there] += times * transfer.num_bytes
+        return totals
+
+    def summary(self) -> dict[str, Any]:
+        """Totals over all slots, in bytes of wire dtype, and counts.
+
+        `lower_bound_cross_slot_bytes` is counted from the boxes alone, without the plan's choices; `copies_max` is the
+        most copies into one engine rank before joining.
+        """
+        local, intra, inter, *_ = (int(row.sum()) for row in self.traffic)
+        return {
+            "digest": self.digest,
+            "slots": self.topology.num_slots,
+            "nodes": len(set(self.topology.nodes)),
+            "tensors": len(self.items),
+            "patterns": len({id(item.pattern) for item in self.items}),
+            "bytes_needed": local + intra + inter,
+            "bytes_local": local,
+            "bytes_intra_node": intra,
+            "bytes_inter_node": inter,
+            "lower_bound_cross_slot_bytes": sum(item.pattern.bytes_not_on_slot for item in self.items),
+            "copies_max": int(self.traffic[5].max(initial=0)),
+            "windows": len(self.windows),
+            "bucket_bytes": self.options.bucket_bytes,
+            "fallback_tensors": len(self.fallback),
+            "fallback_bytes": self.fallback_bytes,
+        }
+
+    @functools.cached_property
+    def fallback_bytes(self) -> int:
+        """Bytes of whole tensors that all destinations get beside the plan, in the trainer's dtype."""
+        names, sizes = set(self.fallback), {}
+        for group in self.sources:
+            for tensor in group.tensors:
+                for piece in tensor.pieces:
+                    if piece.tensor in names:
+                        boxes = sizes.setdefault(piece.tensor, {})
+                        boxes[piece.start] = elements(piece.shape) * DTYPE_BYTES[tensor.dtype]
+        whole = sum(size for boxes in sizes.values() for size in boxes.values())
+        return whole * len(self.topology.destination_slots)
+
+
+def build_plan(
+    sources: Sequence[RankManifest],
+    destinations: Sequence[RankManifest],
+    topology: Topology,
+    options: PlanOptions = PlanOptions(),
+) -> Plan:
+    """Plan every byte from the sources' boxes to the destinations'.
+
+    Manifests are in rank order from 0. ReshardError where the two sides do not have the same tensors in the same shapes, or
+    a manifest writes an element twice or leaves one out; ConfigError where the topology does not fit.
+    """
+    _check_ranks("source", sources, topology.source_slots)
+    _check_ranks("destination", destinations, topology.destination_slots)
+    require_agreement(sources, destinations)
+    destinations = leave_whole(sources, destinations, options.quantise_block)
+    held, needed = replicas(sources), replicas(destinations)
+    for group in needed:
+        check_written_once(group)
+    fallback = tuple(sorted({name for manifest in destinations for name in manifest.unplanned}))
+    listed = items(held, needed, topology, block=options.quantise_block)
+    traffic = Traffic(topology)
+    parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
+    order = ordered(listed, parts, held, needed, interleave_stages=options.interleave_stages)
+    return Plan(
+        digest=_digest(sources, destinations, topology, options),
+        options=options,
+        topology=topology,
+        sources=tuple(held),
+        destinations=tuple(needed),
+        items=tuple(listed),
+        windows=tuple(windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
+        fallback=fallback,
+        whole=tuple(manifest.unplanned for manifest in destinations),
+    )
+
+
+def _check_ranks(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
+    if [manifest.rank for manifest in manifests] != list(range(len(manifests))):
+        raise ConfigError(
+            f"{side} manifests must be in rank order from 0, got {[m.rank for m in manifests][:16]}"
+        )
+    if len(manifests) != len(slots):
+        raise ConfigError(
+            f"{len(manifests)} {side} manifests but the topology places {len(slots)} {side} ranks"
+        )
+    for tensor in (t for manifest in manifests for t in manifest.tensors):
+        if tensor.dtype not in WIRE_DTYPES:
+            raise ReshardError(
+                f"{side} tensor {tensor.name} has dtype {tensor.dtype}; plans move {WIRE_DTYPES}"
+            )
+
+
+def check_written_once(group: Replicas) -> None:
+    """No element of a destination tensor is in two boxes; what is in none is padding at the end of the first dimension
+    (a padded vocabulary). ReshardError names the tensor."""
+    for tensor in group.tensors:
+        boxes = []
+        for piece in tensor.pieces:
+            extra = len(tensor.shape) - len(piece.shape)
+            boxes.append((piece.local_start, (1,) * extra + piece.shape))
+        where = f"destination rank {group.ranks[0]}: {tensor.name} {tensor.shape}"
+        for start, shape in boxes:
+            if any(
+                low < 0 or low + size > whole
+                for low, size, whole in zip(start, shape, tensor.shape, strict=True)
+            ):
+                raise ReshardError(f"{where}: box at {start} of shape {shape} reaches outside")
+        if twice := overlap(boxes):
+            raise ReshardError(f"{where}: boxes {twice[0]} and {twice[1]} would write the same elements")
+        filled = max((start[0] + shape[0] for start, shape in boxes), default=0)
+        if sum(elements(shape) for _, shape in boxes) != elements((filled, *tensor.shape[1:])):
+            piece = tensor.pieces[0]
+            raise ReshardError(
+                f"{where}: some of its first {filled} rows are in no box; the trainer's {piece.tensor} gives it {piece.shape}"
+            )
+
+
+def _digest(
+    sources: Sequence[RankManifest],
+    destinations: Sequence[RankManifest],
+    topology: Topology,
+    options: PlanOptions,
+) -> str:
+    state = hashlib.sha256(f"{PLANNER_VERSION} {options} {topology}\n".encode())
+    for side, manifests in (("source", sources), ("destination", destinations)):
+        for manifest in manifests:
+            state.update(f"{side} {manifest.rank} {manifest.digest}\n".encode())
+    return state.hexdigest()

@@ -1,0 +1,132 @@
+"""Which checkpoint tensors an engine with block-quantised weights takes in another form, and where their blocks lie. Pure.
+
+Such an engine has two parameters for one checkpoint tensor: float8 values under its name, and float32 scales, one for each
+square block of it, under the name with `_scale_inv` (DeepSeek-V3's own checkpoint form). A destination manifest shows
+both, so the planner needs no option: float8 needed and something wider held means quantise. Blocks are counted from the
+checkpoint tensor's first element; those at its ends may be smaller. The arithmetic is `fp8`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mrl.errors import ReshardError
+from mrl.models.float8 import BLOCK, SCALES
+from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.planner.boxes import Box
+from mrl.resharding.planner.manifest import RankManifest
+
+VALUES = "float8_e4m3fn"
+_LINEAR = re.compile(r"(_proj|_proj_with_mqa|\.w[123])\.weight$")
+
+
+def quantises(name: str) -> bool:
+    """Projections of attention, dense layers and experts; not embeddings, norms, routers and the output layer."""
+    return _LINEAR.search(name) is not None
+
+
+def checkpoint(tensors: Iterable[CheckpointTensor], block: int = BLOCK) -> list[CheckpointTensor]:
+    """The checkpoint as the engine sees it: quantised tensors as values and scales. `block` 0: as it is."""
+    result = []
+    for tensor in tensors:
+        if block and quantises(tensor.name):
+            result.append(dataclasses.replace(tensor, dtype=VALUES))
+            scales = tuple(-(-size // block) for size in tensor.shape)
+            result.append(CheckpointTensor(tensor.name + SCALES, scales, "float32"))
+        else:
+            result.append(tensor)
+    return result
+
+
+def unquantised(names: Iterable[str]) -> tuple[str, ...]:
+    """The trainer's tensors among the engine's: those that are not scales."""
+    return tuple(name for name in names if not name.endswith(SCALES))
+
+
+def engine_settings(num_layers: int) -> dict[str, Any]:
+    """`quantization_config` of a Hugging Face config with exactly these tensors quantised (routers are named because vLLM
+    makes linear layers of some)."""
+    routers = [f"model.layers.{n}.{m}.gate" for n in range(num_layers) for m in ("mlp", "block_sparse_moe")]
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+        "modules_to_not_convert": ["lm_head", *routers],
+    }
+
+
+def manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
+    """An engine rank's manifest with quantised weights, from the one without. ReshardError where it cuts inside a block."""
+    result: list[LocalTensor] = []
+    for _, module in itertools.groupby(wide.tensors, key=lambda t: t.name.rpartition(".")[0]):
+        tensors = list(module)
+        chosen = [t for t in tensors if t.pieces and all(quantises(p.tensor) for p in t.pieces)]
+        result += [dataclasses.replace(t, dtype=VALUES) if t in chosen else t for t in tensors]
+        result += [_scales_of(t, block) for t in chosen]
+    return RankManifest.of(wide.rank, result, wide.unplanned)
+
+
+def manifests(wide: Sequence[RankManifest], quantization: str) -> list[RankManifest]:
+    """Engine ranks' manifests in the form that `rollout.quantization` names."""
+    return list(wide) if quantization == "none" else [manifest(rank) for rank in wide]
+
+
+def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:
+    pieces = []
+    for piece in tensor.pieces:
+        outer, local = piece.local_start[:-2], piece.local_start[-2:]
+        if any(at % block for at in (*piece.start, *local)):
+            raise ReshardError(
+                f"{tensor.name}: the engine's box of {piece.tensor} at {piece.start} does not begin on a block of {block}"
+            )
+        start = tuple(at // block for at in piece.start)
+        shape = tuple(-(-size // block) for size in piece.shape)
+        pieces.append(Piece(piece.tensor + SCALES, start, shape, (*outer, *(at // block for at in local))))
+    shape = (*tensor.shape[:-2], *(-(-size // block) for size in tensor.shape[-2:]))
+    return LocalTensor(tensor.name + SCALES, tensor.chunk, shape, "float32", tuple(pieces))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Blocks:
+    """Of one checkpoint tensor."""
+
+    full: tuple[int, ...]
+    """Its shape."""
+    edge: int
+
+    @classmethod
+    def of(cls, boxes: Iterable[Box], edge: int) -> Blocks:
+        """Of the tensor of which every element is in some box."""
+        ends = [tuple(a + n for a, n in zip(*box, strict=True)) for box in boxes]
+        return cls(tuple(max(sizes) for sizes in zip(*ends, strict=True)), edge)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Blocks along each dimension."""
+        return tuple(-(-size // self.edge) for size in self.full)
+
+    def inside(self, start: Sequence[int], shape: Sequence[int]) -> Box:
+        """The whole blocks of a box, in blocks; of size 0 where there are none.
+
+        >>> Blocks((10, 8), 4).inside((2, 0), (8, 8))
+        ((1, 0), (2, 2))
+        """
+        low = [-(-at // self.edge) for at in start]
+        high = [
+            n if at + size == whole else (at + size) // self.edge
+            for at, size, whole, n in zip(start, shape, self.full, self.grid, strict=True)
+        ]
+        return tuple(low), tuple(max(0, h - a) for a, h in zip(low, high, strict=True))
+
+    def elements(self, start: Sequence[int], shape: Sequence[int]) -> Box:
+        """A box of blocks in elements."""
+        ends = (a + n for a, n in zip(start, shape, strict=True))
+        low, high = (
+            tuple(min(at * self.edge, whole) for at, whole in zip(side, self.full, strict=True))
+            for side in (start, ends)
+        )
+        return low, tuple(h - a for a, h in zip(low, high, strict=True))

@@ -1,0 +1,289 @@
+"""One slot's part of a plan, window by window: what it copies on the slot, packs for peers and unpacks from them. Pure.
+
+A slot executes its windows in order. In each: `local` from the trainer's memory to the engine's; `pack` into the send
+bucket, then one message per peer; `unpack` from the receive bucket into the engine. Message layouts are the same on both
+sides because both walk the same transfers in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from mrl.errors import ReshardError
+from mrl.models.manifest import LocalTensor
+from mrl.resharding.planner.copy_table import (
+    BUCKET,
+    COPY,
+    WIRE_DTYPES,
+    Box,
+    CopyList,
+    CopyTable,
+)
+from mrl.resharding.planner.manifest import DTYPE_BYTES
+from mrl.resharding.planner.patterns import Item, Pattern, Place, Replicas, Transfer
+from mrl.resharding.planner.schedule import ALIGN, Step, Window, slice_of
+from mrl.resharding.planner.topology import Topology
+
+WIRE_BYTES = np.array([DTYPE_BYTES[name] for name in WIRE_DTYPES])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """`num_bytes` bytes at `offset` of this slot's send (or receive) bucket, to (or from) slot `peer`."""
+
+    peer: int
+    offset: int
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WindowPart:
+    """What one slot does in one window; all of it may be empty."""
+
+    index: int
+    local: CopyTable
+    """Trainer tensors -> engine tensors, ordered by module."""
+    pack: CopyTable
+    """Trainer tensors -> send bucket."""
+    sends: tuple[Message, ...]
+    unpack: CopyTable
+    """Receive bucket -> engine tensors, ordered by module."""
+    receives: tuple[Message, ...]
+    opens: tuple[int, ...]
+    """Modules whose first bytes on this slot come in this window (indices into SlotPart.modules)."""
+    closes: tuple[int, ...]
+    """Modules that are complete on this slot after this window."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotPart:
+    """One slot's part. Tensor indices of the tables are positions in `source_tensors` and `destination_tensors`."""
+
+    slot: int
+    source_rank: int | None
+    destination_rank: int | None
+    source_tensors: tuple[LocalTensor, ...]
+    destination_tensors: tuple[LocalTensor, ...]
+    modules: tuple[str, ...]
+    windows: tuple[WindowPart, ...]
+
+    @property
+    def send_bucket_bytes(self) -> int:
+        """Bytes of send bucket this slot ever needs."""
+        return max((_end(window.sends) for window in self.windows), default=0)
+
+    @property
+    def receive_bucket_bytes(self) -> int:
+        """Bytes of each receive bucket this slot ever needs."""
+        return max((_end(window.receives) for window in self.windows), default=0)
+
+    @property
+    def num_copies(self) -> int:
+        """Copies into the engine: local and unpack, after joining."""
+        return sum(len(window.local) + len(window.unpack) for window in self.windows)
+
+
+def _end(messages: Sequence[Message]) -> int:
+    return messages[-1].offset + messages[-1].num_bytes if messages else 0
+
+
+class PartBuilder:
+    """Builds the part of one slot."""
+
+    def __init__(
+        self,
+        slot: int,
+        items: Sequence[Item],
+        sources: Sequence[Replicas],
+        destinations: Sequence[Replicas],
+        topology: Topology,
+    ) -> None:
+        self._slot, self._items, self._topology = slot, items, topology
+        self._source = _index(topology.source_slots, slot)
+        self._destination = _index(topology.destination_slots, slot)
+        self._source_tensors = _tensors(sources, self._source)
+        self._destination_tensors = _tensors(destinations, self._destination)
+        self._relevant: dict[int, tuple[Transfer, ...]] = {}
+        names = [tensor.name.rpartition(".")[0] for tensor in self._destination_tensors]
+        self._modules = tuple(dict.fromkeys(names))
+        numbers = {name: number for number, name in enumerate(self._modules)}
+        self._module_of = [numbers[name] for name in names]
+
+    def build(self, windows: Sequence[Window]) -> SlotPart:
+        drafts = [self._window(window) for window in windows]
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for number, draft in enumerate(drafts):
+            for module in draft.touched:
+                first.setdefault(module, number)
+                last[module] = number
+        parts = [
+            draft.finish(
+                number,
+                opens=tuple(sorted(m for m in draft.touched if first[m] == number)),
+                closes=tuple(sorted(m for m in draft.touched if last[m] == number)),
+            )
+            for number, draft in enumerate(drafts)
+        ]
+        return SlotPart(
+            self._slot,
+            self._source,
+            self._destination,
+            self._source_tensors,
+            self._destination_tensors,
+            self._modules,
+            tuple(parts),
+        )
+
+    def _window(self, window: Window) -> _Draft:
+        draft = _Draft()
+        for step in window:
+            item = self._items[step.item]
+            for transfer in self._transfers(item.pattern):
+                self._add(draft, item, step, transfer)
+        return draft
+
+    def _transfers(self, pattern: Pattern) -> tuple[Transfer, ...]:
+        if id(pattern) not in self._relevant:
+            self._relevant[id(pattern)] = tuple(
+                t
+                for t in pattern.transfers
+                if t.destination == self._destination or self._source in t.candidates
+            )
+        return self._relevant[id(pattern)]
+
+    def _add(self, draft: _Draft, item: Item, step: Step, transfer: Transfer) -> None:
+        chosen = transfer.chosen(item.ordinal)
+        source = transfer.candidates[chosen]
+        sending, receiving = source == self._source, transfer.destination == self._destination
+        cut = slice_of(transfer.shape, step.part, step.parts, transfer.unit)
+        if not (sending or receiving) or cut is None:
+            return
+        start, shape = cut
+        size, read = _matrix(shape), _matrix(shape)
+        taken, given, module = None, None, -1
+        if sending:
+            from_start, from_shape = transfer.source_box(start, shape)
+            origin = tuple(a + b for a, b in zip(transfer.origins[chosen], from_start, strict=True))
+            taken = _side(item.holds[transfer.holds[chosen]], self._source_tensors, origin)
+            read = _matrix(from_shape)
+        if receiving:
+            target = tuple(a + b for a, b in zip(transfer.target, start, strict=True))
+            place = item.needs[transfer.need]
+            given = _side(place, self._destination_tensors, target)
+            module = self._module_of[place.index]
+            draft.touched.add(module)
+        wire, block = transfer.wire, transfer.block
+        if taken and given:
+            draft.local.add(taken, given, rows=read[0], cols=read[1], wire=wire, module=module, block=block)
+        elif taken:
+            peer = self._topology.destination_slots[transfer.destination]
+            draft.stream(draft.sends, peer).pack(taken, read, size, wire, block)
+        elif given:
+            peer = self._topology.source_slots[source]
+            draft.stream(draft.receives, peer).unpack(given, size, wire, module)
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, columns) of a scalar, a vector or a matrix."""
+    rows, cols = shape if len(shape) == 2 else (1, shape[0] if shape else 1)
+    return rows, cols
+
+
+def _index(slots: Sequence[int], slot: int) -> int | None:
+    return slots.index(slot) if slot in slots else None
+
+
+def _tensors(groups: Sequence[Replicas], rank: int | None) -> tuple[LocalTensor, ...]:
+    return next((group.tensors for group in groups if rank in group.ranks), ())
+
+
+def _side(place: Place, tensors: Sequence[LocalTensor], relative: tuple[int, ...]) -> Box:
+    """(tensor index, offset, stride) of the element `relative` of a place's box."""
+    shape, start = tensors[place.index].shape, place.piece.local_start
+    if len(relative) > 2:
+        raise ReshardError(
+            f"{place.piece.tensor} has {len(relative)} dimensions; plans cover vectors and matrices"
+        )
+    extra = len(start) - len(relative)
+    offset, step = 0, 1
+    for dim in range(len(shape) - 1, -1, -1):
+        at = start[dim] + (relative[dim - extra] if dim >= extra else 0)
+        offset += at * step
+        step *= shape[dim]
+    return place.index, offset, shape[-1] if shape else 1
+
+
+class _Stream:
+    """The copies of one message, with offsets relative to its start."""
+
+    def __init__(self) -> None:
+        self.copies = CopyList()
+        self._cursor = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return -(-self._cursor // ALIGN) * ALIGN
+
+    def pack(self, taken: Box, read: tuple[int, int], size: tuple[int, int], wire: int, block: int) -> None:
+        given = self._reserve(*size, wire)
+        self.copies.add(taken, given, rows=read[0], cols=read[1], wire=wire, module=-1, block=block)
+
+    def unpack(self, given: Box, size: tuple[int, int], wire: int, module: int) -> None:
+        taken = self._reserve(*size, wire)
+        self.copies.add(taken, given, rows=size[0], cols=size[1], wire=wire, module=module)
+
+    def _reserve(self, rows: int, cols: int, wire: int) -> Box:
+        size = int(WIRE_BYTES[wire])
+        at = -(-self._cursor // size)
+        self._cursor = (at + rows * cols) * size
+        return BUCKET, at, cols
+
+
+class _Draft:
+    """One window of one slot while it is collected."""
+
+    def __init__(self) -> None:
+        self.local = CopyList()
+        self.sends: dict[int, _Stream] = {}
+        self.receives: dict[int, _Stream] = {}
+        self.touched: set[int] = set()
+
+    @staticmethod
+    def stream(streams: dict[int, _Stream], peer: int) -> _Stream:
+        return streams.setdefault(peer, _Stream())
+
+    def finish(self, index: int, *, opens: tuple[int, ...], closes: tuple[int, ...]) -> WindowPart:
+        pack, sends = _laid_out(self.sends, "target_offset")
+        unpack, receives = _laid_out(self.receives, "source_offset")
+        return WindowPart(
+            index=index,
+            local=_by_module(self.local.table()),
+            pack=pack,
+            sends=sends,
+            unpack=_by_module(unpack),
+            receives=receives,
+            opens=opens,
+            closes=closes,
+        )
+
+
+def _laid_out(streams: dict[int, _Stream], side: str) -> tuple[CopyTable, tuple[Message, ...]]:
+    """All streams one after another in the bucket, in order of peer."""
+    if not streams:
+        return np.empty(0, COPY), ()
+    tables, messages, base = [], [], 0
+    for peer, stream in sorted(streams.items()):
+        table = stream.copies.table()
+        table[side] += base // WIRE_BYTES[table["wire"]]
+        tables.append(table)
+        messages.append(Message(peer, base, stream.num_bytes))
+        base += stream.num_bytes
+    return np.concatenate(tables), tuple(messages)
+
+
+def _by_module(table: CopyTable) -> CopyTable:
+    return table[np.argsort(table["module"], kind="stable")]

@@ -1,0 +1,66 @@
+"""What one trainer rank sends through: its receivers' senders, over the slot's memory or over a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from mrl.config.sections.sync import SyncSection
+from mrl.errors import ReshardError
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
+from mrl.resharding.wire.slot_link import SlotLink
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ends:
+    """Of one trainer rank."""
+
+    receivers: tuple[int, ...]
+    """The generation ranks it leads: its slot's, or between pools every num_trainers-th."""
+    senders: tuple[WeightSender, ...]
+    mesh: TrainerMesh | None
+    link: SlotLink | None
+    """The buffers its slot's processes share; None over a mesh."""
+
+    def close(self) -> None:
+        """Frees the buffers; the receivers must have released them."""
+        for sender in self.senders:
+            sender.close()
+        if self.mesh is not None:
+            self.mesh.drop()
+
+
+def open_ends(
+    sync: SyncSection,
+    addresses: Sequence[str],
+    *,
+    rank: int,
+    num_trainers: int,
+    device: torch.device,
+    store: tuple[str, int] | None,
+) -> Ends:
+    """`addresses`: of all generation ranks. `store`: host and port of the trainers' torch.distributed store, for a mesh."""
+    if sync.transport == "auto":
+        if len(addresses) != num_trainers:
+            raise ReshardError(
+                f"{len(addresses)} generation ranks for {num_trainers} slots; each slot has one (sync.transport = auto)"
+            )
+        link = SlotLink(sync.bucket_bytes, device)
+        return Ends((rank,), (WeightSender(addresses[rank], sync, link),), None, link)
+    if store is None:
+        raise ReshardError("sync.transport = distributed needs the address of the trainers' store")
+    mesh = TrainerMesh(
+        store,
+        rank=rank,
+        num_trainers=num_trainers,
+        num_receivers=len(addresses),
+        device=device,
+        deadline_seconds=sync.deadline_seconds,
+        digests=sync.verify != "off",
+    )
+    receivers = tuple(range(rank, len(addresses), num_trainers))
+    senders = [WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers]
+    return Ends(receivers, tuple(senders), mesh, None)

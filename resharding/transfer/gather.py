@@ -1,0 +1,155 @@
+"""The gather path on the trainer side: full tensors, bucket by bucket, into every slot's sender.
+
+Consumes: each rank's local tensors, a `GatherPlan` (equal on all ranks). Produces: buckets to this slot's receiver.
+Waits for: collectives of the trainer's group (each with the deadline), the receiver's acknowledgements.
+Unblocked by: the agreement before each bucket, so that one rank's failure is raised by all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from mrl.errors import ReshardError
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.gather_plan import Copy, GatherPlan, Window
+from mrl.resharding.transfer.proof import TrainerProof
+from mrl.resharding.transfer.run_session import Lead, Moved, SendStats, hold
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.wire.mesh_link import TrainerMesh
+from mrl.resharding.wire.messages import Span
+
+
+def send(
+    senders: Sequence[WeightSender],
+    session: Session,
+    plan: GatherPlan,
+    local_tensors: Sequence[torch.Tensor],
+    *,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    deadline_seconds: float,
+    mesh: TrainerMesh | None = None,
+) -> SendStats:
+    """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all raise."""
+    if session.digest != plan.digest:
+        raise ReshardError(
+            f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
+        )
+    ranks = Ranks(group, deadline_seconds, device)
+    leads = [Lead(sender, plan.content) for sender in senders]
+    flat = [tensor.detach().reshape(-1) for tensor in local_tensors]
+    return hold(
+        ranks,
+        session,
+        leads,
+        lambda: move(senders, plan, local_tensors, ranks),
+        lambda: proof_of(plan, ranks.rank, len(senders)).said(flat, ranks),
+        mesh=mesh,
+    )
+
+
+def proof_of(plan: GatherPlan, rank: int, num_receivers: int) -> TrainerProof:
+    """All receivers get the same, so their numbers do not matter."""
+    return TrainerProof([plan.cells], rank, plan.sources[rank], range(num_receivers))
+
+
+def move(
+    senders: Sequence[WeightSender], plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
+) -> Moved:
+    """Every bucket in the plan's order, to all receivers."""
+    filled: tuple[Window, torch.Tensor] | None = None
+    seconds, packing = 0.0, 0.0
+    spare = _spare(senders, plan, ranks)
+    for window in plan.windows:
+        buffer = ranks.together(lambda filled=filled: _advance(senders, filled, spare))
+        mark = time.monotonic()
+        packing += _fill(buffer, window, plan, local_tensors, ranks)
+        seconds += time.monotonic() - mark
+        filled = window, buffer
+    ranks.together(lambda: _hand_over(senders, filled))
+    return Moved(plan.num_bytes * len(senders), len(plan.windows), seconds, packing)
+
+
+def _spare(senders: Sequence[WeightSender], plan: GatherPlan, ranks: Ranks) -> torch.Tensor:
+    """What a rank fills that leads nobody: it takes part in the collectives all the same."""
+    size = 0 if senders else max((w.used_bytes for w in plan.windows), default=0)
+    return torch.empty(size, dtype=torch.uint8, device=ranks.device)
+
+
+def _advance(
+    senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None, spare: torch.Tensor
+) -> torch.Tensor:
+    """Hands over the bucket that was filled last; the next one to fill."""
+    _hand_over(senders, filled)
+    return senders[0].next_buffer() if senders else spare
+
+
+def _hand_over(senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None) -> None:
+    if filled is None:
+        return
+    window, buffer = filled
+    spans = [
+        Span(tensor=b.tensor, start=b.first_byte, num_bytes=b.num_bytes, offset=b.offset)
+        for b in window.boxes
+    ]
+    for number, sender in enumerate(senders):
+        if number:
+            sender.next_buffer()[: window.used_bytes].copy_(buffer[: window.used_bytes])
+        sender.send(spans, window.used_bytes)
+
+
+def _fill(
+    buffer: torch.Tensor,
+    window: Window,
+    plan: GatherPlan,
+    local_tensors: Sequence[torch.Tensor],
+    ranks: Ranks,
+) -> float:
+    """Puts the window's full tensors into the buffer, on every rank; seconds of own copies (queued only, on a GPU)."""
+    boxes = []
+    copying = 0.0
+    for box in window.boxes:
+        dtype = DTYPES[plan.tensors[box.tensor].dtype]
+        boxes.append(buffer[box.offset : box.offset + box.num_bytes].view(dtype).view(box.shape))
+    for holder, copies, num_bytes in window.copies:
+        mark = time.monotonic()
+        if holder == ranks.rank:
+            for copy in copies:
+                _part(boxes[copy.box], copy.box_start, copy).copy_(
+                    _part(local_tensors[copy.local], copy.local_start, copy)
+                )
+        if ranks.size == 1:
+            copying += time.monotonic() - mark
+            continue
+        packed = torch.empty(num_bytes, dtype=torch.uint8, device=buffer.device)
+        views = [_packed(packed, copy, boxes[copy.box].dtype) for copy in copies]
+        targets = [_part(boxes[copy.box], copy.box_start, copy) for copy in copies]
+        if holder == ranks.rank:
+            for view, target in zip(views, targets, strict=True):
+                view.copy_(target)
+        copying += time.monotonic() - mark
+        ranks.broadcast(packed, holder)
+        mark = time.monotonic()
+        if holder != ranks.rank:
+            for view, target in zip(views, targets, strict=True):
+                target.copy_(view)
+        copying += time.monotonic() - mark
+    return copying
+
+
+def _part(tensor: torch.Tensor, start: tuple[int, ...], copy: Copy) -> torch.Tensor:
+    """The box of `copy.shape` at `start`, without gradient."""
+    view = tensor.detach()
+    for dim, (first, length) in enumerate(zip(start, copy.shape, strict=True)):
+        view = view.narrow(dim, first, length)
+    return view
+
+
+def _packed(packed: torch.Tensor, copy: Copy, dtype: torch.dtype) -> torch.Tensor:
+    return packed[copy.offset : copy.offset + copy.num_bytes].view(dtype).view(copy.shape)

@@ -1,0 +1,234 @@
+"""How full checkpoint tensors are put together from what the trainer ranks hold, bucket by bucket. Pure.
+
+The gather path is the oracle and the fallback: every slot packs every full tensor. Each piece comes from the lowest
+rank that holds it; a tensor larger than a bucket is cut into boxes that are contiguous in its row-major bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from mrl.errors import ReshardError
+from mrl.models.manifest import CheckpointTensor, LocalTensor
+from mrl.resharding.planner.cells import WholeCells
+from mrl.resharding.planner.manifest import DTYPE_BYTES
+from mrl.resharding.transfer.session import Whole, WireTensor, wire_digest
+
+ALIGNMENT = 64
+"""Bytes; a multiple of every element size, and what vectorised copies like."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a checkpoint tensor that lies contiguously in a bucket."""
+
+    tensor: int
+    """Index in the plan's tensors."""
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    first_byte: int
+    """Of the tensor's row-major bytes."""
+    num_bytes: int
+    offset: int
+    """In the bucket."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """local[local_start : + shape] -> box[box_start : + shape]."""
+
+    local: int
+    """Index in the holder's manifest."""
+    local_start: tuple[int, ...]
+    box: int
+    box_start: tuple[int, ...]
+    shape: tuple[int, ...]
+    offset: int
+    """Where the piece lies in the holder's packed contribution to this bucket."""
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """One bucket."""
+
+    boxes: tuple[Box, ...]
+    used_bytes: int
+    copies: tuple[tuple[int, tuple[Copy, ...], int], ...]
+    """(holder rank, its copies, bytes of its packed contribution), by rank."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """The same object on every rank."""
+
+    tensors: tuple[WireTensor, ...]
+    windows: tuple[Window, ...]
+    digest: str
+    """What a session carries."""
+    sources: tuple[tuple[LocalTensor, ...], ...]
+    """By trainer rank, what it holds."""
+    cells: WholeCells
+
+    @property
+    def content(self) -> Whole:
+        """What receivers are told will come."""
+        return Whole(self.tensors, self.cells.all)
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload of one slot."""
+        return sum(box.num_bytes for window in self.windows for box in window.boxes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Source:
+    rank: int
+    local: int
+    local_start: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def build(
+    checkpoint: Sequence[CheckpointTensor], sources: Sequence[Sequence[LocalTensor]], bucket_bytes: int
+) -> GatherPlan:
+    """`sources`: per trainer rank, what it holds. Wire dtype is the trainer's. ReshardError names uncovered tensors."""
+    if bucket_bytes < ALIGNMENT or bucket_bytes % ALIGNMENT:
+        raise ReshardError(f"bucket_bytes = {bucket_bytes} must be a multiple of {ALIGNMENT}")
+    found, dtypes = _index(sources)
+    tensors, sources_of = [], []
+    for tensor in checkpoint:
+        pieces = list(found.get(tensor.name, {}).values())
+        covered = sum(math.prod(p.shape) for p in pieces)
+        if covered != math.prod(tensor.shape) or _overlap(pieces):
+            raise ReshardError(
+                f"{tensor.name} {tensor.shape}: the trainer ranks hold {covered} of {math.prod(tensor.shape)} elements "
+                f"in {len(pieces)} distinct boxes; they must tile it exactly"
+            )
+        tensors.append(WireTensor(tensor.name, dtypes[tensor.name], tensor.shape))
+        sources_of.append(pieces)
+    windows = tuple(_window(boxes, tensors, sources_of) for boxes in _buckets(tensors, bucket_bytes))
+    held = {t.name: {box: s.rank for box, s in found.get(t.name, {}).items()} for t in tensors}
+    cells = WholeCells(held, dtypes)
+    return GatherPlan(
+        tuple(tensors),
+        windows,
+        wire_digest(tensors, cells.all),
+        tuple(tuple(tensors_of_rank) for tensors_of_rank in sources),
+        cells,
+    )
+
+
+def _index(
+    sources: Sequence[Sequence[LocalTensor]],
+) -> tuple[dict[str, dict[tuple, _Source]], dict[str, str]]:
+    """Tensor name -> distinct boxes with their lowest holder; tensor name -> dtype."""
+    found: dict[str, dict[tuple, _Source]] = {}
+    dtypes: dict[str, str] = {}
+    for rank, locals_ in enumerate(sources):
+        for index, local in enumerate(locals_):
+            for piece in local.pieces:
+                if dtypes.setdefault(piece.tensor, local.dtype) != local.dtype:
+                    raise ReshardError(
+                        f"{piece.tensor} is held as {dtypes[piece.tensor]} and as {local.dtype} (rank {rank})"
+                    )
+                source = _Source(rank, index, piece.local_start, piece.start, piece.shape)
+                found.setdefault(piece.tensor, {}).setdefault((piece.start, piece.shape), source)
+    return found, dtypes
+
+
+def _overlap(pieces: Sequence[_Source]) -> bool:
+    return any(
+        all(
+            max(s, t) < min(s + n, t + k)
+            for s, n, t, k in zip(a.start, a.shape, b.start, b.shape, strict=True)
+        )
+        for a, b in itertools.combinations(pieces, 2)
+    )
+
+
+def _buckets(tensors: Sequence[WireTensor], bucket_bytes: int) -> Iterator[list[Box]]:
+    """Boxes of all tensors in order, cut into buckets; a bucket is never empty."""
+    current: list[Box] = []
+    used = 0
+    for index, tensor in enumerate(tensors):
+        size = DTYPE_BYTES[tensor.dtype]
+        first = 0
+        for start, shape in _cut(tensor.shape, bucket_bytes // size):
+            length = math.prod(shape) * size
+            if used + length > bucket_bytes and current:
+                yield current
+                current, used = [], 0
+            current.append(Box(index, start, shape, first, length, used))
+            first += length
+            used = -(-(used + length) // ALIGNMENT) * ALIGNMENT
+    if current:
+        yield current
+
+
+def _cut(shape: tuple[int, ...], largest: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(start, shape) of boxes of at most `largest` elements, contiguous and in row-major order.
+
+    >>> list(_cut((2, 3), 2))
+    [((0, 0), (1, 2)), ((0, 2), (1, 1)), ((1, 0), (1, 2)), ((1, 2), (1, 1))]
+    """
+    if math.prod(shape) <= largest:
+        yield (0,) * len(shape), shape
+        return
+    row = math.prod(shape[1:])
+    if row <= largest:
+        rows = largest // row
+        for first in range(0, shape[0], rows):
+            yield (first, *(0,) * (len(shape) - 1)), (min(rows, shape[0] - first), *shape[1:])
+        return
+    for first in range(shape[0]):
+        for start, inner in _cut(shape[1:], largest):
+            yield (first, *start), (1, *inner)
+
+
+def _window(
+    boxes: list[Box], tensors: Sequence[WireTensor], sources_of: Sequence[Sequence[_Source]]
+) -> Window:
+    packed: dict[int, list[Copy]] = {}
+    offsets: dict[int, int] = {}
+    for number, box in enumerate(boxes):
+        size = DTYPE_BYTES[tensors[box.tensor].dtype]
+        for source in sources_of[box.tensor]:
+            common = _intersect(box, source)
+            if common is None:
+                continue
+            start, shape = common
+            offset = offsets.get(source.rank, 0)
+            copy = Copy(
+                local=source.local,
+                local_start=_move(start, source.start, source.local_start),
+                box=number,
+                box_start=_move(start, box.start, (0,) * len(start)),
+                shape=shape,
+                offset=offset,
+                num_bytes=math.prod(shape) * size,
+            )
+            packed.setdefault(source.rank, []).append(copy)
+            offsets[source.rank] = -(-(offset + copy.num_bytes) // size) * size
+            offsets[source.rank] = -(-offsets[source.rank] // 8) * 8
+    last = boxes[-1]
+    copies = tuple((rank, tuple(packed[rank]), offsets[rank]) for rank in sorted(packed))
+    return Window(tuple(boxes), last.offset + last.num_bytes, copies)
+
+
+def _intersect(box: Box, source: _Source) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(start, shape) in the checkpoint tensor, or None when they do not meet."""
+    start = tuple(max(a, b) for a, b in zip(box.start, source.start, strict=True))
+    end = tuple(
+        min(a + n, b + k) for a, n, b, k in zip(box.start, box.shape, source.start, source.shape, strict=True)
+    )
+    shape = tuple(e - s for s, e in zip(start, end, strict=True))
+    return (start, shape) if all(n > 0 for n in shape) else None
+
+
+def _move(position: tuple[int, ...], origin: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(p - o + t for p, o, t in zip(position, origin, target, strict=True))

@@ -1,0 +1,225 @@
+"""The proof of a weight sync from end to end: digests of cells, taken from the trainer's parameters and from the engine's.
+
+Neither end looks at the plan's tables, the buckets or the leases: each finds a cell in its own memory by its own manifest, so
+whatever went wrong between the two ends makes a difference. Not cryptographic. Which cells there are is `cells`'s.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from mrl.errors import ReshardError
+from mrl.models.manifest import LocalTensor
+from mrl.resharding.planner.boxes import Box
+from mrl.resharding.planner.cells import (
+    Answer,
+    Cell,
+    Listing,
+    Places,
+    Run,
+    require_tiled,
+    run_of,
+)
+from mrl.resharding.planner.fp8 import quantised
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.quantised import unquantised
+from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.session import WireTensor
+from mrl.resharding.wire.digest import matrix_digests
+
+_NAMED = 6
+"""Cells that an error names."""
+
+ReadBoxes = Callable[[Sequence[tuple[str, Box]]], Iterator[tuple[int, torch.Tensor]]]
+"""Boxes of checkpoint tensors -> (index, the box's values in the trainer's dtype), in any order."""
+
+
+class TrainerProof:
+    """One trainer rank's share: what its own parameters hold in the cells that it answers for."""
+
+    def __init__(
+        self,
+        listings: Sequence[Listing],
+        rank: int,
+        tensors: Sequence[LocalTensor],
+        receivers: Sequence[int],
+    ) -> None:
+        """`tensors`: the rank's own manifest, in the order of the arrays it digests. `receivers`: the engine ranks it leads."""
+        places = Places(tensors)
+        self._answers: dict[int, Answer] = {}
+        self._runs: dict[int, Run] = {}
+        self._by_tensor: dict[int, list[int]] = {}
+        first = 0
+        for listing in listings:
+            for number, answer in listing.answered(rank).items():
+                index, run = places.one_of(answer.tensor, answer.box)
+                self._answers[first + number], self._runs[first + number] = answer, run
+                self._by_tensor.setdefault(index, []).append(first + number)
+            first += listing.count
+        self._count = first
+        self.needed = {receiver: [listing.needed(receiver) for listing in listings] for receiver in receivers}
+        """By engine rank, for every listing its cells by number."""
+        ends = itertools.accumulate((listing.count for listing in listings), initial=0)
+        self._firsts = list(ends)[: len(listings)]
+
+    def said(self, arrays: Sequence[torch.Tensor], ranks: Ranks) -> list[str]:
+        """For every receiver, the digests of its cells in all ranks' parameters; all ranks call it together.
+
+        `arrays`: this rank's, flat. Each cell's digest is one rank's and 0 on all others, so that a sum exchanges them."""
+        every = ranks.sum_of(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)), self._count)
+        return [encoded(every.numpy().view(np.uint64)[self._numbers(receiver)]) for receiver in self.needed]
+
+    def _numbers(self, receiver: int) -> np.ndarray:
+        parts = zip(self._firsts, self.needed[receiver], strict=True)
+        return np.array([first + number for first, cells in parts for number in cells], np.int64)
+
+    def require_loaded(self, arrays: Sequence[torch.Tensor], read: ReadBoxes) -> None:
+        """ReshardError where the parameters are not what `read` says under the cells' own names."""
+        own, numbers = self._digests(arrays), list(self._answers)
+        wrong = []
+        for index, values in read([(self._answers[n].tensor, self._answers[n].box) for n in numbers]):
+            answer = self._answers[numbers[index]]
+            if _digest_of_form(answer, values.reshape(-1), _whole(values)) != own[numbers[index]]:
+                wrong.append(str(answer.cell))
+        if wrong:
+            raise ReshardError(
+                f"the trainer's parameters are not the tensors of the folder it loaded, in {len(wrong)} boxes: {wrong[:_NAMED]}"
+            )
+
+    def _digests(self, arrays: Sequence[torch.Tensor]) -> np.ndarray:
+        result = np.zeros(self._count, np.uint64)
+        for index, numbers in self._by_tensor.items():
+            held = arrays[index]
+            same = [n for n in numbers if _as_held(self._answers[n], held)]
+            result[same] = matrix_digests(held, [self._runs[n] for n in same])
+            for n in set(numbers).difference(same):
+                result[n] = _digest_of_form(self._answers[n], held, self._runs[n])
+        return result
+
+
+def _as_held(answer: Answer, held: torch.Tensor) -> bool:
+    """Engine ranks hold the very bytes (scales may have the dtype of what they are made from)."""
+    return not answer.block and held.dtype == DTYPES[answer.dtype]
+
+
+def _digest_of_form(answer: Answer, flat: torch.Tensor, run: Run) -> int:
+    """Of a box of a held tensor, in the form that engine ranks hold."""
+    if _as_held(answer, flat):
+        return matrix_digests(flat, [run])[0]
+    formed = _formed(answer, flat, run, DTYPES[answer.dtype]).reshape(-1)
+    return matrix_digests(formed, [_whole(formed)])[0]
+
+
+def _formed(answer: Answer, flat: torch.Tensor, run: Run, dtype: torch.dtype) -> torch.Tensor:
+    """A box in the form of engine ranks: cast, or quantised, which needs its rows as they were (a run may have joined them)."""
+    if not answer.block:
+        matrix = flat.as_strided((run.rows, run.cols), (run.stride, 1), flat.storage_offset() + run.offset)
+        return matrix.to(dtype)
+    rows, cols = answer.box[1]
+    stride = run.stride if run.rows == rows else cols
+    matrix = flat.as_strided((rows, cols), (stride, 1), flat.storage_offset() + run.offset)
+    return quantised(matrix, answer.dtype, answer.block)
+
+
+def _whole(values: torch.Tensor) -> Run:
+    return Run(0, values.numel(), 1, values.numel())
+
+
+class EngineProof:
+    """One engine rank's share: what lies in its loader layout, or what its loaders are given, in the cells it needs."""
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        whole: Sequence[Cell],
+        *,
+        manifest: RankManifest | None = None,
+        modules: Iterable[str] = (),
+        whole_names: Iterable[str] = (),
+    ) -> None:
+        """`cells` lie in parameters of `modules`, where the rank's own `manifest` says; `whole` ones in tensors that come
+        whole. ReshardError unless they make up everything that the manifest has."""
+        self._cells = (*cells, *whole)
+        self._parameters: dict[str, list[tuple[int, Run]]] = {}
+        self._whole: dict[str, list[int]] = {}
+        for number, cell in enumerate(whole, len(cells)):
+            self._whole.setdefault(cell.tensor, []).append(number)
+        if manifest is not None:
+            self._place(cells, manifest, set(modules), {*whole_names})
+        self._expected = sum(len(found) for found in (*self._parameters.values(), *self._whole.values()))
+        self._seen: list[tuple[int, int]] = []
+
+    def _place(
+        self, cells: Sequence[Cell], manifest: RankManifest, modules: set[str], whole: set[str]
+    ) -> None:
+        where, planned = f"engine rank {manifest.rank}", []
+        for tensor in manifest.tensors:
+            if tensor.name.rpartition(".")[0] in modules:
+                planned.append(tensor)
+            elif left := {*unquantised(p.tensor for p in tensor.pieces)} - whole:
+                raise ReshardError(
+                    f"{where}: {sorted(left)} of {tensor.name} are neither planned nor come whole"
+                )
+        require_tiled(((p.tensor, (p.start, p.shape)) for t in planned for p in t.pieces), cells, where)
+        places = Places(planned)
+        for number, cell in enumerate(cells):
+            found = places.all_of(cell.tensor, cell.box)
+            if not found:
+                raise ReshardError(f"{where} has no place for {cell}, which the trainer says it needs")
+            for index, run in found:
+                self._parameters.setdefault(planned[index].name, []).append((number, run))
+
+    def start(self) -> None:
+        """Forgets what an earlier session wrote."""
+        self._seen = []
+
+    def parameter(self, name: str, flat: torch.Tensor) -> None:
+        """Looks at a parameter in loader layout, after its last byte was written and before anything is made of it."""
+        found = self._parameters.get(name, [])
+        digests = matrix_digests(flat, [run for _, run in found])
+        self._seen += zip((number for number, _ in found), digests, strict=True)
+
+    def whole(self, name: str, tensor: torch.Tensor) -> None:
+        """Looks at a checkpoint tensor that came whole, before it is loaded."""
+        found = self._whole.get(name, [])
+        runs = [run_of(tensor.shape, self._cells[n].start, self._cells[n].shape) for n in found]
+        self._seen += zip(found, matrix_digests(tensor.reshape(-1), runs), strict=True)
+
+    def compare(self, said: str) -> None:
+        """ReshardError where what was seen is not what the trainer ranks say of their own parameters (`TrainerProof.said`)."""
+        expected = decoded(said, len(self._cells)).tolist()
+        if len(self._seen) != self._expected:
+            raise ReshardError(f"{len(self._seen)} of {self._expected} boxes of the engine were looked at")
+        if wrong := [str(self._cells[number]) for number, digest in self._seen if digest != expected[number]]:
+            raise ReshardError(
+                f"{len(wrong)} of {self._expected} boxes in the engine are not what the trainer's parameters hold: {wrong[:_NAMED]}"
+            )
+
+
+def whole_proof(tensors: Sequence[WireTensor], cells: Sequence[Cell]) -> EngineProof:
+    """Of a session that brings complete tensors only. ReshardError unless the cells make them up."""
+    wanted = [(t.name, ((0,) * len(t.shape), t.shape)) for t in tensors]
+    require_tiled(wanted, cells, "this engine rank")
+    return EngineProof((), cells)
+
+
+def encoded(digests: np.ndarray) -> str:
+    """uint64 digests as text."""
+    return base64.b64encode(digests.astype("<u8").tobytes()).decode()
+
+
+def decoded(text: str, count: int) -> np.ndarray:
+    """What `encoded` made of `count` digests; ReshardError for anything else."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise ReshardError(f"a malformed proof: {error}") from error
+    if len(data) != 8 * count:
+        raise ReshardError(f"a proof of {len(data)} bytes for {count} cells")
+    return np.frombuffer(data, "<u8")

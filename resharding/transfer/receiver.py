@@ -1,0 +1,401 @@
+"""The receiving end of a slot: takes buckets, checks them, hands tensors to a consumer, commits or fails.
+
+Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm/modules.py`). It runs inside one blocking call with
+a deadline on every wait. Whatever goes wrong, the consumer is told to put itself back, the sender gets the traceback,
+and the state is failed until a full session commits.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from mrl.errors import ReshardError
+from mrl.resharding.planner.cells import Cell
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.assembly import DTYPES, Assembly
+from mrl.resharding.transfer.conversation import Conversation
+from mrl.resharding.transfer.lease import Lease
+from mrl.resharding.transfer.proof import EngineProof, whole_proof
+from mrl.resharding.transfer.session import Progress, Session, WireTensor, wire_digest
+from mrl.resharding.transfer.slot_tables import LeasedTensor, Tables
+from mrl.resharding.wire import memory
+from mrl.resharding.wire import messages as m
+from mrl.resharding.wire.channel import Listener
+from mrl.resharding.wire.copy_pool import CopyPool
+from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.mesh import MessageLost
+from mrl.resharding.wire.transport import Inbox, open_inbox
+
+_LAST_WORDS_SECONDS = 2.0
+"""How long a receiver whose bytes did not come listens for its sender's own error."""
+
+
+class TensorConsumer(Protocol):
+    """What a receiver feeds with complete tensors."""
+
+    @property
+    def processing_seconds(self) -> float:
+        """What loading spent in the engine's processing of complete modules."""
+        ...
+
+    def start(self, tensors: Sequence[WireTensor]) -> None:
+        """A session's bytes are about to arrive."""
+        ...
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Complete tensors, each exactly once; the consumer may keep them."""
+        ...
+
+    def finish(self) -> None:
+        """Everything arrived: check completeness, process."""
+        ...
+
+    def abort(self) -> None:
+        """Put loading state back so that a full resend starts clean; must not raise."""
+        ...
+
+
+class PlanConsumer(Protocol):
+    """What a receiver feeds with the windows of a plan."""
+
+    @property
+    def processing_seconds(self) -> float: ...
+
+    @property
+    def manifest(self) -> RankManifest | None:
+        """What this engine rank itself says of its loader layout; None where it was never asked."""
+        ...
+
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        """A session's bytes are about to arrive. `proof` wants every parameter that the tables write, in loader layout,
+        after its last byte and before anything is made of it (`EngineProof.parameter`)."""
+        ...
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket."""
+        ...
+
+    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Complete tensors that the plan leaves to the gather path, each exactly once, after the last window."""
+        ...
+
+    def finish(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Receiver:
+    """One per generation rank; lives as long as its process."""
+
+    def __init__(self, *, deadline_seconds: float, device: torch.device, host: str | None = None) -> None:
+        """`host`: this machine's address, for a sender that does not share this slot's memory."""
+        self.progress = Progress()
+        self._seconds = deadline_seconds
+        self._device = device
+        self._listener = Listener(host)
+        self._inbox: Inbox | None = None
+        self._manifests: dict[str, tuple[list[WireTensor], EngineProof]] = {}
+        self._known_tables: dict[tuple[str, str], Tables] = {}
+        self._known_proofs: dict[tuple[str, str], EngineProof] = {}
+        self._proof: EngineProof | None = None
+        """Of the open session; None in one that is not proved."""
+        self._lease: Lease | None = None
+        self._spent: dict[str, float] = {}
+
+    @property
+    def address(self) -> str:
+        """Where this rank's sender connects."""
+        return self._listener.address
+
+    def receive(
+        self, session: Session, tensors: TensorConsumer, plan: PlanConsumer | None = None
+    ) -> m.Verified:
+        """Takes one whole session, in the mode its sender chose; returns after commit.
+
+        Any error is raised after the consumer was put back, the lease ended and the sender told; the state is then failed.
+        """
+        self.progress.prepare(session)
+        self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
+        talk = Conversation(self._listener, session, self._seconds)
+        consumer: TensorConsumer | PlanConsumer | None = None
+        try:
+            opening = self._accept(talk)
+            if opening.lease is None:
+                content, proof = self._manifest(talk)
+                self._begin_proof(proof if session.full else None)
+                self._open_inbox().connect(talk.given_up)
+                self.progress.receiving()
+                consumer = tensors
+                tensors.start(content)
+                num_tensors, num_bytes = self._take_buckets(talk, content, tensors)
+            elif plan is not None:
+                tables = self._tables(talk, opening)
+                self._open_inbox().connect(talk.given_up)
+                self.progress.receiving()
+                consumer = plan
+                self._begin_proof(self._proof_of(tables, plan.manifest) if session.full else None)
+                num_tensors, num_bytes = self._take_windows(talk, opening.lease, tables, plan)
+            else:
+                raise ReshardError(f"{session} follows a plan; this receiver takes whole tensors only")
+            verified = self._finish(talk, consumer, num_tensors, num_bytes)
+            self._commit(talk, verified)
+            return verified
+        except BaseException as error:
+            self._fail(talk, error, consumer)
+            raise
+
+    def _fail(
+        self, talk: Conversation, error: BaseException, consumer: TensorConsumer | PlanConsumer | None
+    ) -> None:
+        text = "".join(traceback.format_exception(error))
+        self.progress.fail(text)
+        traceback.clear_frames(
+            error.__traceback__
+        )  # frames of the failed call would keep leased memory mapped
+        if consumer is not None:
+            consumer.abort()
+        self._end_lease()
+        if talk.begun:
+            talk.send(m.Failed(session_id=talk.session.session_id, error=text))
+        if self._inbox is not None:
+            self._inbox.drop()  # after the error was sent: whoever misses a message asks for it
+
+    def drop(self, reason: str) -> None:
+        """The weights were given up (a sleep): nothing is served until a session commits again."""
+        if self.progress.serving:
+            self.progress.fail(reason)
+
+    def release(self) -> None:
+        """Unmaps the buffers; the owner may free them when this has returned."""
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            inbox.close()
+
+    def close(self) -> None:
+        self.release()
+        self._listener.close()
+
+    # -- the phases of a session ---------------------------------------------------------------------------------
+
+    def _accept(self, talk: Conversation) -> m.Open:
+        opening = talk.accept()
+        self._map(opening.buffers)
+        return opening
+
+    def _manifest(self, talk: Conversation) -> tuple[list[WireTensor], EngineProof]:
+        """What will come and how it is proved, from the sender or from an earlier session with the same digest."""
+        session = talk.session
+        known = self._manifests.get(session.digest)
+        talk.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
+        if known is not None:
+            return known
+        message = talk.next("the manifest")
+        if not isinstance(message, m.Manifest):
+            raise ReshardError(f"expected the manifest of {session}, got {message.kind}")
+        tensors = [WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in message.tensors]
+        cells = [Cell(name, tuple(start), tuple(shape)) for name, start, shape in message.cells]
+        if wire_digest(tensors, cells) != session.digest:
+            raise ReshardError(
+                f"the manifest of {session} does not have the session's digest {session.digest[:12]}"
+            )
+        self._manifests = {session.digest: (tensors, whole_proof(tensors, cells))}
+        return self._manifests[session.digest]
+
+    def _proof_of(self, tables: Tables, manifest: RankManifest | None) -> EngineProof:
+        """How what the tables bring is proved, by this rank's own manifest; kept for sessions with the same."""
+        if manifest is None:
+            raise ReshardError(
+                "this engine rank was never asked where its loaders put the weights: nothing can be proved here"
+            )
+        key = (tables.digest, manifest.digest)
+        if key not in self._known_proofs:
+            proof = EngineProof(
+                tables.cells,
+                tables.whole_cells,
+                manifest=manifest,
+                modules=tables.modules,
+                whole_names=tables.whole,
+            )
+            self._known_proofs = {key: proof}
+        return self._known_proofs[key]
+
+    def _begin_proof(self, proof: EngineProof | None) -> None:
+        self._proof = proof
+        if proof is not None:
+            proof.start()
+
+    def _tables(self, talk: Conversation, opening: m.Open) -> Tables:
+        """This slot's tables, from the sender or from an earlier session with the same digests, checked against memory."""
+        session = talk.session
+        key = (session.digest, opening.tables_digest)
+        known = self._known_tables.get(key)
+        talk.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
+        if known is None:
+            message = talk.next("the plan's tables")
+            if not isinstance(message, m.PlanTables):
+                raise ReshardError(f"expected the tables of {session}, got {message.kind}")
+            known = Tables.decode(message.tables)
+            if known.digest != opening.tables_digest:
+                raise ReshardError(
+                    f"the tables of {session} do not have the digest {opening.tables_digest[:12]}"
+                )
+            self._known_tables = {key: known}
+        assert opening.lease is not None
+        known.check([d["num_bytes"] for d in opening.lease], self._open_inbox().num_bytes)
+        return known
+
+    def _take_buckets(
+        self,
+        talk: Conversation,
+        tensors: Sequence[WireTensor],
+        consumer: TensorConsumer | PlanConsumer,
+        *,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """(tensors, bytes) loaded from buckets numbered from `first` until the end of the session."""
+        assembly = Assembly(tensors, device=self._device)
+        pool = CopyPool(self._open_inbox().num_bytes, device=self._device)
+        expected = first
+        while True:
+            message = talk.next(f"bucket {expected}")
+            if isinstance(message, m.End):
+                self._check_end(talk.session, message, expected)
+                assembly.require_complete()
+                self._prove(message)
+                return assembly.num_complete, assembly.num_bytes
+            if not isinstance(message, m.Bucket) or message.index != expected:
+                raise ReshardError(f"{talk.session}: expected bucket {expected}, got {message!r:.200}")
+            copy = self._copy(talk, message, pool)
+            talk.send(m.Done(session_id=talk.session.session_id, index=message.index))
+            complete = assembly.take(message.spans, copy)
+            mark = time.monotonic()
+            if self._proof is not None:
+                for name, tensor in complete:
+                    self._proof.whole(name, tensor)
+            consumer.load(complete)
+            self._spent["load"] += time.monotonic() - mark
+            del copy, complete  # else the block just loaded could not be used for the next bucket
+            expected += 1
+
+    def _take_windows(
+        self, talk: Conversation, lease: list[dict], tables: Tables, consumer: PlanConsumer
+    ) -> tuple[int, int]:
+        """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged as complete."""
+        self._lease = Lease(lease)
+        sources = [self._leased(tensor) for tensor in tables.sources]
+        consumer.start(tables, self._proof)
+        for expected in range(len(tables.windows)):
+            message = talk.next(f"window {expected}")
+            if not isinstance(message, m.Window) or message.index != expected:
+                raise ReshardError(f"{talk.session}: expected window {expected}, got {message!r:.200}")
+            mark = time.monotonic()
+            size = tables.windows[expected].bucket_bytes
+            received = self._bytes(talk, message.buffer, size, message.parcels)
+            if message.digest is not None and digest(received) != message.digest:
+                raise ReshardError(
+                    f"window {expected}: the bytes received do not have the digest of those sent"
+                )
+            self._spent["copy"] += time.monotonic() - mark
+            mark = time.monotonic()
+            consumer.apply(expected, sources, received)
+            memory.synchronize(self._device)
+            self._spent["load"] += time.monotonic() - mark
+            talk.send(m.Done(session_id=talk.session.session_id, index=expected))
+        sources.clear()
+        self._end_lease()
+        num_tensors, num_bytes = self._take_buckets(
+            talk, tables.fallback, consumer, first=len(tables.windows)
+        )
+        return len(tables.targets) + num_tensors, tables.num_bytes + num_bytes
+
+    def _leased(self, tensor: LeasedTensor) -> torch.Tensor:
+        assert self._lease is not None
+        dtype = DTYPES[tensor.dtype]
+        size = tensor.num_elements * dtype.itemsize
+        return self._lease.buffers[tensor.buffer][tensor.byte_offset : tensor.byte_offset + size].view(dtype)
+
+    def _end_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+
+    @staticmethod
+    def _check_end(session: Session, end: m.End, arrived: int) -> None:
+        if end.num_buckets != arrived:
+            raise ReshardError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
+
+    def _prove(self, end: m.End) -> None:
+        """What the engine holds is what the trainer's own parameters hold, in a session that is proved."""
+        if self._proof is None:
+            return
+        if end.proof is None:
+            raise ReshardError("the session is to be proved, and its end brings no proof")
+        self._proof.compare(end.proof)
+
+    def _copy(self, talk: Conversation, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
+        """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""
+        mark = time.monotonic()
+        if bucket.used_bytes > self._open_inbox().num_bytes:
+            raise ReshardError(
+                f"bucket {bucket.index} claims {bucket.used_bytes} bytes of a buffer of {self._open_inbox().num_bytes}"
+            )
+        copy = pool.copy(self._bytes(talk, bucket.buffer, bucket.used_bytes))
+        memory.synchronize(copy.device)
+        if bucket.digest is not None and digest(copy) != bucket.digest:
+            raise ReshardError(
+                f"bucket {bucket.index}: the {bucket.used_bytes} bytes received do not have the digest of those sent"
+            )
+        self._spent["copy"] += time.monotonic() - mark
+        return copy
+
+    def _finish(
+        self, talk: Conversation, consumer: TensorConsumer | PlanConsumer, num_tensors: int, num_bytes: int
+    ) -> m.Verified:
+        mark, during = time.monotonic(), consumer.processing_seconds
+        consumer.finish()
+        memory.synchronize(self._device)
+        # Modules are processed as they become complete, inside loading.
+        self._spent["load"] -= during
+        self._spent["process"] += time.monotonic() - mark + during
+        return m.Verified(
+            session_id=talk.session.session_id,
+            num_tensors=num_tensors,
+            num_bytes=num_bytes,
+            seconds=self._spent | {"wait": talk.wait_seconds},
+        )
+
+    def _commit(self, talk: Conversation, verified: m.Verified) -> None:
+        self.progress.verified()
+        talk.send(verified)
+        message = talk.next("the commit")
+        if not isinstance(message, m.Commit):
+            raise ReshardError(f"expected the commit of {talk.session}, got {message.kind}")
+        talk.send(m.Committed(session_id=talk.session.session_id))
+        self.progress.commit()
+
+    # -- pieces --------------------------------------------------------------------------------------------------
+
+    def _bytes(
+        self, talk: Conversation, which: int, num_bytes: int, parcels: Sequence[m.Parcel] | None = None
+    ) -> torch.Tensor:
+        """A bucket's bytes. A sender that gives up says why and drops its messages: its reason is what is raised."""
+        try:
+            return self._open_inbox().take(which, num_bytes, parcels)
+        except MessageLost:
+            while True:  # until its Abort, its end or its silence is raised
+                talk.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
+
+    def _open_inbox(self) -> Inbox:
+        assert self._inbox is not None
+        return self._inbox
+
+    def _map(self, descriptions: list[dict]) -> None:
+        """Opens what the sender fills, once: the same is recognised in later sessions."""
+        if self._inbox is None or not self._inbox.is_for(descriptions):
+            self.release()
+            self._inbox = open_inbox(descriptions, device=self._device, deadline_seconds=self._seconds)

@@ -1,0 +1,122 @@
+"""One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks. Common to both modes.
+
+Every rank of the group calls `hold` together; either all return, committed, or all raise. A rank may lead several
+receivers (separate pools) or none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.session import Session, Whole
+from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.wire.mesh_link import TrainerMesh
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moved:
+    """What the moving part of a session reports."""
+
+    num_bytes: int
+    num_buckets: int
+    seconds: float
+    """Packing, collectives or messages, unpacking."""
+    pack_seconds: float
+    """Of these, what this rank's own copies took."""
+
+    def __add__(self, other: Moved) -> Moved:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Moved(*(a + b for a, b in pairs))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendStats:
+    """One rank's hand-over, in seconds and bytes."""
+
+    seconds: float
+    num_bytes: int
+    num_buckets: int
+    wait_seconds: float
+    """Of this rank for its receivers."""
+    gather_seconds: float
+    """Packing, collectives or messages, unpacking."""
+    pack_seconds: float
+    """Of these, what this rank's own copies took."""
+    commit_seconds: float
+    """From every rank's verification to every rank's commit."""
+    prove_seconds: float
+    """Digests of this rank's own parameters, and their exchange."""
+    receiver_seconds: dict[str, float]
+    """wait, copy, load, process on the receivers' side; the longest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lead:
+    """A receiver that this rank leads through the session, and what it is told will come."""
+
+    sender: WeightSender
+    content: Whole | Tables
+    lease: Sequence[dict[str, Any]] | None = None
+    """Planned mode: the memory the receiver reads (none of it between machines)."""
+
+
+def hold(
+    ranks: Ranks,
+    session: Session,
+    leads: Sequence[Lead],
+    move: Callable[[], Moved],
+    prove: Callable[[], Sequence[str]],
+    *,
+    mesh: TrainerMesh | None = None,
+) -> SendStats:
+    """Holds one session; `move` sends everything in between. A rank that leads nobody still belongs to the `mesh`.
+
+    `prove`: for every lead, what the trainer ranks' own parameters hold in its cells, after everything was sent and while
+    nothing may change it; all ranks compute it together, in a session that asks for it."""
+    started = time.monotonic()
+    senders = [lead.sender for lead in leads]
+    try:
+        ranks.together(lambda: [lead.sender.open(session, lead.content, lease=lead.lease) for lead in leads])
+        ranks.together(lambda: _connect(senders, session, mesh))
+        moved = move()
+        proving = time.monotonic()
+        proofs = prove() if session.full else [None] * len(senders)
+        proving = time.monotonic() - proving
+        verified = ranks.together(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
+        mark = time.monotonic()
+        ranks.together(lambda: [sender.commit() for sender in senders])
+    except BaseException as error:
+        for sender in senders:
+            sender.abort("".join(traceback.format_exception(error)), wait=True)
+        if mesh is not None:
+            mesh.drop()
+        traceback.clear_frames(error.__traceback__)  # else whoever keeps the error keeps the buffers mapped
+        raise
+    return SendStats(
+        seconds=time.monotonic() - started,
+        commit_seconds=time.monotonic() - mark,
+        prove_seconds=proving,
+        num_bytes=moved.num_bytes,
+        num_buckets=moved.num_buckets,
+        wait_seconds=max((sender.wait_seconds for sender in senders), default=0.0),
+        gather_seconds=moved.seconds,
+        pack_seconds=moved.pack_seconds,
+        receiver_seconds=_longest([v.seconds for v in verified]),
+    )
+
+
+def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMesh | None) -> None:
+    for sender in senders:
+        sender.connect()
+    if mesh is not None and not senders:
+        mesh.connect(session.session_id, lambda: None)
+
+
+def _longest(reports: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: max(r[name] for r in reports) for name in (reports[0] if reports else ())}

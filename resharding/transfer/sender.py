@@ -1,0 +1,238 @@
+"""The sending end: two buffers, one filled while the other is unpacked.
+
+Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's (`gather`, `planned`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from mrl.config.sections.sync import SyncSection
+from mrl.errors import ReshardError
+from mrl.resharding.transfer.session import Session, Whole
+from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.wire import messages as m
+from mrl.resharding.wire.channel import Dialer
+from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.mesh import MessageLost
+from mrl.resharding.wire.processes import ProcessId
+from mrl.resharding.wire.slot_link import SlotLink
+from mrl.resharding.wire.transport import Link
+
+_LAST_WORDS_SECONDS = 2.0
+"""How long a sender whose message was lost listens for the receiver's own error."""
+
+_Answer = TypeVar("_Answer", bound=m.Message)
+
+
+def _announcement(session: Session, content: Whole | Tables) -> m.Message:
+    if isinstance(content, Tables):
+        return m.PlanTables(session_id=session.session_id, tables=content.encode())
+    rows = [(t.name, t.dtype, list(t.shape)) for t in content.tensors]
+    cells = [(c.tensor, list(c.start), list(c.shape)) for c in content.cells]
+    return m.Manifest(session_id=session.session_id, tensors=rows, cells=cells)
+
+
+class WeightSender:
+    """Feeds one generation rank. One session at a time: open, then next_buffer/send in turn, finish, commit or abort."""
+
+    def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
+        """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by default."""
+        self._sync = sync
+        self._dialer = Dialer(address)
+        self._link = link or SlotLink(sync.bucket_bytes, torch.device("cpu"))
+        self._session: Session | None = None
+        self._filling = torch.empty(0, dtype=torch.uint8)
+        self._sent = 0
+        self._done = 0
+        self.wait_seconds = 0.0
+
+    @property
+    def bucket_bytes(self) -> int:
+        return self._sync.bucket_bytes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers are."""
+        return self._link.device
+
+    def open(
+        self,
+        session: Session,
+        content: Whole | Tables,
+        *,
+        lease: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        """Announces the session; returns when the receiver accepted it and was told what will come.
+
+        Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory (`lease.describe_*`).
+        """
+        if self._session is not None:
+            raise ReshardError(f"{session} refused: this sender has {self._session} open")
+        own = ProcessId.own()
+        self._sent, self._done, self.wait_seconds = 0, 0, 0.0
+        self._session = session
+        self._dialer.send(
+            m.Open(
+                session_id=session.session_id,
+                from_version=session.from_version,
+                to_version=session.to_version,
+                digest=session.digest,
+                pid=own.pid,
+                start_ticks=own.start_ticks,
+                buffers=self._link.describe(session.session_id),
+                lease=None if lease is None else list(lease),
+                tables_digest=content.digest if isinstance(content, Tables) else "",
+                full=session.full,
+            )
+        )
+        opened = self._next(m.Opened, "the receiver to accept")
+        if opened.wants_manifest:
+            self._dialer.send(_announcement(session, content))
+
+    def connect(self) -> None:
+        """Meets whom the link has to meet; every receiver of the session was told by now."""
+        self._link.connect(self._given_up)
+
+    def _given_up(self) -> str | None:
+        """Why the receiver will not come to meet, or None."""
+        message = self._dialer.glance()
+        if isinstance(message, m.Failed):
+            return self._said(self._open_session(), message.error)
+        return self._dialer.lost()
+
+    def _said(self, session: Session, text: str) -> str:
+        return f"the receiver of {session} at {self._dialer.endpoint} said:\n{text}"
+
+    def next_buffer(self) -> torch.Tensor:
+        """[bucket_bytes] uint8 to fill next; waits until the receiver is done with what was in it."""
+        self.wait_turn()
+        with self.explained():
+            self._filling = self._link.buffer(self._sent % 2)
+        return self._filling
+
+    def wait_turn(self) -> None:
+        """Until the receiver has room for another bucket."""
+        while self._sent - self._done >= 2:
+            done = self._next(m.Done, f"bucket {self._done} to be taken")
+            if done.index != self._done:
+                raise ReshardError(
+                    f"{self._session}: bucket {done.index} was acknowledged instead of {self._done}"
+                )
+            self._done += 1
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """A receiver that gives up sends its error and drops its messages: its error is what is raised."""
+        try:
+            yield
+        except MessageLost:
+            while True:  # until the receiver's error, its end, or its silence is raised
+                self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
+
+    def send(self, spans: Sequence[m.Span], used_bytes: int) -> None:
+        """Hands the buffer `next_buffer` gave to the receiver."""
+        session, which = self._open_session(), 1 if self._sent % 2 else 0
+        self._link.push(which, used_bytes)
+        self._dialer.send(
+            m.Bucket(
+                session_id=session.session_id,
+                index=self._sent,
+                buffer=which,
+                used_bytes=used_bytes,
+                spans=list(spans),
+                digest=self._digest(used_bytes),
+            )
+        )
+        self._sent += 1
+
+    def send_window(self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None) -> None:
+        """Planned mode: the next window's bytes lie in the buffer `next_buffer` gave, or come as parcels from many ranks."""
+        session, which = self._open_session(), 1 if self._sent % 2 else 0
+        if parcels is None:
+            self._link.push(which, received_bytes)
+        self._dialer.send(
+            m.Window(
+                session_id=session.session_id,
+                index=self._sent,
+                buffer=which,
+                digest=self._digest(received_bytes) if parcels is None and received_bytes else None,
+                parcels=None if parcels is None else list(parcels),
+            )
+        )
+        self._sent += 1
+
+    def _digest(self, used_bytes: int) -> int | None:
+        """None where nothing is compared, and in a session whose proof says all that this could."""
+        wanted = self._sync.verify != "off" and not self._open_session().full
+        return digest(self._filling[:used_bytes]) if wanted else None
+
+    def finish(self, proof: str | None = None) -> m.Verified:
+        """No more buckets; returns when the receiver has loaded, checked and processed everything.
+
+        `proof`: what the trainer's own parameters hold in the receiver's cells (`proof.TrainerProof.said`)."""
+        session_id = self._open_session().session_id
+        self._dialer.send(m.End(session_id=session_id, num_buckets=self._sent, proof=proof))
+        while self._done < self._sent:
+            self._next(m.Done, f"bucket {self._done} to be taken")
+            self._done += 1
+        return self._next(m.Verified, "the receiver to verify")
+
+    def commit(self) -> None:
+        """Lets the version become visible on this rank."""
+        self._dialer.send(m.Commit(session_id=self._open_session().session_id))
+        self._next(m.Committed, "the commit to be confirmed")
+        self._session, self._filling = None, self._filling[:0]
+
+    def abort(self, error: str, *, wait: bool = False) -> None:
+        """Gives the session up; the receiver's state is then failed. Without an open session nothing happens.
+
+        `wait`: returns only when the receiver has let go of everything it was lent, or is gone, or at the deadline.
+        """
+        self._filling = self._filling[:0]
+        if self._session is not None:
+            self._dialer.send(m.Abort(session_id=self._session.session_id, error=error))
+        self._link.drop()
+        if self._session is None:
+            return
+        if wait:
+            with contextlib.suppress(ReshardError):  # its Failed, its end or the deadline: all end the wait
+                while True:
+                    self._next(m.Done, "the receiver to let go")
+        self._session = None
+
+    def close(self) -> None:
+        """Frees the buffers; the receiver must have released its mapping before."""
+        self.abort("the sender was closed")
+        self._filling = torch.empty(0, dtype=torch.uint8)
+        self._dialer.close()
+        self._link.close()
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise ReshardError("this sender has no open session; call open first")
+        return self._session
+
+    def _next(self, kind: type[_Answer], waiting_for: str, *, seconds: float | None = None) -> _Answer:
+        """The next message of the open session, of the expected kind; answers to earlier sessions are dropped."""
+        session, mark = self._open_session(), time.monotonic()
+        deadline = mark + (seconds or self._sync.deadline_seconds)
+        while True:
+            message = self._dialer.receive(deadline, f"{waiting_for} ({session})")
+            if message.session_id != session.session_id:
+                continue
+            self.wait_seconds += time.monotonic() - mark
+            if isinstance(message, m.Refused | m.Failed):
+                self._session = None
+                text = message.reason if isinstance(message, m.Refused) else message.error
+                raise ReshardError(self._said(session, text))
+            if not isinstance(message, kind):
+                raise ReshardError(
+                    f"{session}: expected {kind.__name__}, the receiver sent {type(message).__name__}"
+                )
+            return message

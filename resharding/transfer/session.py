@@ -1,0 +1,141 @@
+"""A hand-over of weights from one version to the next, and the states a receiving engine can be in. Pure.
+
+Failed is sticky: an engine that took anything and did not commit serves nothing until a full resend commits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import uuid
+from collections.abc import Sequence
+
+from mrl.errors import ReshardError
+from mrl.resharding.planner.cells import Cell
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WireTensor:
+    """A tensor as it travels: its checkpoint name, torch dtype spelling without prefix, and full shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Session:
+    """One hand-over; sender and receiver must agree on every field."""
+
+    session_id: str
+    from_version: int
+    """The receiver's last committed version; -1 for an engine that never had one."""
+    to_version: int
+    digest: str
+    """Of what travels: `wire_digest` of the manifest (gather), or the plan's digest (planned)."""
+    full: bool = True
+    """The version is committed only after what the engine holds was compared with the trainer's parameters (`proof`)."""
+
+    @classmethod
+    def new(cls, from_version: int, to_version: int, digest: str, *, full: bool = True) -> Session:
+        """A session with a fresh random id."""
+        return cls(uuid.uuid4().hex, from_version, to_version, digest, full)
+
+    def __str__(self) -> str:
+        return f"session {self.session_id[:8]} (version {self.from_version} -> {self.to_version})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """What a gathering session brings: complete tensors, and the cells by which they are proved."""
+
+    tensors: Sequence[WireTensor]
+    cells: Sequence[Cell]
+
+
+def wire_digest(tensors: Sequence[WireTensor], cells: Sequence[Cell] = ()) -> str:
+    """sha256 over names, dtypes and shapes, in order, and over the cells by which they are proved."""
+    rows = [[t.name, t.dtype, list(t.shape)] for t in tensors]
+    rows += [[c.tensor, list(c.start), list(c.shape)] for c in cells]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+class State(enum.Enum):
+    """Where a receiver stands."""
+
+    IDLE = "idle"
+    """Nothing has arrived yet."""
+    PREPARED = "prepared"
+    """A session was announced; nothing was taken."""
+    RECEIVING = "receiving"
+    """Bytes are arriving: the weights are a mixture."""
+    VERIFIED = "verified"
+    """Everything arrived and was checked; not visible yet."""
+    COMMITTED = "committed"
+    """The version is visible."""
+    FAILED = "failed"
+    """The weights are not those of any version; only a full session that commits leaves this state."""
+
+
+_NEXT = {
+    State.IDLE: {State.PREPARED},
+    State.PREPARED: {State.RECEIVING, State.FAILED},
+    State.RECEIVING: {State.VERIFIED, State.FAILED},
+    State.VERIFIED: {State.COMMITTED, State.FAILED},
+    State.COMMITTED: {State.PREPARED, State.FAILED},
+    State.FAILED: {State.PREPARED},
+}
+
+
+class Progress:
+    """The state of one receiver over its sessions."""
+
+    def __init__(self) -> None:
+        self.state = State.IDLE
+        self.version = -1
+        """Last committed version."""
+        self.session: Session | None = None
+        self.error = ""
+
+    @property
+    def serving(self) -> bool:
+        return self.state is State.COMMITTED
+
+    def prepare(self, session: Session) -> None:
+        """Opens a session; refuses a second one at the same time, and one that does not follow the committed version."""
+        if self.state in (State.PREPARED, State.RECEIVING, State.VERIFIED):
+            raise ReshardError(f"{session} refused: {self.session} is still open (state {self.state.value})")
+        again = session.to_version == self.version >= 0 and self.state is State.FAILED
+        if session.from_version != self.version or not (again or session.to_version > self.version):
+            raise ReshardError(
+                f"{session} refused: this engine's committed version is {self.version}, so a session must start there "
+                "and end at a later one (or at the same one, when its weights were lost)"
+            )
+        self._move(State.PREPARED)
+        self.session, self.error = session, ""
+
+    def receiving(self) -> None:
+        self._move(State.RECEIVING)
+
+    def verified(self) -> None:
+        self._move(State.VERIFIED)
+
+    def commit(self) -> None:
+        """The session's version becomes the visible one."""
+        assert self.session is not None
+        self._move(State.COMMITTED)
+        self.version, self.session = self.session.to_version, None
+
+    def fail(self, error: str) -> None:
+        """Sticky until a later session commits."""
+        self._move(State.FAILED)
+        self.session, self.error = None, error
+
+    def _move(self, state: State) -> None:
+        if state not in _NEXT[self.state]:
+            raise ReshardError(
+                f"a receiver cannot go from {self.state.value} to {state.value} ({self.session})"
+            )
+        self.state = state

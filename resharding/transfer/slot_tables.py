@@ -1,0 +1,240 @@
+"""A slot's part of a plan as its receiver needs it: copies from leased memory and from the bucket, module by module. Pure.
+
+Made once from the plan by the trainer, sent as plain bytes (numpy rows, no pickle), and checked against both memories
+before a single element is copied.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.errors import ReshardError
+from mrl.models.manifest import LocalTensor
+from mrl.resharding.planner.cells import Cell
+from mrl.resharding.planner.copy_table import BUCKET, COPY, WIRE_DTYPES, CopyTable, target_sizes
+from mrl.resharding.planner.manifest import DTYPE_BYTES, elements
+from mrl.resharding.planner.slot_plan import SlotPart
+from mrl.resharding.transfer.session import WireTensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeasedTensor:
+    """A trainer tensor inside one of the leased buffers."""
+
+    buffer: int
+    byte_offset: int
+    dtype: str
+    num_elements: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """An engine parameter in loader layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TableWindow:
+    """What the receiver does in one window."""
+
+    local: CopyTable
+    unpack: CopyTable
+    opens: tuple[int, ...]
+    closes: tuple[int, ...]
+    bucket_bytes: int
+    """Bytes of the receive bucket that are filled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """One slot's."""
+
+    sources: tuple[LeasedTensor, ...]
+    targets: tuple[Target, ...]
+    modules: tuple[str, ...]
+    windows: tuple[TableWindow, ...]
+    fallback: tuple[WireTensor, ...] = ()
+    """Checkpoint tensors that come whole after the last window, because no plan can place them on some rank."""
+    whole: tuple[str, ...] = ()
+    """Those of them that this rank takes so."""
+    cells: tuple[Cell, ...] = ()
+    """What the copies make up, cut as it is proved."""
+    whole_cells: tuple[Cell, ...] = ()
+    """The same of the tensors in `whole`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written into the engine, in its dtypes."""
+        sizes = np.array([DTYPE_BYTES[t.dtype] for t in self.targets], np.int64)
+        tables = [table for w in self.windows for table in (w.local, w.unpack)]
+        return sum(int((math.prod(target_sizes(t)) * sizes[t["target"]]).sum()) for t in tables if len(t))
+
+    def targets_of(self, module: int) -> list[int]:
+        """Indices of the targets that are parameters of a module."""
+        name = self.modules[module]
+        return [n for n, target in enumerate(self.targets) if target.name.rpartition(".")[0] == name]
+
+    def written(self) -> list[int]:
+        """Elements the tables write into each target."""
+        counts = np.zeros(len(self.targets), np.int64)
+        for window in self.windows:
+            for table in (window.local, window.unpack):
+                np.add.at(counts, table["target"], math.prod(target_sizes(table)))
+        return counts.tolist()
+
+    def encode(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "sources": [dataclasses.astuple(s) for s in self.sources],
+            "targets": [[t.name, list(t.shape), t.dtype] for t in self.targets],
+            "modules": list(self.modules),
+            "windows": [
+                [_pack(w.local), _pack(w.unpack), list(w.opens), list(w.closes), w.bucket_bytes]
+                for w in self.windows
+            ],
+            "whole": list(self.whole),
+            "fallback": [[t.name, t.dtype, list(t.shape)] for t in self.fallback],
+            "cells": [[c.tensor, list(c.start), list(c.shape)] for c in self.cells],
+            "whole_cells": [[c.tensor, list(c.start), list(c.shape)] for c in self.whole_cells],
+        }
+
+    @classmethod
+    def decode(cls, data: dict[str, Any]) -> Tables:
+        """ReshardError for anything that is not what `encode` makes."""
+        try:
+            return cls(
+                tuple(LeasedTensor(*row) for row in data["sources"]),
+                tuple(Target(name, tuple(shape), dtype) for name, shape, dtype in data["targets"]),
+                tuple(data["modules"]),
+                tuple(
+                    TableWindow(_unpack(local), _unpack(unpack), tuple(opens), tuple(closes), bucket_bytes)
+                    for local, unpack, opens, closes, bucket_bytes in data["windows"]
+                ),
+                tuple(WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in data["fallback"]),
+                tuple(data["whole"]),
+                *(
+                    tuple(Cell(n, tuple(a), tuple(s)) for n, a, s in data[k])
+                    for k in ("cells", "whole_cells")
+                ),
+            )
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ReshardError(f"malformed plan tables: {error!r}") from error
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of everything in them."""
+        plain = (self.sources, self.targets, self.modules, self.fallback, self.whole)
+        state = hashlib.sha256(repr((plain, self.cells, self.whole_cells)).encode())
+        for window in self.windows:
+            state.update(window.local.tobytes() + b"|" + window.unpack.tobytes())
+            state.update(repr((window.opens, window.closes, window.bucket_bytes)).encode())
+        return state.hexdigest()
+
+    def check(self, lease_bytes: Sequence[int], bucket_bytes: int) -> None:
+        """ReshardError when any copy could leave its memory, or any target element is not written exactly as often as
+        the tables of a whole plan do: once, or not at all where it is padding at a tensor's end."""
+        for number, source in enumerate(self.sources):
+            size = source.num_elements * DTYPE_BYTES[source.dtype]
+            inside = 0 <= source.buffer < len(lease_bytes) and source.byte_offset >= 0
+            if not inside or source.byte_offset + size > lease_bytes[source.buffer]:
+                raise ReshardError(
+                    f"leased tensor {number} ({source}) leaves the leased buffers {list(lease_bytes)}"
+                )
+        lengths = np.array([s.num_elements for s in self.sources], np.int64)
+        rooms = np.array([elements(t.shape) for t in self.targets], np.int64)
+        wires = np.array([DTYPE_BYTES[d] for d in WIRE_DTYPES], np.int64)
+        for number, window in enumerate(self.windows):
+            if not 0 <= window.bucket_bytes <= bucket_bytes:
+                raise ReshardError(
+                    f"window {number} fills {window.bucket_bytes} bytes of a bucket of {bucket_bytes}"
+                )
+            room = window.bucket_bytes // wires
+            for table in (window.local, window.unpack):
+                _inside(table, number, table is window.unpack, lengths, rooms, room)
+        if bad := [
+            t.name for t, w, r in zip(self.targets, self.written(), rooms, strict=True) if not 0 < w <= r
+        ]:
+            raise ReshardError(f"{len(bad)} engine parameters are not written once by the plan: {bad[:6]}")
+
+
+def of_part(
+    part: SlotPart,
+    leased: Sequence[LeasedTensor],
+    fallback: Sequence[WireTensor] = (),
+    whole: Sequence[str] = (),
+    cells: Sequence[Cell] = (),
+    whole_cells: Sequence[Cell] = (),
+) -> Tables:
+    """`leased`: where the part's source tensors lie, in its order. `whole`: the rank's `RankManifest.unplanned`."""
+    if len(leased) != len(part.source_tensors):
+        raise ReshardError(f"{len(leased)} leased tensors for a part of {len(part.source_tensors)}")
+    return Tables(
+        tuple(leased),
+        tuple(Target(t.name, t.shape, t.dtype) for t in part.destination_tensors),
+        part.modules,
+        tuple(
+            TableWindow(
+                w.local,
+                w.unpack,
+                w.opens,
+                w.closes,
+                max((m.offset + m.num_bytes for m in w.receives), default=0),
+            )
+            for w in part.windows
+        ),
+        tuple(fallback),
+        tuple(whole),
+        tuple(cells),
+        tuple(whole_cells),
+    )
+
+
+def leased_tensors(located: Sequence[tuple[LocalTensor, Any, int, int]]) -> list[LeasedTensor]:
+    """From a trainer's (tensor, view, buffer index, byte offset) rows."""
+    return [LeasedTensor(buffer, offset, t.dtype, elements(t.shape)) for t, _, buffer, offset in located]
+
+
+def _inside(
+    table: CopyTable, window: int, from_bucket: bool, lengths: np.ndarray, rooms: np.ndarray, room: np.ndarray
+) -> None:
+    if not len(table):
+        return
+    sides = (
+        (table["source"] == BUCKET)
+        if from_bucket
+        else (table["source"] >= 0) & (table["source"] < len(lengths))
+    )
+    known = sides & (table["target"] >= 0) & (table["target"] < len(rooms))
+    known &= (table["wire"] >= 0) & (table["wire"] < len(room)) & (table["rows"] >= 1) & (table["cols"] >= 1)
+    known &= (table["block"] >= 0) & ((table["block"] == 0) | (not from_bucket))
+    if known.all():
+        span = (table["rows"] - 1) * table["source_stride"] + table["cols"]
+        end = table["source_offset"] + span
+        limit = room[table["wire"]] if from_bucket else lengths[table["source"]]
+        known &= (table["source_offset"] >= 0) & (table["source_stride"] >= table["cols"]) & (end <= limit)
+        rows, cols = target_sizes(table)
+        end = table["target_offset"] + (rows - 1) * table["target_stride"] + cols
+        known &= (table["target_offset"] >= 0) & (table["target_stride"] >= cols)
+        known &= end <= rooms[table["target"]]
+    if not known.all():
+        raise ReshardError(f"window {window}: copy {table[np.argmin(known)]} leaves its memory")
+
+
+def _pack(table: CopyTable) -> str:
+    return base64.b64encode(zlib.compress(table.tobytes(), 1)).decode()
+
+
+def _unpack(text: str) -> CopyTable:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype=COPY)

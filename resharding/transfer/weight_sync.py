@@ -1,0 +1,365 @@
+"""One trainer rank's side of every hand-over of a run: its sender, and the plan made once and replayed.
+
+Consumes: the Megatron worker's description of itself. Produces: sessions sent. Waits for: peers and the slot's receiver, each with
+sync.deadline_seconds. Modes: `gather` streams full tensors; `planned` follows the static plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from mrl.config.sections.sync import SyncSection
+from mrl.errors import ReshardError
+from mrl.models.families import Family
+from mrl.models.layout import Layout
+from mrl.models.manifest import LocalTensor
+from mrl.resharding.planner.cells import Listing, PlanCells
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.quantised import unquantised
+from mrl.resharding.planner.slot_plan import SlotPart
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.planner.trainer_manifests import from_layout
+from mrl.resharding.transfer import gather, gather_plan, planned
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.ends import Ends, open_ends
+from mrl.resharding.transfer.lease import describe_device, describe_files
+from mrl.resharding.transfer.node_lane import Neighbours, NodeLane, Offer
+from mrl.resharding.transfer.planned import (
+    Lane,
+    Led,
+    Load,
+    MeshLane,
+    PeerLane,
+    parcels_of,
+)
+from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
+from mrl.resharding.transfer.run_session import SendStats
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.transfer.slot_tables import LeasedTensor, Tables, leased_tensors, of_part
+from mrl.resharding.wire.slot_link import SlotLink
+
+
+class Memory(Protocol):
+    """What is read of a Megatron worker's parameter memory."""
+
+    buffers: Sequence[Any]
+
+    def export(self) -> list[tuple[int, int]]: ...
+
+    def lease(self) -> int: ...
+
+    def release(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """What is read of a Megatron worker."""
+
+    family: Family
+    hf_config: dict[str, Any]
+    layout: Layout
+    dtype: torch.dtype
+    device: torch.device
+
+    def local_tensors(self) -> Sequence[tuple[LocalTensor, torch.Tensor, int, int]]: ...
+
+    def loaded_boxes(self) -> ReadBoxes | None:
+        """Reads the folder whose weights the parameters are; None once they were changed."""
+        ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+
+class Start:
+    """What is made sure of before the first byte of a session."""
+
+    def __init__(self, trainer: Trainer, sync: SyncSection, facts: Mapping[str, object]) -> None:
+        """`facts`: what else must be the same on all ranks, by the words an error names it with."""
+        self._trainer = trainer
+        self._facts = {
+            "sync": sync,
+            "layout": trainer.layout,
+            "dtype": trainer.dtype,
+            "model": json.dumps(trainer.hf_config, sort_keys=True, default=str),
+            **facts,
+        }
+        self._compared = False
+
+    def check(self, session: Session, ranks: Ranks, proof: Callable[[], TrainerProof]) -> None:
+        """ReshardError on all ranks where they disagree about anything, or hold other weights than the folder they loaded
+        (asked once, in the first session that is proved)."""
+        ranks.agree(self._facts | {"session": (session, session.session_id, session.full, session.digest)})
+        if session.digest != self._facts["plan"]:
+            raise ReshardError(
+                f"{session} was made for another plan (digest {session.digest[:12]}, here {str(self._facts['plan'])[:12]})"
+            )
+        if session.full and not self._compared:
+            ranks.together(lambda: self._require_loaded(proof()))
+            self._compared = True
+
+    def _require_loaded(self, proof: TrainerProof) -> None:
+        read = self._trainer.loaded_boxes()
+        if read is not None:
+            arrays = [tensor.detach().reshape(-1) for _, tensor, _, _ in self._trainer.local_tensors()]
+            proof.require_loaded(arrays, read)
+
+
+class GatherHandOver:
+    """Sends full checkpoint tensors, one bucket at a time, to this rank's receivers."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        sync: SyncSection,
+        addresses: Sequence[str],
+        *,
+        store: tuple[str, int] | None = None,
+    ) -> None:
+        """`addresses`: of every generation rank. `store`: the trainers' torch.distributed store (distributed transport)."""
+        self._trainer, self._sync = trainer, sync
+        manifests = from_layout(
+            trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
+        )
+        self.plan = gather_plan.build(
+            trainer.family.checkpoint_tensors(trainer.hf_config),
+            [m.tensors for m in manifests],
+            sync.bucket_bytes,
+        )
+        self._ends = _ends(trainer, sync, addresses, store)
+        self._start = Start(trainer, sync, {"plan": self.plan.digest, "engine ranks": len(addresses)})
+
+    @property
+    def digest(self) -> str:
+        """What a session must carry; equal on all ranks."""
+        return self.plan.digest
+
+    def send(self, session: Session) -> dict[str, float]:
+        """Sends one session; all trainer ranks call it together. Seconds are this rank's, bytes this slot's."""
+        ranks = Ranks(_group(self._trainer), self._sync.deadline_seconds, self._trainer.device)
+        self._start.check(session, ranks, lambda: gather.proof_of(self.plan, ranks.rank, 1))
+        stats = gather.send(
+            self._ends.senders,
+            session,
+            self.plan,
+            [tensor for _, tensor, _, _ in self._trainer.local_tensors()],
+            group=_group(self._trainer),
+            device=self._trainer.device,
+            deadline_seconds=self._sync.deadline_seconds,
+            mesh=self._ends.mesh,
+        )
+        return report(stats)
+
+    def close(self) -> None:
+        """Frees the buffers; the receivers must have released them."""
+        self._ends.close()
+
+
+class PlannedHandOver:
+    """Follows the static plan: nobody gathers; what the slot holds is read by its generation rank from leased memory."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        sync: SyncSection,
+        addresses: Sequence[str],
+        destinations: Sequence[RankManifest],
+        *,
+        slots_per_node: int,
+        store: tuple[str, int] | None = None,
+    ) -> None:
+        """`addresses`, `destinations`: of every generation rank in order (`RolloutEngine.destination_manifests` of each
+        engine). `store`: the trainers' torch.distributed store (distributed transport)."""
+        self._trainer, self._sync = trainer, sync
+        self._rank = dist.get_rank() if trainer.layout.world_size > 1 else 0
+        self._ends = _ends(trainer, sync, addresses, store)
+        located = trainer.local_tensors()
+        sources = self._sources([tensor for tensor, _, _, _ in located])
+        self.plan = build_plan(
+            sources,
+            [dataclasses.replace(d, rank=rank) for rank, d in enumerate(destinations)],
+            self._topology(len(destinations), slots_per_node),
+            PlanOptions(bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"),
+        )
+        self._part = self.plan.part(self.plan.topology.source_slots[self._rank])
+        self._fallback = self._whole_tensors(sources)
+        self._proof = self._proved([tensor for tensor, _, _, _ in located])
+        digests = [manifest.digest[:12] for manifest in destinations]
+        facts = {"slots per node": slots_per_node, "engine ranks' manifests": digests}
+        facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in sources]}
+        self._start = Start(trainer, sync, facts | {"plan": self.plan.digest})
+        self._led = self._leads(leased_tensors(located))
+        self._near: Neighbours | None = None
+        self._lane: Lane | None = None
+
+    def _topology(self, num_receivers: int, slots_per_node: int) -> Topology:
+        """One slot for a trainer and its generation rank, or each on its own where they share no memory."""
+        world = self._trainer.layout.world_size
+        if self._ends.mesh is None:
+            return Topology.shared(world, slots_per_node=slots_per_node)
+        if num_receivers == world:
+            return Topology.beside(world, slots_per_node=slots_per_node)
+        return Topology.separate(world, num_receivers, slots_per_node=slots_per_node)
+
+    def _whole_tensors(self, sources: Sequence[RankManifest]) -> gather_plan.GatherPlan | None:
+        """How what no plan can place is gathered; None where the plan has everything."""
+        if not self.plan.fallback:
+            return None
+        trainer, names = self._trainer, set(unquantised(self.plan.fallback))
+        wanted = [t for t in trainer.family.checkpoint_tensors(trainer.hf_config) if t.name in names]
+        if unknown := names - {t.name for t in wanted}:
+            raise ReshardError(
+                f"engines need tensors whole that the checkpoint does not have: {sorted(unknown)[:20]}"
+            )
+        return gather_plan.build(wanted, [m.tensors for m in sources], self._sync.bucket_bytes)
+
+    def _proved(self, own: Sequence[LocalTensor]) -> TrainerProof:
+        """Of the plan's cells, and of those that come whole."""
+        listings: list[Listing] = [PlanCells(self.plan)]
+        if self._fallback is not None:
+            listings.append(self._fallback.cells.taken_by([unquantised(w) for w in self.plan.whole]))
+        return TrainerProof(listings, self._rank, own, self._ends.receivers)
+
+    def _tables(self, part: SlotPart, leased: Sequence[LeasedTensor], receiver: int) -> Tables:
+        fallback = () if self._fallback is None else self._fallback.tensors
+        cells, *whole_cells = (list(cells.values()) for cells in self._proof.needed[receiver])
+        whole = unquantised(self.plan.whole[receiver])
+        return of_part(part, leased, fallback, whole, cells, whole_cells[0] if whole_cells else ())
+
+    def _leads(self, leased: Sequence[LeasedTensor]) -> list[Led]:
+        if self._ends.mesh is None:
+            return [Led(self._ends.senders[0], self._tables(self._part, leased, self._rank))]
+        topology = self.plan.topology
+        rank_of_slot = {slot: rank for rank, slot in enumerate(topology.source_slots)}
+        led = []
+        for receiver, sender in zip(self._ends.receivers, self._ends.senders, strict=True):
+            part = self.plan.part(topology.destination_slots[receiver])
+            led.append(Led(sender, self._tables(part, [], receiver), parcels_of(part, rank_of_slot)))
+        return led
+
+    def _sources(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
+        """Every rank's manifest from the layout; this rank's must be what it really holds."""
+        trainer = self._trainer
+        manifests = from_layout(
+            trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
+        )
+        if RankManifest.of(self._rank, own).digest != manifests[self._rank].digest:
+            raise ReshardError(
+                f"trainer rank {self._rank} holds other tensors than its layout {trainer.layout} says"
+            )
+        return manifests
+
+    @property
+    def digest(self) -> str:
+        """What a session must carry; equal on all ranks."""
+        return self.plan.digest
+
+    def send(self, session: Session) -> dict[str, float]:
+        """Sends one session under a lease of the parameter memory; all trainer ranks call it together."""
+        trainer = self._trainer
+        ranks = Ranks(_group(trainer), self._sync.deadline_seconds, trainer.device)
+        self._start.check(session, ranks, lambda: self._proof)
+        trainer.memory.lease()
+        try:
+            own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
+            flat, near = [tensor.reshape(-1) for tensor in own], self._neighbours(ranks)
+            load = Load(self._part if near is None else near.rest, flat, self._fallback, own)
+            lane = self._far(ranks, load.part)
+            if near is not None:
+                lane = NodeLane(near, lane, ranks, flat)
+            stats = planned.send(
+                self._led,
+                session,
+                load,
+                lane,
+                ranks,
+                self._proof,
+                lease=self._describe(),
+                mesh=self._ends.mesh,
+            )
+        except BaseException:
+            self._lane = None  # messages of the failed session may still be under way in its buckets
+            raise
+        finally:
+            trainer.memory.release()
+        whole = 0 if self._fallback is None else self._fallback.num_bytes * len(self._led)
+        return report(stats) | {
+            "cross_slot_bytes": float(self.received_bytes),
+            "fallback_bytes": float(whole),
+        }
+
+    @property
+    def received_bytes(self) -> int:
+        """What reaches this rank's receivers from other slots in one session, messages' alignment included."""
+        return sum(led.received_bytes for led in self._led)
+
+    def _neighbours(self, ranks: Ranks) -> Neighbours | None:
+        """The buckets of this machine's other slots, in shared memory; the ranks meet in the first session."""
+        nodes, link = self.plan.topology.nodes, self._ends.link
+        if link is None or link.device.type != "cpu" or len(set(nodes)) == len(nodes):
+            return None
+        if self._near is None:
+            self._near = ranks.together(lambda: self._meet(nodes, link))
+        return self._near
+
+    def _meet(self, nodes: Sequence[int], link: SlotLink) -> Neighbours:
+        offers: list[Any] = [None] * len(nodes)
+        dist.all_gather_object(offers, Offer.of(self._part, link.export()))
+        own = self._part.slot
+        return Neighbours(
+            self._part, {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
+        )
+
+    def _far(self, ranks: Ranks, part: SlotPart) -> Lane:
+        """The lane beyond this machine's memory, with its buckets, made in the first session."""
+        if self._lane is None:
+            topology, mesh = self.plan.topology, self._ends.mesh
+            if mesh is None:
+                self._lane = PeerLane(ranks, part, {s: r for r, s in enumerate(topology.source_slots)})
+            else:
+                self._lane = MeshLane(mesh, part, {s: r for r, s in enumerate(topology.destination_slots)})
+        return self._lane
+
+    def _describe(self) -> list[dict[str, Any]]:
+        if self._ends.mesh is not None:
+            return []
+        if self._trainer.device.type == "cuda":
+            return describe_device([buffer.param_data for buffer in self._trainer.memory.buffers])
+        return describe_files(self._trainer.memory.export())
+
+    def close(self) -> None:
+        """Frees the buffers; the receivers must have released them."""
+        if self._near is not None:
+            self._near.close()
+        self._ends.close()
+
+
+def _group(trainer: Trainer) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if trainer.layout.world_size > 1 else None
+
+
+def _ends(
+    trainer: Trainer, sync: SyncSection, addresses: Sequence[str], store: tuple[str, int] | None
+) -> Ends:
+    world = trainer.layout.world_size
+    rank = dist.get_rank() if world > 1 else 0
+    return open_ends(sync, addresses, rank=rank, num_trainers=world, device=trainer.device, store=store)
+
+
+def report(stats: SendStats) -> dict[str, float]:
+    """A hand-over's figures by metric name: seconds of this rank, bytes of this slot."""
+    seconds = {f"{name}_seconds": value for name, value in stats.receiver_seconds.items()}
+    return seconds | {
+        "bytes": float(stats.num_bytes),
+        "gather_seconds": stats.gather_seconds,
+        "pack_seconds": stats.pack_seconds,
+        "commit_seconds": stats.commit_seconds,
+        "prove_seconds": stats.prove_seconds,
+        "sender_wait_seconds": stats.wait_seconds,
+    }

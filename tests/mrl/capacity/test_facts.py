@@ -1,0 +1,116 @@
+"""Parameter counts against the published configurations and an independent count by transformers' own models."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from mrl.capacity.hardware import CONFIGS, load_hardware
+from mrl.capacity.model_facts import find_facts
+from mrl.config.sections.model import ModelSection
+from mrl.errors import ConfigError
+from mrl.models.facts import Facts
+from mrl.observe.devices import peak_flops
+
+PUBLISHED = {
+    # Elements in the published safetensors (DeepSeek-V3: without the multi-token-prediction layer).
+    "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
+    "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
+    "DeepSeek-V3": (671_026_419_200, 37_552_297_472),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_are_exact(name: str) -> None:
+    facts = find_facts(ModelSection(path=f"weights/{name}"))
+    total, active = PUBLISHED[name]
+    assert facts.parameters_total == total
+    assert facts.parameters_active == active
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_agree_with_transformers(name: str) -> None:
+    """transformers builds the model on the meta device; router correction biases are buffers there."""
+    import transformers
+
+    hf = json.loads((CONFIGS / "models" / name / "config.json").read_text())
+    config = transformers.AutoConfig.for_model(**hf)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    count = sum(p.numel() for p in model.parameters())
+    count += sum(b.numel() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias"))
+    assert count == PUBLISHED[name][0]
+
+
+def test_a_models_own_folder_comes_first(tmp_path) -> None:
+    folder = tmp_path / "Qwen3-30B-A3B"
+    folder.mkdir()
+    hf = json.loads((CONFIGS / "models" / "Qwen3-30B-A3B" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(hf | {"num_hidden_layers": 2}))
+    facts = find_facts(ModelSection(path=str(folder)))
+    assert facts.num_layers == 2
+    assert facts.origin == str(folder / "config.json")
+
+
+def test_a_new_model_needs_no_folder() -> None:
+    facts = find_facts(ModelSection.model_validate({"path": "nowhere", "new": {"vocab_size": 500}}))
+    tensors = facts.family.checkpoint_tensors(facts.hf)
+    assert facts.vocab == 512
+    assert facts.parameters_total == sum(math.prod(t.shape) for t in tensors)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="configs/models knows only"):
+        find_facts(ModelSection(path="weights/unknown"))
+
+
+def test_hardware_by_name_and_by_file(tmp_path) -> None:
+    known = load_hardware("8x80gb")
+    path = tmp_path / "mine.yaml"
+    path.write_text((CONFIGS / "hardware" / "8x80gb.yaml").read_text() + "training_efficiency: 0.5\n")
+    assert load_hardware(path).training_efficiency == 0.5
+    assert load_hardware(path).peak_flops == known.peak_flops
+    with pytest.raises(ConfigError, match="neither a file nor one of"):
+        load_hardware("8x8gb")
+    path.write_text("gpus: 8\n")
+    with pytest.raises(ConfigError, match="does not describe hardware"):
+        load_hardware(path)
+
+
+def test_operations_of_a_training_token_are_palms() -> None:
+    """6 N + 12 L H Q T with half of the pairs (arXiv 2204.02311, appendix B); N: what a token meets, the lookup not."""
+    facts, length = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), 4096
+    parameters = PUBLISHED["Qwen3-30B-A3B"][1] - 151936 * 2048
+    layers, heads, width = 48, 32, 128
+    trained = 3 * facts.forward_flops(length, length**2 / 2) / length
+    assert trained == 6 * parameters + 12 * layers * heads * width * length / 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_operations_agree_with_those_torch_counts(tied: bool) -> None:
+    """torch counts products only, and all pairs; norms are the rest."""
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 1000}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    hf = transformers.Qwen3Config(**shape, **heads, tie_word_embeddings=tied, attn_implementation="eager")
+    model, length = transformers.AutoModelForCausalLM.from_config(hf), 96
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, length, dtype=torch.long))
+    facts = Facts(hf.to_dict() | {"model_type": "qwen3"}, "test")
+    norms = 3 * (2 * 256 + 2 * 32) + 256
+    ours = facts.forward_flops(length, length**2) - 2 * norms * length
+    assert ours == counter.get_total_flops()
+    assert (
+        facts.forward_flops(length, 0) - facts.forward_flops(length, 0, has_head=False)
+        == 2 * 256_000 * length
+    )
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device"), [("8x80gb", "NVIDIA H100 80GB HBM3"), ("8x141gb", "NVIDIA H200")]
+)
+def test_a_plan_and_a_run_know_the_same_peak(hardware: str, device: str) -> None:
+    assert load_hardware(hardware).peak_flops == peak_flops(device, "bfloat16")

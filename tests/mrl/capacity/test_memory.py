@@ -1,0 +1,188 @@
+"""Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, hand-over moments."""
+
+import pytest
+
+from mrl.capacity.activations import activations, in_flight
+from mrl.capacity.estimate import plan_report
+from mrl.capacity.hardware import CONFIGS, load_hardware
+from mrl.capacity.memory_timeline import SlotMemory, moments
+from mrl.capacity.model_facts import find_facts
+from mrl.capacity.rollout_memory import engine_memory, kv_cache_bytes
+from mrl.capacity.training_memory import buffer_elements, layout_of, stage_memory
+from mrl.config.load import load
+from mrl.config.sections.model import ModelSection
+from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.training import TrainingSection
+from mrl.models.layout import Layout
+
+GB = 1e9
+
+
+def training(**layout: int) -> TrainingSection:
+    return TrainingSection.model_validate({"layout": layout})
+
+
+def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
+    """59 GB rollout weights and 7.6 GB trainer weights fit 80 GB; 15 GB gradients and 44 GB of optimizer state do not."""
+    facts = find_facts(ModelSection(path="weights/Qwen3-235B-A22B"))
+    stages = stage_memory(facts, training(tp=4, pp=8, dp=2, ep=8))
+    worst = max(stages, key=lambda stage: stage.weights)
+    engine = engine_memory(facts, RolloutSection(tp=8, expert_parallel=True))
+    assert engine.weights == pytest.approx(59.0 * GB, rel=0.01)
+    assert worst.weights == pytest.approx(7.6 * GB, rel=0.06)
+    assert worst.gradients == 2 * worst.weights
+    assert worst.optimizer == pytest.approx(44 * GB, rel=0.06)
+
+
+def test_parameters_of_all_ranks_are_the_model_and_its_replicas() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    section = training(tp=2, pp=2, dp=2, ep=4)
+    held = sum(stage.parameters for stage in stage_memory(facts, section))
+    layers, tp = facts.num_layers, 2
+    replicated = layers * (2 * 2048 + 2 * 128 + 128 * 2048) + 2048
+    routed = facts.parameters_routed
+    rest = facts.parameters_total - routed - replicated
+    assert held == routed // 4 + rest // tp + replicated
+
+
+def test_buffers_are_padded_like_megatrons() -> None:
+    assert buffer_elements([1], 1) == 128
+    assert buffer_elements([65, 64], 1) == 256  # the second starts at 128, ends at 192
+    assert buffer_elements([128, 128], 3) == 384  # a multiple of 3 x 128
+    assert buffer_elements([], 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "microbatches", "expected"),
+    [
+        (Layout(), 0, 8, 1),
+        (Layout(pp=4), 0, 8, 4),
+        (Layout(pp=4), 3, 8, 1),
+        (Layout(pp=4), 0, 2, 2),
+        # Interleaved: (4 - 0 - 1) x 2 + (2 - 1) x 4 + 1 = 11 chunks of half a stage.
+        (Layout(pp=4, vpp=2), 0, 8, 5.5),
+        (Layout(pp=4, vpp=2), 3, 8, 2.5),
+    ],
+)
+def test_microbatches_in_flight(layout: Layout, stage: int, microbatches: int, expected: float) -> None:
+    assert in_flight(layout, stage, microbatches) == expected
+
+
+def test_recompute_saves_activations_in_order() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    kept = {}
+    for recompute in ("off", "selective", "full"):
+        section = training(tp=4, dp=2, ep=8).model_copy(update={"recompute": recompute})
+        kept[recompute] = activations(
+            facts, section, layout_of(section), stage=0, tokens=8192, num_microbatches=4
+        ).kept
+    assert kept["full"] < kept["selective"] < kept["off"]
+    # One hidden state per layer, split over tp; the final norm's input and deviations; hidden states gathered once.
+    hidden = 8192 // 4 * 2048 * 2
+    assert kept["full"] == 48 * hidden + hidden + 8192 // 4 * 4 + 4 * hidden
+
+
+def test_context_parallel_ranks_share_the_activations() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    kept = {}
+    for cp, fused in ((1, True), (2, True), (1, False), (2, False)):
+        section = training(tp=4, cp=cp, dp=2 // cp, ep=8)
+        kept[cp, fused] = activations(
+            facts, section, layout_of(section), stage=0, tokens=8192, num_microbatches=4, fused=fused
+        ).kept
+    assert kept[2, True] * 2 == kept[1, True]
+    # Our own attention keeps the keys and values of all tokens: 4 heads of 128 in each of 48 layers, over tp.
+    gathered = 48 * 8192 // 4 * 2 * 4 * 128 * 2
+    assert kept[2, False] * 2 == kept[1, False] + gathered
+
+
+def test_key_value_cache_counts_heads_and_latent_rows() -> None:
+    qwen = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    assert engine_memory(qwen, RolloutSection(tp=1)).kv_bytes_per_token == 48 * 2 * 4 * 128 * 2
+    assert engine_memory(qwen, RolloutSection(tp=8)).kv_bytes_per_token == 48 * 2 * 1 * 128 * 2
+    deepseek = find_facts(ModelSection(path="weights/DeepSeek-V3"))
+    # The latent row is on every rank: 512 + 64 elements a layer.
+    assert engine_memory(deepseek, RolloutSection(tp=16)).kv_bytes_per_token == 61 * 576 * 2
+
+
+def test_the_cache_gets_what_the_fraction_leaves() -> None:
+    facts, hardware = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), load_hardware("8x80gb")
+    rollout = RolloutSection(tp=2, memory_fraction=0.8)
+    engine = engine_memory(facts, rollout)
+    cache, working = kv_cache_bytes(facts, rollout, hardware, engine)
+    assert cache + working + engine.weights == int(0.8 * hardware.memory_bytes)
+    narrow = rollout.model_copy(update={"max_num_batched_tokens": 2048})
+    assert sum(kv_cache_bytes(facts, narrow, hardware, engine)) == cache + working
+    assert kv_cache_bytes(facts, narrow, hardware, engine)[1] < working
+
+
+SLOT = SlotMemory(
+    weights=1,
+    gradients=2,
+    optimizer=4,
+    critic=2048,
+    activations=8,
+    working=16,
+    log_prob_working=32,
+    engine_weights=64,
+    engine_working=128,
+    kv_cache=256,
+    buckets=512,
+    staging=1024,
+)
+
+
+def test_moments_hold_exactly_their_parts() -> None:
+    """Each part is a power of two: a total says which parts are in it."""
+    hardware = load_hardware("8x80gb").model_copy(update={"process_bytes": 0})
+    found = {moment.name: moment.total for moment in moments(SLOT, hardware, sleeps=True, offloads=True)}
+    assert found == {
+        "generate": 512 + 64 + 256 + 128,
+        "engine asleep": 512,
+        "trainer back": 512 + 1 + 2 + 4 + 2048,
+        "log-probs": 512 + 1 + 2 + 4 + 2048 + 32,
+        "update": 512 + 1 + 2 + 4 + 2048 + 8 + 16,
+        "gradients, optimizer and critic left": 512 + 1,
+        "rollout weights woke": 512 + 1 + 64,
+        "reshard": 512 + 1 + 64 + 1024,
+        "trainer weights left": 512 + 64,
+    }
+
+
+def test_a_trainer_that_never_leaves_is_in_every_moment() -> None:
+    for moment in moments(SLOT, load_hardware("8x80gb"), sleeps=True, offloads=False):
+        held = [moment.parts[part] for part in ("trainer weights", "gradients", "optimizer", "critic")]
+        assert held == [1, 2, 4, 2048]
+
+
+def test_a_critic_is_the_backbone_with_one_number_a_token() -> None:
+    facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
+    section = training(tp=2, pp=2, dp=2, ep=4)
+    policy, critic = (stage_memory(facts, section, value_head=head) for head in (False, True))
+    assert critic[0] == policy[0]
+    table = facts.vocab * facts.hidden // 2
+    assert policy[1].parameters - critic[1].parameters == table - facts.hidden
+    assert policy[1].gradients - critic[1].gradients == pytest.approx(4 * table, rel=1e-4)
+
+
+def test_ppo_plans_its_critic_on_every_rank() -> None:
+    words = ["algorithm.estimator.name=gae", "critic.optimizer.lr=1e-5", "training.layout.dp=4"]
+    plain, ppo = (
+        plan_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb")).tree
+        for more in (words[2:], words)
+    )
+    for before, after in zip(plain["training"]["stages"], ppo["training"]["stages"], strict=True):
+        assert before["critic_bytes"] == 0
+        same = after["weights_bytes"] + after["gradients_bytes"] + after["optimizer_bytes"]
+        assert 0.9 * same < after["critic_bytes"] < same
+        assert after["total_bytes"] == before["total_bytes"] + after["critic_bytes"]
+    moments_with = {m["moment"] for m in ppo["handover"] if "critic" in m["parts"]}
+    assert moments_with == {"trainer back", "log-probs", "update"}
+    assert ppo["step"]["seconds"]["update"] == pytest.approx(2 * plain["step"]["seconds"]["update"])
+
+
+def test_an_engine_that_never_sleeps_is_in_every_moment() -> None:
+    hardware = load_hardware("laptop")
+    for moment in moments(SLOT, hardware, sleeps=False, offloads=False):
+        assert moment.parts["rollout weights"] == 64
+        assert moment.parts["KV cache"] == 256

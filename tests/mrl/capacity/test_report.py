@@ -1,0 +1,154 @@
+"""`mrl plan` as people and programs see it: the tree, the table, layouts that cannot be split, layouts that do not fit."""
+
+import json
+
+import pytest
+
+from mrl.capacity.estimate import plan_report
+from mrl.capacity.hardware import CONFIGS, load_hardware
+from mrl.cli import main
+from mrl.config.load import load
+
+QWEN_30B = CONFIGS / "qwen3_30b_a3b.yaml"
+
+
+def report(*words: str, hardware: str = "8x80gb"):
+    return plan_report(load([QWEN_30B], words), load_hardware(hardware))
+
+
+def test_the_tree_is_json_and_complete() -> None:
+    tree = json.loads(json.dumps(report().json()))
+    assert tree["parameters_total"] == 30_532_122_624
+    assert tree["fits"]
+    assert tree["world_size"] == 8
+    assert tree["nodes"] == 1
+    assert tree["engines"] == 4
+    for moment in tree["handover"]:
+        assert moment["total_bytes"] == sum(moment["parts"].values())
+        assert moment["free_bytes"] == tree["hardware"]["memory_bytes"] - moment["total_bytes"]
+    sync = tree["sync"]
+    assert sync["need_bytes"] == sync["local_bytes"] + sync["between_slots_bytes"]
+    assert sync["between_slots_bytes"] == sync["node_bytes"] + sync["network_bytes"]
+    seconds = tree["step"]["seconds"]
+    assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
+
+
+def test_a_pass_for_old_log_probs_is_planned_where_it_is_made() -> None:
+    one, asked, several = (
+        report(f"algorithm.minibatches={count}", f"algorithm.old_logprobs={kind}").tree["step"]["seconds"]
+        for count, kind in ((1, "auto"), (1, "recomputed"), (4, "auto"))
+    )
+    assert one["log_probs"] == 0 < asked["log_probs"] == several["log_probs"]
+
+
+def test_the_table_names_the_numbers() -> None:
+    text = report().table()
+    assert "30,532,122,624 parameters" in text
+    assert "memory hand-over" in text
+    assert "verdict: it fits" in text
+
+
+def test_too_little_memory_is_an_error_with_a_way_out() -> None:
+    found = report("training.layout.ep=2", "training.layout.tp=2", "training.layout.dp=1", "rollout.tp=1")
+    assert not found.fits
+    assert any(line.startswith("'update' needs") for line in found.tree["errors"])
+    assert any("training.layout.ep" in line for line in found.tree["suggestions"])
+    assert "does NOT fit" in found.table()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("training.layout.ep=3", "training.layout.dp=3"),
+            "experts (128) do not divide into training.layout.ep = 3",
+        ),
+        (
+            ("training.layout.tp=3", "training.layout.ep=1", "rollout.tp=1"),
+            "attention heads (32) do not divide",
+        ),
+        (("training.layout.pp=49", "training.layout.dp=2"), "48 layers cannot fill pp x vpp = 49 x 1 stages"),
+        (
+            ("rollout.tp=3", "training.layout.dp=6"),
+            "experts (128) do not divide into rollout.tp (expert_parallel) = 3",
+        ),
+        (
+            ("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
+            "does not begin on a block of 128; lower rollout.tp",
+        ),
+        (
+            ("rollout.tp=16", "training.layout.dp=4"),
+            "engine 0 would lie on nodes [0, 1]; choose a rollout.tp that divides the slots of a node",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...], message: str) -> None:
+    found = report(*words)
+    assert not found.fits
+    assert any(message in line for line in found.tree["errors"]), found.tree["errors"]
+    assert "training" not in found.tree
+    assert "does NOT fit" in found.table()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("rollout.tp=4", "rollout.expert_parallel=false"),
+            "rollout.expert_parallel=true deals out whole experts",
+        ),
+        (("training.layout.pp=5", "training.layout.dp=2"), "48 layers do not divide into pp x vpp = 5 x 1"),
+        (("training.layout.tp=8",), "query groups are cut"),
+        (
+            ("rollout.quantization=fp8_block", "algorithm.correction.kind='off'"),
+            "truncated is the usual correction",
+        ),
+        (
+            ("rollout.quantization=fp8_block", "loop.max_sampler_mismatch=0.01"),
+            "quantised weights alone make",
+        ),
+        (
+            ("rollout.quantization=fp8_block", "training.layout.ep=2", "training.layout.etp=4"),
+            "cuts 18432 tensors inside blocks of 128",
+        ),
+        (("training.layout.tp=16",), "spans nodes of 8"),
+        (("training.router_aux_loss=0.001",), "pulls against the reward"),
+        (
+            ("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),
+            "rail misalignment",
+        ),
+    ],
+)
+def test_warnings(words: tuple[str, ...], message: str) -> None:
+    assert any(message in line for line in report(*words).tree["warnings"]), report(*words).tree["warnings"]
+
+
+def test_host_memory_that_is_too_small_is_an_error() -> None:
+    small = load_hardware("8x80gb").model_copy(update={"host_memory_bytes": 10**11})
+    config = load([QWEN_30B])
+    assert any(
+        "100.0 GB" in line and "host memory" in line for line in plan_report(config, small).tree["errors"]
+    )
+    never = load([QWEN_30B], ["training.offload=never"])
+    assert not any("host memory" in line for line in plan_report(never, small).tree["errors"])
+
+
+def test_the_recipes_layout_stays_on_its_rails() -> None:
+    tree = report("training.layout.pp=4", "training.layout.dp=2", "rollout.tp=8").tree
+    assert tree["sync"]["off_rail_bytes"] < 0.05 * tree["sync"]["network_bytes"]
+    assert not any("rail" in line for line in tree["warnings"])
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["plan", str(QWEN_30B), "--json"])
+    tree = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert tree["parameters_total"] == 30_532_122_624
+
+
+def test_quantised_engines_take_half_the_bytes_and_leave_more_for_their_cache() -> None:
+    wide, narrow = (report(f"rollout.quantization={form}").tree for form in ("none", "fp8_block"))
+    assert narrow["rollout"]["weights_bytes"] < 0.56 * wide["rollout"]["weights_bytes"]
+    assert narrow["rollout"]["kv_cache_bytes"] > wide["rollout"]["kv_cache_bytes"]
+    corrected = report("rollout.quantization=fp8_block", "algorithm.correction.kind=truncated").tree
+    assert not any("quantization" in line for line in corrected["warnings"] + wide["warnings"])

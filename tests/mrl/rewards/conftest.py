@@ -1,0 +1,66 @@
+"""Shared data and samples for the judges' tests. Missing data is a failure, never a skip."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.rewards.pool.pool import JudgePool
+from mrl.samples import Prompt, Sample, Status, Verdict
+
+Pair = tuple[Sample, Prompt]
+
+
+@pytest.fixture
+def make_pair() -> Callable[..., Pair]:
+    """(sample, prompt) of a response and its gold."""
+
+    def make(index: int, response: str, gold: Any, **fields: Any) -> Pair:
+        position = fields.pop("sample_index", 0)
+        status = fields.pop("status", Status.FINISHED)
+        num_tokens = fields.pop("num_tokens", 3)
+        prompt = Prompt(
+            index=index, tokens=np.zeros(1, np.int32), text="question", gold=gold, row=f"rows:{index}"
+        )
+        prompt = dataclasses.replace(prompt, **fields)
+        sample = Sample(
+            prompt_index=index,
+            sample_index=position,
+            prompt_tokens=prompt.tokens,
+            response_tokens=np.zeros(num_tokens, np.int32),
+            loss_mask=np.ones(num_tokens, bool),
+            sampler_logprobs=np.zeros(num_tokens, np.float32),
+            policy_versions=np.zeros(num_tokens, np.int32),
+            status=status,
+            response_text=response,
+            domain=prompt.domain,
+        )
+        return sample, prompt
+
+    return make
+
+
+@pytest.fixture
+def judge_all() -> Callable[[JudgePool, Sequence[Pair]], dict[str, Verdict]]:
+    """Hand everything in, wait for everything, with a deadline."""
+
+    def run(pool: JudgePool, pairs: Sequence[Pair], *, seconds: float = 90.0) -> dict[str, Verdict]:
+        import time
+
+        for sample, prompt in pairs:
+            pool.submit(sample, prompt)
+        found: dict[str, Verdict] = {}
+        deadline = time.monotonic() + seconds
+        while len(found) < len(pairs):
+            left = deadline - time.monotonic()
+            assert left > 0, (
+                f"{len(pairs) - len(found)} of {len(pairs)} verdicts are missing after {seconds} s"
+            )
+            for sample_id, verdict in pool.collect(left):
+                assert sample_id not in found, f"two verdicts for {sample_id}"
+                found[sample_id] = verdict
+        return found
+
+    return run

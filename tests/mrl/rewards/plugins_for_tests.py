@@ -1,0 +1,143 @@
+"""Users' reward functions, good and bad, as their authors would write them."""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from mrl.rewards.contract import Request, scored
+from mrl.samples import Verdict, VerdictKind
+
+
+def native(request: Request) -> float:
+    return float(str(request.gold) in request.response)
+
+
+async def native_async(request: Request) -> Verdict:
+    await asyncio.sleep(0.001)
+    return scored(float(str(request.gold) in request.response), "looked")
+
+
+ALL_64 = asyncio.Barrier(64)
+
+
+async def waits_for_all(request: Request) -> float:
+    """Answers once 64 samples wait at the same time."""
+    await ALL_64.wait()
+    return float(str(request.gold) in request.response)
+
+
+async def waits(request: Request) -> float:
+    """For ever, where the response says so."""
+    if "hang" in request.response:
+        await asyncio.sleep(1000)
+    if "time out" in request.response:
+        raise TimeoutError("the service took too long")
+    if "kill" in request.response:
+        os.abort()
+    await asyncio.sleep(0.01)
+    return float(str(request.gold) in request.response)
+
+
+async def blocks(request: Request) -> float:
+    """An async function that never awaits."""
+    time.sleep(1000 if "hang" in request.response else 0.1)
+    return float(str(request.gold) in request.response)
+
+
+async def waits_group(requests: list[Request]) -> list[float]:
+    await ALL_64.wait()
+    return [float(str(r.gold) in r.response) for r in requests]
+
+
+def native_group(requests: list[Request]) -> list[float]:
+    """Rank by length: the shortest right response gets 1."""
+    right = [r for r in requests if str(r.gold) in r.response]
+    best = min(right, key=lambda r: len(r.response)).sample_id if right else ""
+    return [float(r.sample_id == best) for r in requests]
+
+
+def native_process(request: Request) -> Verdict:
+    tokens = request.response_tokens
+    assert tokens is not None
+    return Verdict(VerdictKind.SCORED, 1.0, token_values=np.linspace(0, 1, len(tokens), dtype=np.float32))
+
+
+def verl(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, float]:
+    return {"score": float(str(ground_truth) in solution_str), "length": len(solution_str)}
+
+
+def trl(
+    prompts: list[str], completions: list[str], ground_truth: list[Any], **kwargs: Any
+) -> list[float | None]:
+    return [
+        None if g == "skip" else float(str(g) in c) for c, g in zip(completions, ground_truth, strict=True)
+    ]
+
+
+def openrlhf(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:
+    rewards = [float(str(g) in q[len(p) :]) for q, p, g in zip(queries, prompts, labels, strict=True)]
+    return {"rewards": np.array(rewards), "scores": rewards}
+
+
+def wrong_signature(only_one: str) -> float:
+    return 0.0
+
+
+def gives_nan(request: Request) -> float:
+    return float("nan")
+
+
+def gives_infinity(request: Request) -> float:
+    return float("inf")
+
+
+def gives_text(request: Request) -> str:
+    return "1.0"
+
+
+def wrong_count(requests: list[Request]) -> list[float]:
+    return [1.0] * (len(requests) + 1)
+
+
+def raises(request: Request) -> float:
+    raise ConnectionError("the service is down")
+
+
+def raises_once_per_sample(request: Request) -> float:
+    marker = f"{request.metadata['folder']}/{request.sample_id}"
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        raise ConnectionError("try again")
+    return 1.0
+
+
+def dies_of(request: Request) -> float:
+    if "kill" in request.response:
+        os.abort()
+    if "hang" in request.response:
+        time.sleep(1000)
+    if "leave" in request.response:
+        raise SystemExit(3)
+    return float(str(request.gold) in request.response)
+
+
+def prints(request: Request) -> float:
+    print("x" * 10_000)
+    os.write(1, b"\x00\x01garbage on standard output\n" * 100)
+    return 1.0
+
+
+def allocates(request: Request) -> float:
+    return float(len(bytearray(8 * 2**30)))
+
+
+def runs_out_of_memory_in_c(request: Request) -> float:
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
+    os.abort()
+
+
+def above_range(request: Request) -> float:
+    return 3.0

@@ -1,0 +1,64 @@
+"""One final answer: where it may stand, and every way of giving more than one."""
+
+import time
+
+import pytest
+
+from mrl.config.sections.reward import MathsRules
+from mrl.rewards.maths.answers import final_answer
+
+RULES = MathsRules()
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("so \\boxed{42}.", "42"),
+        ("so \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed {7}", "7"),
+        ("\\fbox{7}", "7"),
+        ("\\boxed{7} and again \\boxed{ 7 }", "7"),
+        ("steps\n#### 1,000", "1,000"),
+        ("steps\nAnswer: 12", "12"),
+        ("**Answer:** 12", "12"),
+        ("The final answer: $12$.\nmore text", "12"),
+        ("<think>\\boxed{1}</think> \\boxed{2}", "2"),
+        ("\\boxed{3} #### 4", "3"),
+        (" 17 ", "17"),
+        ("\\boxed{\\boxed{5}}", "\\boxed{5}"),
+    ],
+)
+def test_final_answer_is_found(response: str, answer: str) -> None:
+    assert final_answer(response, RULES).text == answer
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "", "no answer here", "\\boxed{}", "\\boxed{ }", "\\boxed{5", "\\boxed{1} \\boxed{2}", "#### 1\n#### 2",
+        "Answer: 1\nAnswer: 2", "<think>\\boxed{2}</think> I am done", "\\boxed{" + "1" * 500 + "}", "####",
+        "".join(f"\\boxed{{{n}}}" for n in range(100)), "\\boxed{5} " * 50, "17 or 18", "the number 17",
+    ],
+)  # fmt: skip
+def test_no_single_final_answer(response: str) -> None:
+    answer = final_answer(response, RULES)
+    assert answer.text is None
+    assert answer.reason
+
+
+def test_rules_choose_places_and_the_last_of_several() -> None:
+    last = MathsRules(several="last")
+    assert final_answer("\\boxed{1} \\boxed{2}", last).text == "2"
+    assert final_answer("it is 3, no, 4 apples", MathsRules(extraction=("last_number",))).text == "4"
+    assert final_answer("\\boxed{3}\n#### 4", MathsRules(extraction=("hashes", "boxed"))).text == "4"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["\\boxed{", "{", "}", "\\", "answer:", "####", "####\n", "answer :", " ", "\\boxed{}", "</think>"],
+)
+def test_a_megabyte_of_anything_is_quick(piece: str) -> None:
+    text = piece * (1_000_000 // len(piece))
+    start = time.process_time()
+    final_answer(text, RULES)
+    assert time.process_time() - start < 1.0

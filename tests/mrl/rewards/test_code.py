@@ -1,0 +1,214 @@
+"""The code judge on honest programs: every kind of task, every outcome, and extraction from responses."""
+
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from mrl.config.sections.reward import CodeRules, JudgeSection
+from mrl.errors import DataError, RewardError
+from mrl.rewards.code import sandbox
+from mrl.rewards.code.tasks import CodeTask, parse_task
+from mrl.rewards.code.verifier import judge, program_in
+from mrl.rewards.pool.pool import JudgePool
+from mrl.samples import VerdictKind
+
+FAST = CodeRules(seconds=10.0, cpu_seconds=2)
+ADD = parse_task(
+    {
+        "entry_point": "add",
+        "cases": [{"args": [a, b], "expected": a + b} for a, b in [(1, 2), (0, 0), (-5, 3)]],
+    },
+    place="x",
+)
+ECHO = parse_task({"inputs": ["1 2", "3 4\n"], "outputs": ["3", "7\n"]}, place="x")
+CHECK = parse_task(
+    {
+        "prompt": "def add(a, b):\n    '''Sum.'''\n",
+        "entry_point": "add",
+        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(a=5, b=5) == 10\n",
+    },
+    place="x",
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "task"),
+    [
+        ("def add(a, b):\n    return a + b", ADD),
+        ("add = lambda a, b: a + b", ADD),
+        ("import sys\nprint('noise')\nsys.stderr.write('noise')\ndef add(a, b):\n    print(a)\n    return a + b", ADD),
+        ("print(sum(map(int, input().split())))", ECHO),
+        ("import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin.read().split())), end='')", ECHO),
+        ("    return a + b\n", CHECK),
+        ("def add(a, b):\n    return a + b\n", CHECK),
+        ("from functools import lru_cache\nimport math, re, collections, itertools, heapq, json, datetime, random\n"
+         "@lru_cache(None)\ndef add(a, b):\n    return a + b", ADD),
+        ("open('/tmp/own', 'w').write('x')\ndef add(a, b):\n    return a + b * len(open('/tmp/own').read())", ADD),
+    ],
+)  # fmt: skip
+def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
+    verdict = judge(program, task, FAST)
+    assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 1.0), verdict.reason
+    assert verdict.parts == {"code.accepted": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("program", "task", "outcome"),
+    [
+        ("def add(a, b):\n    return a - b", ADD, "wrong"),
+        ("def add(a, b):\n    return str(a + b)", ADD, "wrong"),
+        ("def add(a, b):\n    pass", ADD, "wrong"),
+        ("def add(a, b)\n    return a + b", ADD, "runtime error"),
+        ("def sub(a, b):\n    return a + b", ADD, "runtime error"),
+        ("def add(a):\n    return a", ADD, "runtime error"),
+        ("def add(a, b):\n    raise ValueError", ADD, "runtime error"),
+        ("def add(a, b):\n    while True: pass", ADD, "time limit"),
+        ("def add(a, b):\n    return add(a, b)", ADD, "runtime error"),
+        ("def add(a, b):\n    return len(' ' * 10**10)", ADD, "memory limit"),
+        ("print(sum(map(int, input().split())) + 1)", ECHO, "wrong"),
+        ("print(1/0)", ECHO, "runtime error"),
+        ("print(3)\nprint(7)", ECHO, "wrong"),
+        ("    return a - b\n", CHECK, "wrong"),
+        ("    return None\n", CHECK, "wrong"),
+        ("    return 1/0\n", CHECK, "runtime error"),
+        ("", CHECK, "wrong"),
+    ],
+)
+def test_wrong_programs_are_told_why(program: str, task: CodeTask, outcome: str) -> None:
+    rules = CodeRules(seconds=1.0, cpu_seconds=1) if outcome == "time limit" else FAST
+    verdict = judge(program, task, rules)
+    assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 0.0)
+    assert verdict.reason.startswith(outcome), verdict.reason
+
+
+def test_partial_value_is_the_share_of_cases() -> None:
+    verdict = judge("def add(a, b):\n    return abs(a) + b", ADD, CodeRules(partial=True))
+    assert verdict.value == pytest.approx(2 / 3)
+
+
+def test_values_of_many_types_cross() -> None:
+    values: list[Any] = [
+        None,
+        True,
+        3,
+        2**200,
+        1.5,
+        float("inf"),
+        "text \u00e9 \x00",
+        [1, [2]],
+        {"a": [1], "b": None},
+    ]
+    task = parse_task(
+        {"entry_point": "same", "cases": [{"args": [v], "expected": v} for v in values]}, place="x"
+    )
+    assert judge("def same(x):\n    return x", task, FAST).value == 1.0
+
+
+def test_a_program_over_the_size_limit_is_refused_unread() -> None:
+    start = time.monotonic()
+    assert judge("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REFUSED
+    assert time.monotonic() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\nx = 1\n```", "x = 1"),
+        ("first\n```\nold\n```\nbetter:\n```py\nnew\n```\ndone", "new"),
+        ("x = 1", "x = 1"),
+        ("<think>```python\nold\n```</think>\n```python\nnew\n```", "new"),
+        ("```python\nx = 1", None),
+        ("", None),
+        ("inline ```code``` only", None),
+    ],
+)
+def test_the_program_of_a_response(response: str, program: str | None) -> None:
+    assert program_in(response) == program
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [None, 3, "no json", {}, {"entry_point": "f"}, {"entry_point": "f", "cases": [{"args": [1]}]}, {"inputs": ["a"], "outputs": []},
+     {"test": "assert f() == 1"}, {"entry_point": "f", "test": "def check(:"}, {"cases": [{"args": [1], "expected": 2}]}],
+    ids=str,
+)  # fmt: skip
+def test_bad_tasks_are_named(raw: Any) -> None:
+    with pytest.raises(DataError, match="rows:4"):
+        parse_task(raw, place="rows:4")
+
+
+def test_no_sandbox_means_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Without bubblewrap, or with one that does not work, the judge refuses at start-up."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RewardError, match="bubblewrap"):
+        sandbox.find_boundary.__wrapped__()
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho no namespaces here >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    with pytest.raises(RewardError, match="no namespaces here"):
+        sandbox.find_boundary.__wrapped__()
+
+
+def test_the_boundary_says_what_holds() -> None:
+    description = sandbox.find_boundary().describe()
+    assert "no network" in description
+    assert "cgroup" in description
+
+
+def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no cgroup can be made, the candidate cannot start anything, and honest programs still pass."""
+    monkeypatch.setattr(sandbox.cgroup, "make", lambda **limits: None)
+    strict = sandbox.find_boundary.__wrapped__()
+    assert "no cgroup here" in strict.describe()
+    monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: strict)
+    assert judge("def add(a, b):\n    return a + b", ADD, FAST).value == 1.0
+    fork = "import os\ntry:\n    os.fork()\nexcept OSError:\n    {}\ndef add(a, b):\n    return a + b"
+    assert judge(fork.format("pass"), ADD, FAST).value == 1.0
+    assert judge(fork.format("raise"), ADD, FAST).reason.startswith("runtime error")
+    thread = "import threading\nthreading.Thread(target=print).start()\ndef add(a, b):\n    return a + b"
+    assert judge(thread, ADD, FAST).reason.startswith("runtime error")
+
+
+def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = sandbox.cgroup.make(memory_bytes=2**28, processes=8)
+    if made is None:
+        assert "no cgroup here" in sandbox.find_boundary().describe()
+        return
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    made.close()
+    monkeypatch.setattr(sandbox.cgroup.os, "getpid", lambda: gone.pid)
+    left = sandbox.cgroup.make(memory_bytes=2**28, processes=8)
+    monkeypatch.undo()
+    assert left is not None and all(folder.is_dir() for folder in left.folders)
+    sandbox.cgroup.sweep()
+    assert not any(folder.exists() for folder in left.folders)
+    left.close()
+
+
+def test_code_in_the_pool(make_pair: Any, judge_all: Any) -> None:
+    """A floor that a busy machine reaches too; 20 a second is what two free cores give (test_throughput)."""
+    section = JudgeSection(kind="code", pool_workers=2)
+    response = "```python\ndef add(a, b):\n    return a + b\n```"
+    with JudgePool(section) as pool:
+        judge_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
+        start = time.monotonic()
+        verdicts = judge_all(pool, [make_pair(n, response, ADD) for n in range(40)])
+        elapsed = time.monotonic() - start
+    assert [v.value for v in verdicts.values()] == [1.0] * 40
+    assert 40 / elapsed > 2, f"{40 / elapsed:.0f} tasks/s on a busy machine"
+
+
+@pytest.mark.slow
+def test_throughput(make_pair: Any, judge_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """20 short tasks a second on two free cores; not in CI, because a busy machine would decide."""
+    response = "```python\ndef add(a, b):\n    return a + b\n```"
+    with JudgePool(JudgeSection(kind="code", pool_workers=2)) as pool:
+        judge_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
+        start = time.monotonic()
+        judge_all(pool, [make_pair(n, response, ADD) for n in range(200)])
+        rate = 200 / (time.monotonic() - start)
+    with capsys.disabled():
+        print(f"\ncode {rate:.0f} tasks/s")
+    assert rate >= 20

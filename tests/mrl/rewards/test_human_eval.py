@@ -1,0 +1,76 @@
+"""HumanEval: every canonical solution is accepted, and honest wrong programs are not."""
+
+import ast
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.config.sections.reward import CodeRules, JudgeSection
+from mrl.rewards.code.tasks import parse_task
+from mrl.rewards.pool.pool import JudgePool
+
+RULES = CodeRules(seconds=20.0, cpu_seconds=10.0)
+
+RIGHT_BY_CHANCE = {"HumanEval/34": ("first example only",)}
+"""Task -> wrong programs that its own test accepts: this test has a single assert."""
+
+WRONG = ("empty body", "constant", "first example only")
+
+
+@pytest.fixture(scope="module")
+def rows(data_folder: Path) -> list[dict[str, Any]]:
+    with gzip.open(data_folder / "human_eval" / "HumanEval.jsonl.gz", "rt") as file:
+        found = [json.loads(line) for line in file]
+    assert len(found) == 164
+    return found
+
+
+def body(name: str, row: dict[str, Any]) -> str:
+    """An honest wrong program of one kind."""
+    if name == "empty body":
+        return "    pass\n"
+    if name == "constant":
+        return "    return 0\n"
+    call, value = first_example(row)
+    return f"    if __import__('json').dumps(list(locals().values()), default=str) == {call!r}:\n        return {value!r}\n"
+
+
+def first_example(row: dict[str, Any]) -> tuple[str, Any]:
+    """The first assert `candidate(args) == value` of the test with plain values."""
+    for node in ast.walk(ast.parse(row["test"])):
+        if not isinstance(node, ast.Compare) or not isinstance(node.left, ast.Call):
+            continue
+        try:
+            args = [ast.literal_eval(argument) for argument in node.left.args]
+            return json.dumps(args, default=str), ast.literal_eval(node.comparators[0])
+        except ValueError:
+            continue
+    return "[]", None
+
+
+def test_canonical_solutions_are_accepted_and_wrong_programs_are_not(
+    rows: list[dict[str, Any]], make_pair: Any, judge_all: Any
+) -> None:
+    pairs = []
+    for number, row in enumerate(rows):
+        task = parse_task(row, place=row["task_id"])
+        programs = [row["canonical_solution"], *(body(name, row) for name in WRONG)]
+        for position, program in enumerate(programs):
+            response = f"```python\n{program}\n```"
+            pairs.append(make_pair(number, response, task, sample_index=position))
+    section = JudgeSection(kind="code", code=RULES, pool_workers=2, deadline_seconds=60.0)
+    with JudgePool(section) as pool:
+        verdicts = judge_all(pool, pairs, seconds=240.0)
+    refused = [row["task_id"] for n, row in enumerate(rows) if verdicts[f"{n}.0"].value != 1.0]
+    assert refused == []
+    passed = {
+        row["task_id"]: names
+        for n, row in enumerate(rows)
+        if (
+            names := tuple(name for k, name in enumerate(WRONG, start=1) if verdicts[f"{n}.{k}"].value != 0.0)
+        )
+    }
+    assert passed == RIGHT_BY_CHANCE

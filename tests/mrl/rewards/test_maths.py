@@ -1,0 +1,175 @@
+"""The maths judge against real gold answers, a table of equal and unequal forms, and every attack on it."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from mrl.config.sections.reward import MathsRules
+from mrl.errors import DataError
+from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.maths.plain import judge
+from mrl.rewards.maths.symbolic import gate
+from mrl.rewards.maths.verifier import judge_exactly, judge_symbolically, parse_gold
+from mrl.samples import VerdictKind
+
+RULES = MathsRules()
+
+
+def value(answer: str, gold: str) -> float | None:
+    """What both stages in this process say; the gate makes this safe for the cases below."""
+    response = f"\\boxed{{{answer}}}"
+    verdict = judge_exactly(response, gold, RULES) or judge_symbolically(response, gold, RULES)
+    assert verdict.kind is VerdictKind.SCORED
+    return verdict.value
+
+
+def test_all_gsm8k_golds_score_one_and_shifted_ones_zero(data_folder: Path) -> None:
+    files = [data_folder / "gsm8k" / name for name in ("train.jsonl", "test.jsonl")]
+    solutions = [json.loads(line)["answer"] for file in files for line in file.read_text().splitlines()]
+    assert len(solutions) == 8792
+    golds = [parse_gold(s.rpartition("####")[2], rules=RULES, place="x") for s in solutions]
+    own = [judge_exactly(s, g, RULES) for s, g in zip(solutions, golds, strict=True)]
+    assert all(v is not None and v.value == 1.0 for v in own)
+    shifted = golds[1:] + golds[:1]
+    different = [
+        (s, g) for s, g, own_gold in zip(solutions, shifted, golds, strict=True)
+        if exact_number(tidy(g)) != exact_number(tidy(own_gold))
+    ]  # fmt: skip
+    assert len(different) > 8500
+    verdicts = [judge_exactly(s, g, RULES) for s, g in different]
+    assert all(v is not None and v.value == 0.0 for v in verdicts)
+
+
+EQUAL = [
+    ("\\frac{1}{2}", "0.5"), ("2\\sqrt{2}", "\\sqrt{8}"), ("1+x", "x+1"), ("\\pi/2", "\\frac{\\pi}{2}"),
+    ("sqrt(2)/2", "\\frac{\\sqrt{2}}{2}"), ("\\{2,1\\}", "\\{1,2\\}"), ("(1, 2)", "(1,2)"), ("[1, 2)", "[1,2)"),
+    ("2^{10}", "1024"), ("1024", "2^{10}"), ("x>1", "1<x"), ("x = 5", "x=5"), ("(A)", "A"), ("\\text{(B)}", "B"),
+    ("\\text{yes}", "Yes"), ("90^\\circ", "90"), ("(x-1)(x+1)", "x^2-1"), ("(-\\infty, 3]", "(-\\infty,3]"), ("5!", "5!"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"), ("\\sin(x)", "\\sin x"),
+]  # fmt: skip
+
+UNEQUAL = [
+    ("\\frac{1}{3}", "0.333"), ("\\sqrt{7}", "\\sqrt{8}"), ("x+2", "x+1"), ("(2,1)", "(1,2)"), ("(1,2)", "[1,2)"),
+    ("B", "A"), ("A, B", "A"), ("AB", "A"), ("no", "yes"), ("y+1", "x+1"), ("\\{1,2,3\\}", "\\{1,2\\}"), ("x<1", "x>1"),
+    ("x=5", "5"), ("5=5", "5"), ("3=2", "2"), ("1=2=3=2", "2"), ("1 \\lor 2", "2"), ("1 \\to 2", "2"),
+    ("1 \\Rightarrow 2", "2"), ("2,3", "2"), ("2 or 3", "2"), ("2;3", "2"), ("\\pm 2", "2"), ("2|3", "2"), ("x", "2"),
+    ("x>1", "(1,\\infty)"), ("\\_", "2"), ("\\text{two}", "2"), ("\\infty", "2"), ("\\frac{0}{0}", "0"), ("1/0", "0"),
+    ("0/0", "1"), ("\\emptyset", "2"), ("2 2", "4"), ("[2", "2"), ("\\int_0^2 1 dx", "2"), ("\\sum_{n=1}^{2} 1", "2"),
+    ("\\lim_{x\\to 0} 2", "2"), ("\\binom{2}{1}", "2"), ("2!", "2"), ("\\mathbb{R}", "2"), ("?", "2"), ("*", "2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "gold"), EQUAL)
+def test_equal_forms_score_one(answer: str, gold: str) -> None:
+    assert value(answer, gold) == 1.0
+
+
+@pytest.mark.parametrize(("answer", "gold"), UNEQUAL)
+def test_unequal_forms_and_hedges_score_zero(answer: str, gold: str) -> None:
+    assert value(answer, gold) == 0.0
+
+
+BOMBS = {
+    "nested powers": "9^{9^{9^{9}}}",
+    "tower without braces": "9^9^9^9",
+    "python powers": "9**9**9**9",
+    "parenthesised tower": "((9^9)^9)^9" + "^9" * 20,
+    "large exponent": "2^{100000000}",
+    "factorial tower": "100000!!!",
+    "large factorial": "10000000!",
+    "sum": "\\sum_{n=1}^{10^9} n",
+    "product": "\\prod_{n=1}^{10^9} n",
+    "integral": "\\int_0^1 e^{x^{x^x}} dx",
+    "binomial": "\\binom{10^9}{10^8}",
+    "many terms": "+".join(["1"] * 100_000),
+    "nested braces": "{" * 100_000 + "1" + "}" * 100_000,
+    "nested fractions": "\\frac{1}{" * 30 + "1" + "}" * 30,
+    "digits": "1" * 1_000_000,
+    "spaces": "1" + " " * 300 + "x",
+    "commas": "," * 399,
+    "backslashes": "\\" * 399,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_at_once(name: str) -> None:
+    start = time.process_time()
+    assert value(BOMBS[name], "3") == 0.0
+    assert time.process_time() - start < 0.5
+
+
+CODE = [
+    "__import__('os').system('touch {canary}')", "open('{canary}','w')", "(lambda: open('{canary}','w'))()",
+    "exec(\"open('{canary}','w')\")", "().__class__.__base__", "{{open('{canary}','w')}}", "x:=open('{canary}','w')",
+    "\\text{{open('{canary}','w')}}", "\uff4fpen('{canary}','w')", "f\"{{open('{canary}','w')}}\"", "\\input{{{canary}}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", CODE)
+def test_code_in_an_answer_never_runs(template: str, tmp_path: Path) -> None:
+    canary = tmp_path / "c"
+    assert value(template.format(canary=canary), "3") == 0.0
+    assert value(template.format(canary=canary), "x+1") == 0.0
+    assert not canary.exists()
+
+
+def test_gate_admits_only_what_the_gold_has() -> None:
+    assert gate("x^2+1", "1+x^2") == ""
+    assert "relation" in gate("x=2", "2")
+    assert "variables" in gate("y", "x")
+    assert "command" in gate("\\gamma", "x")
+
+
+def test_plain_function_judges_symbolically_in_another_process() -> None:
+    verdict = judge("thus \\boxed{\\sqrt{12}}", "2\\sqrt{3}")
+    assert (verdict.value, verdict.judge) == (1.0, "maths")
+    assert judge("\\boxed{18}", "18").value == 1.0
+    assert judge("\\boxed{18}", "19").value == 0.0
+    assert judge("I do not know", "19").value == 0.0
+
+
+def test_tolerance_and_percent_rules() -> None:
+    assert judge("\\boxed{3.14}", "3.141", MathsRules(relative_tolerance=0.01)).value == 1.0
+    assert judge("\\boxed{3.14}", "3.141").value == 0.0
+    assert judge("\\boxed{10\\%}", "10").value == 1.0
+    assert judge("\\boxed{10\\%}", "0.1", MathsRules(percent="value")).value == 1.0
+    assert judge("\\boxed{10\\%}", "10", MathsRules(percent="wrong", symbolic=False)).value == 0.0
+    assert judge("\\boxed{\\sqrt{4}}", "2", MathsRules(symbolic=False)).value == 0.0
+
+
+def test_the_ground_truth_of_a_solution_is_its_last_box() -> None:
+    solution = "First \\boxed{3}, then $x = \\boxed{\\frac{1}{2}}$. " + "And so on. " * 100
+    assert parse_gold(solution, rules=RULES, place="f:1") == "\\frac{1}{2}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        "",
+        "  ",
+        True,
+        [1],
+        {"a": 1},
+        "so \\boxed{}",
+        "so \\boxed{4",
+        "\\frac{1}{0}",
+        "9^{9^{9}}",
+        "+*/",
+        "\\frac{1}{",
+    ],
+)
+def test_unusable_golds_are_named_at_load(raw: object) -> None:
+    with pytest.raises(DataError, match=r"file\.jsonl:7"):
+        parse_gold(raw, rules=RULES, place="file.jsonl:7")
+
+
+def test_exact_path_is_fast_enough() -> None:
+    responses = [f"Some words of reasoning, {n} of them.\n" * 10 + f"#### {n}" for n in range(2000)]
+    start = time.process_time()
+    verdicts = [judge_exactly(response, str(n), RULES) for n, response in enumerate(responses)]
+    seconds = time.process_time() - start
+    assert all(v is not None and v.value == 1.0 for v in verdicts)
+    assert 2000 / seconds > 2000, f"{2000 / seconds:.0f} samples/s"

@@ -1,0 +1,185 @@
+"""A plan rehearsed as concurrent processes: every order that delays and kills can produce, with real bytes in bounded buckets.
+
+Each slot has two processes, as in a run. The exchange (the trainer process) visits every window: waits for a free receive
+bucket, packs, and leaves the window when all its messages are sent and received. The engine unpacks window by window and
+frees the bucket. A message moves only when sender and receiver are both at its window (a rendezvous, stricter than any
+transport). Commit is in two phases: an engine is verified after its last window, and only when all are does any become
+visible. Owns the proof of the order; the real executor is elsewhere.
+
+| process  | consumes              | produces              | waits for                              | unblocked by          |
+|----------|-----------------------|-----------------------|----------------------------------------|-----------------------|
+| exchange | trainer tensors       | a full receive bucket | free bucket; peers at the same window  | engine; peers         |
+| engine   | a full receive bucket | engine tensors        | a full bucket; then everyone verified  | exchange; coordinator |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import random
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from mrl.resharding.planner.copy_table import run
+from mrl.resharding.planner.plan import Plan
+from mrl.resharding.planner.slot_plan import Message, SlotPart, WindowPart
+from tests.resharding.simulate import (
+    Storage,
+    arrays_of,
+    bytes_like,
+    flat,
+    listed,
+    poisoned,
+    tensors_of,
+)
+
+NUM_BUCKETS = 2
+
+Wait = Callable[[], bool]
+Process = Generator[Wait, None, None]
+
+
+class State(enum.Enum):
+    """How an engine ends."""
+
+    COMMITTED = "serves the new version"
+    FAILED = "serves nothing until a full resend"
+    DEAD = "was killed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kill:
+    """End a process when it has been given `after` turns."""
+
+    role: str
+    """exchange or engine."""
+    slot: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """How every engine ended, and what it holds where it committed."""
+
+    states: dict[int, State]
+    """By destination rank."""
+    tensors: dict[int, list[Any]]
+    """Flat arrays of the committed engines, by destination rank, in the manifest's order."""
+    turns: int
+
+
+class _Slot:
+    """What one slot's two processes share."""
+
+    def __init__(self, part: SlotPart, sources: Sequence[list[Any]], plan: Plan) -> None:
+        self.part = part
+        self.arrays = arrays_of(part, sources)
+        self.targets = poisoned(part.destination_tensors, sources, plan)
+        self.send = bytes_like(sources, part.send_bucket_bytes)
+        self.buckets = [bytes_like(sources, part.receive_bucket_bytes) for _ in range(NUM_BUCKETS)]
+        self.window: WindowPart | None = None
+        self.unsent: set[int] = set()
+        self.unreceived: set[int] = set()
+        self.filled = 0
+        self.unpacked = 0
+        self.verified = False
+        self.committed = False
+
+
+def rehearse(
+    plan: Plan, source_storages: Sequence[Storage], *, seed: int, kills: Sequence[Kill] = ()
+) -> Outcome:
+    """Run the plan's processes in a random order. RuntimeError on a deadlock nobody's death explains.
+
+    After a kill the others wait until nothing can move; then every deadline has passed and each unfinished engine fails.
+    """
+    sources = [
+        [flat(array) for array in listed(storage, tensors_of(plan.sources, rank), rank=rank)]
+        for rank, storage in enumerate(source_storages)
+    ]
+    slots = [_Slot(plan.part(slot), sources, plan) for slot in range(plan.topology.num_slots)]
+    processes: dict[tuple[str, int], Process] = {}
+    for number, slot in enumerate(slots):
+        processes["exchange", number] = _exchange(slot, slots)
+        if slot.part.destination_rank is not None:
+            processes["engine", number] = _engine(slot, slots)
+    dead, turns = _schedule(processes, random.Random(seed), kills)
+    states, tensors = {}, {}
+    for number, slot in enumerate(slots):
+        rank = slot.part.destination_rank
+        if rank is None:
+            continue
+        if ("engine", number) in dead:
+            states[rank] = State.DEAD
+        elif slot.committed:
+            states[rank], tensors[rank] = State.COMMITTED, slot.targets
+        else:
+            states[rank] = State.FAILED
+    return Outcome(states, tensors, turns)
+
+
+def _schedule(
+    processes: dict[tuple[str, int], Process], rng: random.Random, kills: Sequence[Kill]
+) -> tuple[set[tuple[str, int]], int]:
+    """Give turns to random processes that can move until all ended or none can. Returns the killed, and the turns given."""
+    doomed = {(kill.role, kill.slot): kill.after for kill in kills}
+    waits: dict[tuple[str, int], Wait] = {key: lambda: True for key in processes}
+    given = dict.fromkeys(processes, 0)
+    dead: set[tuple[str, int]] = set()
+    turns = 0
+    while waits:
+        for key in [key for key in waits if doomed.get(key, -1) == given[key]]:
+            dead.add(key)
+            del waits[key]
+        able = [key for key, wait in waits.items() if wait()]
+        if not able:
+            if waits and not dead:
+                raise RuntimeError(f"deadlock: {sorted(waits)} wait and nobody was killed")
+            break
+        key = rng.choice(able)
+        given[key] += 1
+        turns += 1
+        try:
+            waits[key] = next(processes[key])
+        except StopIteration:
+            del waits[key]
+    return dead, turns
+
+
+def _exchange(slot: _Slot, slots: Sequence[_Slot]) -> Process:
+    for turn, window in enumerate(slot.part.windows):
+        yield lambda turn=turn: slot.unpacked > turn - NUM_BUCKETS or slot.part.destination_rank is None
+        run(window.pack, slot.arrays, slot.send)
+        slot.unsent = {message.peer for message in window.sends}
+        slot.unreceived = {message.peer for message in window.receives}
+        slot.window = window
+        for message in window.receives:
+            peer = slots[message.peer]
+            yield (
+                lambda peer=peer, window=window: peer.window is not None and peer.window.index == window.index
+            )
+            _receive(slot, peer, message, slot.buckets[turn % NUM_BUCKETS])
+        yield lambda: not slot.unsent and not slot.unreceived
+        slot.filled = turn + 1
+
+
+def _receive(slot: _Slot, peer: _Slot, message: Message, bucket: Any) -> None:
+    assert peer.window is not None, "a rendezvous has a sender"
+    out = next(m for m in peer.window.sends if m.peer == slot.part.slot)
+    bucket[message.offset : message.offset + message.num_bytes] = peer.send[
+        out.offset : out.offset + out.num_bytes
+    ]
+    slot.unreceived.discard(peer.part.slot)
+    peer.unsent.discard(slot.part.slot)
+
+
+def _engine(slot: _Slot, slots: Sequence[_Slot]) -> Process:
+    for number, window in enumerate(slot.part.windows):
+        yield lambda number=number: slot.filled > number
+        run(window.local, slot.arrays, slot.targets)
+        yield lambda: True
+        run(window.unpack, slot.buckets[number % NUM_BUCKETS], slot.targets)
+        slot.unpacked = number + 1
+    slot.verified = True
+    yield lambda: all(other.verified for other in slots if other.part.destination_rank is not None)
+    slot.committed = True

@@ -1,0 +1,128 @@
+"""The layers: which package may import which, and which engines it may touch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+LAYERS = [
+    ["mrl.errors", "mrl.files", "mrl.samples"],
+    ["mrl.config"],
+    ["mrl.models", "mrl.resharding.wire", "mrl.observe"],
+    [
+        "mrl.algorithms",
+        "mrl.rewards",
+        "mrl.models.megatron",
+        "mrl.resharding.planner",
+        "mrl.training.platform",
+    ],
+    ["mrl.data", "mrl.resharding.transfer", "mrl.training.checkpoint"],
+    ["mrl.prepare", "mrl.resharding.vllm", "mrl.training.hf"],
+    ["mrl.rollout", "mrl.training"],
+    ["mrl.capacity", "mrl.loops"],
+    ["mrl.launch"],
+    ["mrl.cli", "mrl"],
+    ["benchmarks", "mrl.resharding.bench"],
+]
+"""From the ground up; a package imports its own layer and those above it in this list. A folder that is not named is its parent's."""
+
+ENGINES = {
+    "vllm": ("mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
+    "megatron": ("mrl.training", "mrl.models.megatron", "benchmarks"),
+    "ray": ("mrl.launch",),
+}
+"""Who may import an engine (by prefix of the module's name)."""
+
+FOLDERS = {"mrl": "mrl", "models": "mrl.models", "resharding": "mrl.resharding", "launch": "mrl.launch", "benchmarks": "benchmarks"}  # fmt: skip
+"""Top-level folders and the package each is imported as."""
+
+
+def modules() -> dict[str, Path]:
+    named = {}
+    for folder, package in FOLDERS.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            inner = file.relative_to(ROOT / folder).with_suffix("").parts
+            named[".".join((package, *inner)).removesuffix(".__init__")] = file
+    return named
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def layer(name: str) -> int:
+    prefixes = [
+        (p, n) for n, names in enumerate(LAYERS) for p in names if name == p or name.startswith(p + ".")
+    ]
+    return max(prefixes, key=lambda item: len(item[0]))[1]
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_a_module_imports_only_its_own_layer_and_those_below(name: str) -> None:
+    known = modules()
+    found = imports(known[name])
+    packages = {i for i in found if any(j.startswith(i + ".") and j in known for j in found)}
+    inner = {i for i in found if i in known and i != name} - packages
+    higher = sorted(i for i in inner if layer(i) > layer(name))
+    assert not higher, f"{name} (layer {layer(name)}) imports {higher}"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_are_touched_in_their_packages_only(engine: str) -> None:
+    users = [
+        n for n, p in modules().items() if any(i == engine or i.startswith(engine + ".") for i in imports(p))
+    ]
+    strangers = [n for n in users if not n.startswith(ENGINES[engine])]
+    assert users and not strangers, f"{engine} is imported by {strangers}"
+
+
+def loaded_by(statement: str, names: tuple[str, ...]) -> list[str]:
+    code = f"import sys\n{statement}\nprint(*[n for n in {names!r} if n in sys.modules])"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+
+
+def test_configuration_imports_no_engine() -> None:
+    statement = "import mrl.config, mrl.config.load, mrl.config.describe"
+    assert loaded_by(statement, ("torch", "ray", "vllm", "megatron", "transformers")) == []
+
+
+PURE = {
+    "mrl.algorithms": ("ray", "vllm", "megatron"),
+    "mrl.rewards": ("ray", "vllm", "megatron", "torch"),
+    "mrl.data": ("ray", "vllm", "megatron"),
+    "mrl.observe": ("ray", "vllm", "megatron"),
+    "mrl.capacity": ("ray", "vllm", "megatron"),
+    "mrl.models": ("ray", "vllm", "megatron"),
+    "mrl.resharding.planner": ("ray", "vllm", "megatron"),
+}
+"""What a package does not load, folders with a line of their own in LAYERS left out."""
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_pure_packages_import_no_engine(package: str) -> None:
+    inner = [
+        n for n in modules() if n == package or (n.startswith(package + ".") and layer(n) == layer(package))
+    ]
+    assert loaded_by("\n".join(f"import {n}" for n in inner), PURE[package]) == []
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Imports inside functions count: what needs one to break a circle is two files that are one."""
+    known = modules()
+    needs = {name: (imports(path) & set(known)) - {name} for name, path in known.items()}
+    while free := [name for name, wanted in needs.items() if not wanted & set(needs)]:
+        needs = {name: wanted for name, wanted in needs.items() if name not in free}
+    rest = {name for name in needs if any(name in wanted for wanted in needs.values())}
+    assert not rest, f"these import each other in a circle: {sorted(rest)}"
