@@ -104,7 +104,7 @@ def test_of_those_that_wait_the_newest_is_made_and_none_outlives_the_run(
 DRIVER = """
 import sys, time
 from pathlib import Path
-from mrl.config.export import ExportSection
+from mrl.config.sections.export import ExportSection
 from mrl.loops.exports import Exports
 exports = Exports(ExportSection(every_steps=2), Path(sys.argv[1]), run_name="run")
 exports.request(2)

@@ -366,8 +366,8 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
         f"""
         import sys, numpy as np
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from mrl.config.judge import JudgeSection
-        from mrl.judges.pool import JudgePool, _smoke_sample
+        from mrl.config.sections.reward import JudgeSection
+        from mrl.rewards.pool.pool import JudgePool, _smoke_sample
         from mrl.samples import Prompt
         import dataclasses, time, psutil
         pool = JudgePool(JudgeSection(kind="plugin", path={PLUGINS + ":dies_of"!r}, deadline_seconds=100))

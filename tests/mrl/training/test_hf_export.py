@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_and_an_absent_step_are_named(golden_run: Path, tmp
 MEASURED = """
 import sys
 from pathlib import Path
-from mrl.training import hf_export
+from mrl.training.hf import export as hf_export
 
 def kib(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
