@@ -51,8 +51,8 @@ test-slow: setup system-packages
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
 test: setup system-packages
-	$(BIN)/python -m pytest -q -m "not engine and not slow and not gpu"
-	$(BIN)/python -m pytest -q -m "engine and not slow and not gpu"
+	$(BIN)/python -m pytest -q -m "not integration and not slow and not gpu"
+	$(BIN)/python -m pytest -q -m "integration and not slow and not gpu"
 
 # Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM nor Ray.
 gpu-smoke:

@@ -11,7 +11,7 @@ from mrl.capacity.hardware import CONFIGS
 from mrl.observe import metrics_log
 from mrl.prepare import arithmetic
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 ROOT = CONFIGS.parent
 JUDGE = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -19,7 +19,7 @@ FULL_AT_BYTES = 3000
 """No file of the rank may grow beyond: every tensor file of a save fails to be written, on this rank alone."""
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_a_rank_that_cannot_write_does_not_stop_training(task: Path, tmp_path: Path) -> None:
     """At the end the rank is stopped, so that no step can end, and two interrupts leave all the same."""
     more = (
@@ -64,7 +64,7 @@ SMALL_DISK = (
 """Runs a command in a mount namespace of its own, in which the folder named first is a disk of 40 MiB."""
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path) -> None:
     """Checkpoints, rows, samples and every worker's log are on it; all that a full disk takes is what it was asked to keep."""
     disk = tmp_path / "disk"

@@ -23,7 +23,7 @@ def smoke(*words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_all_checks_pass_over_shared_memory() -> None:
     output = smoke("--device", "cpu", "--megabytes", "64")
     assert len(re.findall("^ok    ", output, re.M)) == 12, output

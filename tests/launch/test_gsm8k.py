@@ -7,7 +7,7 @@ import pytest
 from mrl.observe.metrics_log import read
 from tests.launch.command import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 
 def test_three_steps_on_all_rows(data_folder: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mrl.training.hf import export
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.tiny_models import reference_logprobs, write_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),

@@ -33,7 +33,7 @@ from mrl.rewards.pool.pool import JudgePool
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.launch.test_hybrid import groups_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 REWARDS = Path(__file__).parent / "rewards.py"
 

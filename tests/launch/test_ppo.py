@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from mrl.observe.metrics_log import read
 from tests.launch.command import Command, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

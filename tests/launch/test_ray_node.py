@@ -108,7 +108,7 @@ def test_a_short_secret_is_refused() -> None:
     assert "RAY_AUTH_TOKEN must hold" in done.stderr
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:
     """Node 1 is started first in one of the three; ranks still count node 0's slots first."""
@@ -147,7 +147,7 @@ def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:
             assert [process.wait(60) for process in (one, two)] == [0, 0], output
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.timeout(400)
 def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
     """Node 1 may open fewer files than node 0: it alone is named. So are slow links, and nodes that never came."""
@@ -182,7 +182,7 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
     assert missing.startswith("nodes [2] of 3 did not join within 1 s")
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(tmp_path: Path) -> None:
     base = free_port_base()

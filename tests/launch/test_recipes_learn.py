@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import learning
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 
 STARTS = (0, 1, 2)
 STEPS = 200

@@ -22,7 +22,7 @@ from mrl.rewards.pool.pool import _smoke_sample
 from mrl.samples import Prompt, Sample, Verdict
 from tests.launch.two_nodes import ROOT, write_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 PLUGIN = '''
 import os

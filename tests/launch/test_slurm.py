@@ -14,7 +14,7 @@ from tests.launch.local_slurm import LocalSlurm, local_slurm, missing
 from tests.launch.test_slurm_nodes import TABLE
 from tests.launch.two_nodes import ROOT, free_port_base, steps_done, write_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 SECONDS = 800.0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.two_nodes import free_port_base, started, steps_done, write_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 SECONDS = 800.0
 
 

@@ -16,7 +16,7 @@ from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
 from tests.tiny_models import batch_of_tokens, reference_logprobs
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")

@@ -19,7 +19,7 @@ from mrl.models.megatron.build import PackedModel, build_chunks
 from mrl.models.names import LOCAL
 from mrl.resharding.planner import trainer_manifests
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 COMMON = {
     "vocab_size": 250,

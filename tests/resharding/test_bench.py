@@ -176,7 +176,7 @@ def torchrun(program: list[str], *words: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_bound(tmp_path: Path) -> None:
     done = torchrun(["-m", "resharding.bench"], "--repeats", "2", "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -200,7 +200,7 @@ def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_boun
     assert "planned moves" in done.stdout and "plain copy" in done.stdout
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_both_modes_leave_the_same_quantised_bytes(tmp_path: Path) -> None:
     """One layer of eight experts at their real widths; each slot has half of the experts and lacks the others."""
     words = ("--model", "qwen3-30b-a3b", "--scale", "0.02", "--rollout", "1", "--quantize", "fp8_block")
@@ -228,7 +228,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_a_hand_over_that_leaves_a_copy_out_fails_the_run(tmp_path: Path) -> None:
     """The benchmark's own comparison finds it, and a full session does not even commit it."""
     program = tmp_path / "broken.py"

@@ -98,13 +98,13 @@ def one_rank(rank: int, size: int, port: int, broken: int | None) -> list[Any]:
     return [receiver.progress.version, equal, outcome]
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_slot_gets_every_tensor(size: int) -> None:
     assert run_ranks(one_rank, size, None, seconds=90) == [[0, True, []]] * size
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_one_slots_error_is_raised_by_every_rank_and_a_resend_heals() -> None:
     for rank, (version, equal, outcome) in enumerate(run_ranks(one_rank, 2, 1, seconds=90)):
         assert (version, equal) == (0, True)

@@ -183,7 +183,7 @@ def test_one_slot_copies_everything_from_leased_memory() -> None:
     assert one_rank(0, 1, 0, "one", None) == [0, True, [], 0]
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["tp2-ep2", "pp2", "tp2-pp2", "ep2-dp2", "cp2-ep2"])
 def test_every_slot_ends_with_its_manifests_bytes(name: str) -> None:
     size = SHAPES[name][0].world_size
@@ -192,7 +192,7 @@ def test_every_slot_ends_with_its_manifests_bytes(name: str) -> None:
     assert sum(r[3] for r in results) >= plan_of(world_of(name)).summary()["lower_bound_cross_slot_bytes"] > 0
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_one_slots_error_is_raised_by_every_rank_and_a_resend_heals() -> None:
     for rank, (version, same, outcome, _) in enumerate(run_ranks(one_rank, 2, "pp2", 1, seconds=120)):
         assert (version, same) == (0, True)

@@ -135,7 +135,7 @@ def one_process(rank: int, size: int, port: int, layout: Layout) -> Any:
         return result
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("layout", "receivers"), [(Layout(), 2), (Layout(pp=2), 1), (Layout(tp=2, ep=2), 2)], ids=str
 )
@@ -202,7 +202,7 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
     return [difference, counted, hand_over.plan.summary()]
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.parametrize(("layout", "slots_per_node"), [(Layout(pp=2), 1), (Layout(tp=2, pp=2), 2)], ids=str)
 def test_the_peer_lane_crosses_two_nodes_with_the_plans_bytes(layout: Layout, slots_per_node: int) -> None:
     results = run_ranks(one_slot, layout.world_size, layout, slots_per_node, seconds=200)

@@ -327,7 +327,7 @@ def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_faults_between_ranks_are_never_committed_anywhere_and_a_resend_heals() -> None:
     for results in run_ranks(faulty_ranks, 2, seconds=240):
         disagreement = results.pop("slots per node")

@@ -20,7 +20,7 @@ from tests.mrl.training.scenarios import TEMPERATURE
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 SPECIAL = {
     "custom": {"function": "mrl.algorithms.policy_losses:kimi15", "options": {"tau": 0.5}},

@@ -15,7 +15,7 @@ from mrl.rollout.engine import RolloutEngine
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 
 def destinations(engine: RolloutEngine, checkpoint: list[CheckpointTensor]) -> list[RankManifest]:

@@ -16,7 +16,7 @@ from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
 
 

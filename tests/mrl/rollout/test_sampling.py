@@ -18,7 +18,7 @@ from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.tiny_models import VOCAB, write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 CHARACTERS = "ab" + "".join(chr(0x4E00 + n) for n in range(VOCAB - 5))
 STOPS = ("b", *(f"a{c}" for c in CHARACTERS[2:80]))
 """One text of one token, and many of two."""

@@ -13,7 +13,7 @@ from mrl.rollout.request import Request, Response
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 NARROW = {"max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20}
 """64 tokens in a pass, and a KV cache of four blocks of 128 tokens (tp 1; eight with tp 2)."""
 ASKED = {

@@ -16,7 +16,7 @@ from tests.mrl.training import scenarios
 from tests.ranks import free_port, run_ranks
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 SAVED: dict[str, int] = {"ep": 2, "dp": 2}
 

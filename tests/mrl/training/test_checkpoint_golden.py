@@ -23,7 +23,7 @@ def go_on(rank: int, world: int, port: int, model: str, path: str) -> dict[str, 
     return {"extra": extra, "digest": digest_parameters(at), "metrics": train(at, 2)}
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_checkpoint_of_each_version_goes_on_as_recorded(version: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", seed=1, **SHAPE)

@@ -14,7 +14,7 @@ from tests.mrl.training.scenarios import digest_parameters, train, worker
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
 

@@ -15,7 +15,7 @@ from tests.mrl.training.layouts import name_of
 from tests.ranks import run_ranks
 from tests.tiny_models import VOCAB, batch_of_tokens, write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 
 def resume(folder: Path, layout: dict[str, int], out: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.mrl.training import critics
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 NAMES = {
     "embedding.word_embeddings.weight": "embed_tokens.weight",

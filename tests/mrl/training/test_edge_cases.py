@@ -17,7 +17,7 @@ from tests.mrl.training.scenarios import digest_parameters, shard_of, worker
 from tests.ranks import run_ranks
 from tests.tiny_models import VOCAB, reference_logprobs, write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 
 def shortest(num_samples: int = 6) -> TrainBatch:

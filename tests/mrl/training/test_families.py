@@ -16,7 +16,7 @@ from tests.mrl.training.layouts import CORRECTION, OneRank, check_forward
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tests.mrl.training.layouts import CORRECTION, OneRank, check_forward, check_layout, name_of
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen3_moe", {"tp": 2, "ep": 2}),

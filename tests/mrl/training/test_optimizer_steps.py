@@ -20,7 +20,7 @@ from tests.mrl.training.layouts import CORRECTION, name_of
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 CLIP = 0.05
 """Far below the gradients' norms, so that every step is clipped."""

@@ -18,7 +18,7 @@ from tests.mrl.training.layouts import OneRank, check_forward, name_of
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

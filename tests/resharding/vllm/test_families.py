@@ -17,7 +17,7 @@ from tests.resharding.leasing import LeasedRank, spread
 from tests.resharding.vllm.test_plugin import ASKED, SYNC, described, hand_over, planned_session
 from tests.tiny_models import write_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SHAPE = {"hidden_size": 64, "head_dim": 64}
 
 

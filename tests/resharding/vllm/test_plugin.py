@@ -27,7 +27,7 @@ from tests.resharding.footprint import Footprint
 from tests.resharding.leasing import LeasedRank, one_trainer_rank, spread
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
 ASKED = driving.requests(12, seed=2, ignore_stop=True)
 

@@ -22,7 +22,7 @@ from tests.resharding.leasing import LeasedRank, spread
 from tests.resharding.vllm.test_plugin import described, hand_over, planned_session
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 SHAPE = {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
 SYNC = SyncSection(bucket_bytes=256 << 10, deadline_seconds=30.0)
 ASKED = driving.requests(12, seed=3, ignore_stop=True)

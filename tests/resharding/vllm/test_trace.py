@@ -21,7 +21,7 @@ from mrl.resharding.planner.topology import Topology
 from tests.resharding.simulate import execute
 from tests.resharding.worlds import World, as_engines_want, checkpoint, loaded
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.integration
 
 COMMON = {
     "vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
