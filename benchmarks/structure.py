@@ -1,0 +1,106 @@
+"""The shape of the code in figures: lines, arrows, and names that have more than one home.
+
+    python -m benchmarks.structure [CHECKOUT]
+
+An arrow of a folder is a pair of its entries (files and folders directly in it) of which one imports the other; a folder's arrows
+are what a reader sees on opening it. A name has more than one home when two modules define a public class, or a public
+function, of that name at their top level. Tests and benchmarks are left out. Older checkouts, whose folders were imported by their
+bare names, are read as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+
+TOP = ("mrl", "models", "resharding", "launch")
+
+
+def main() -> None:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    modules = modules_of(root)
+    print(
+        f"lines {sum(len(path.read_text().splitlines()) for path in modules.values())} in {len(modules)} files"
+    )
+    arrows = arrows_of(modules)
+    folders = {entry.rpartition("/")[0] for entry in modules}
+    inside = {folder: face(arrows, folder) for folder in sorted(folders)}
+    for folder, count in inside.items():
+        print(f"  {folder}: {count} arrows")
+    between = {(a.rpartition("/")[0], b.rpartition("/")[0]) for a, b in arrows}
+    print(f"arrows between folders {sum(a != b for a, b in between)} of {len(folders)} folders")
+    for kind, names in (("classes", ast.ClassDef), ("functions", ast.FunctionDef)):
+        homes = homes_of(modules, names)
+        print(
+            f"{kind} with more than one home {len(homes)}: {', '.join(f'{n} {c}' for n, c in sorted(homes.items()))}"
+        )
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """Each file by its path from the root without suffix; a package is the path of its __init__."""
+    files = [path for top in TOP for path in (root / top).rglob("*.py")]
+    return {str(path.relative_to(root).with_suffix("")): path for path in files}
+
+
+def arrows_of(modules: dict[str, Path]) -> set[tuple[str, str]]:
+    """Pairs of files of which the first imports the second, imports inside functions included."""
+    named = {}
+    for entry in modules:
+        dotted = entry.replace("/", ".").removesuffix(".__init__")
+        named[dotted] = named[f"mrl.{dotted}"] = entry
+    pairs = set()
+    for entry, path in modules.items():
+        for name in imports(path):
+            if name in named and named[name] != entry and not named[name].endswith("__init__"):
+                pairs.add((entry, named[name]))
+    return pairs
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, each module and each name of a `from`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def face(arrows: set[tuple[str, str]], folder: str) -> int:
+    """The arrows between the entries directly in a folder."""
+    ends = {(entry(a, folder), entry(b, folder)) for a, b in arrows if _in(a, folder) and _in(b, folder)}
+    return sum(a != b for a, b in ends)
+
+
+def _in(path: str, folder: str) -> bool:
+    return path.startswith(f"{folder}/")
+
+
+def entry(path: str, folder: str) -> str:
+    """The entry of a folder in which a file lies.
+
+    >>> entry("mrl/rewards/pool/queues", "mrl/rewards")
+    'pool'
+    """
+    return path.removeprefix(f"{folder}/").partition("/")[0]
+
+
+def homes_of(modules: dict[str, Path], kind: type) -> dict[str, int]:
+    """Public top-level definitions by name, where more than one module has them; `main` is every program's."""
+    counts: Counter[str] = Counter()
+    for path in modules.values():
+        counts.update(
+            {
+                node.name
+                for node in ast.parse(path.read_text()).body
+                if isinstance(node, kind) and not node.name.startswith("_")
+            }
+        )
+    return {name: count for name, count in counts.items() if count > 1 and name != "main"}
+
+
+if __name__ == "__main__":
+    main()
