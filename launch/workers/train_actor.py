@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import socket
@@ -37,6 +36,7 @@ class TrainActor:
 
     def start(self, address: str, port: int) -> None:
         """Builds the Megatron model and optimizer; a collective over all ranks."""
+        from mrl.algorithms.objective import Objective, ValueObjective
         from mrl.training.worker import MegatronWorker
 
         self._store = address, port
@@ -49,8 +49,10 @@ class TrainActor:
             master_port=port,
             seed=self._config.run.seed,
         )
+        self._objectives: dict[str, Any] = {"policy": Objective(self._config.algorithm)}
         if self._config.critic is not None:
             self._worker.add_critic(self._config.critic)
+            self._objectives["critic"] = ValueObjective(self._config.algorithm)
         gc.collect()
         gc.freeze()  # as the driver does
 
@@ -59,10 +61,9 @@ class TrainActor:
 
     def update(self, batch: Any, denominators: dict[str, float], role: str) -> Any:
         """One optimizer step of the policy or the critic with its configured objective."""
-        if role == "critic":
-            return self._worker.update_critic(batch, self._objective(role), denominators)
+        temperature = self._config.rollout.temperature
         return self._worker.update(
-            batch, self._objective(role), denominators, temperature=self._config.rollout.temperature
+            batch, self._objectives[role], denominators, role=role, temperature=temperature
         )
 
     def accumulate(self, batch: Any, denominators: dict[str, float]) -> Any:
@@ -70,7 +71,7 @@ class TrainActor:
         temperature = self._config.rollout.temperature
         return self._worker.accumulate(
             batch,
-            self._objective("policy"),
+            self._objectives["policy"],
             denominators,
             temperature=temperature,
             with_router_margins=True,
@@ -99,12 +100,6 @@ class TrainActor:
         return self._handover.send(session)
 
     _handover: Any = None
-
-    @functools.cache  # noqa: B019 one actor lives in a process
-    def _objective(self, role: str) -> Any:
-        from mrl.algorithms.objective import Objective, ValueObjective
-
-        return (ValueObjective if role == "critic" else Objective)(self._config.algorithm)
 
     def close(self) -> None:
         if self._handover is not None:

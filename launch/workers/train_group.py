@@ -56,11 +56,11 @@ class TrainGroup(ActorGroup):
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], *, role: str = "policy"
     ) -> dict[str, float]:
-        """One optimizer step over the batch; the metrics are already sums over ranks divided by their denominators."""
+        """One optimizer step of a role over the batch; its metrics are sums over ranks divided by their denominators."""
         _, results = self._on_shards(
             batch, lambda actor, shard: actor.update.remote(shard, dict(denominators), role)
         )
-        return _named(results, "critic" if role == "critic" else "optim")
+        return _first(results)
 
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float]
@@ -71,11 +71,11 @@ class TrainGroup(ActorGroup):
             batch, lambda actor, shard: actor.accumulate.remote(shard, dict(denominators))
         )
         metrics, arrays = ({rank: both[i] for rank, both in results.items()} for i in (0, 1))
-        return self._merged(batch, parts, arrays), _named(metrics, "optim")
+        return self._merged(batch, parts, arrays), _first(metrics)
 
     def step(self) -> dict[str, float]:
         """The optimizer step along the gradients of accumulate(); its metrics."""
-        return _named(self.wait(self.calls("call", "step")), "optim")
+        return _first(self.wait(self.calls("call", "step")))
 
     def connect(self, addresses: Sequence[str], destinations: Sequence[Any]) -> str:
         """Connects each rank to the engine ranks it feeds; the digest all ranks agree on."""
@@ -120,7 +120,6 @@ class TrainGroup(ActorGroup):
         raise AssertionError(f"no rank speaks for dp {dp}")
 
 
-def _named(results: Mapping[str, dict[str, float]], room: str) -> dict[str, float]:
-    """Rank 0's metrics; those without a room of their own get `room`."""
-    metrics = next(iter(results.values()))
-    return {name if "/" in name else f"{room}/{name}": value for name, value in metrics.items()}
+def _first(results: Mapping[str, dict[str, float]]) -> dict[str, float]:
+    """Rank 0's metrics, which are those of all ranks."""
+    return next(iter(results.values()))

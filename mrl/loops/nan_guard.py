@@ -46,14 +46,14 @@ def check_batch(batch: TrainBatch) -> None:
             raise BadNumbers(_message(name, bad, advice), bad)
 
 
-def check_update(batch: TrainBatch, metrics: Mapping[str, float], room: str) -> None:
-    """BadNumbers where the ranks refused an optimizer step over `batch` (some token of it is trained on).
+def check_update(batch: TrainBatch, metrics: Mapping[str, float], role: str) -> None:
+    """BadNumbers where the ranks refused a role's optimizer step over `batch` (some token of it is trained on).
 
     The ranks cannot say which sample it was: all of the minibatch are named.
     """
-    if metrics[f"{room}/skipped"]:
-        loss, norm = metrics.get(f"{room}/loss", float("nan")), metrics[f"{room}/grad_norm"]
-        what = f"loss {loss:g} or gradient norm {norm:g} of an optimizer step ({room})"
+    if metrics["skipped"]:
+        loss, norm = metrics.get("loss", float("nan")), metrics["grad_norm"]
+        what = f"loss {loss:g} or gradient norm {norm:g} of an optimizer step ({role})"
         advice = "the step changed no parameter; the last checkpoint is from before"
         raise BadNumbers(_message(what, batch.sample_ids, advice), batch.sample_ids)
 

@@ -36,23 +36,8 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.validate import validate
 from mrl.samples import Group, Prompt, TrainBatch
 
-
-class TrainRanks(Protocol):
-    """The trainer as the loop sees it; one object for all ranks."""
-
-    def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]: ...
-
-    def update(
-        self, batch: TrainBatch, denominators: dict[str, float], *, role: str = "policy"
-    ) -> dict[str, float]: ...
-
-    def accumulate(
-        self, batch: TrainBatch, denominators: dict[str, float]
-    ) -> tuple[dict[str, np.ndarray], dict[str, float]]: ...
-
-    def step(self) -> dict[str, float]: ...
-
-    def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]: ...
+METRIC_PREFIXES = {"policy": "optim", "critic": "critic"}
+"""The first word of the metrics of a role's optimizer steps."""
 
 
 class Engines(Protocol):
@@ -189,7 +174,7 @@ class OnPolicyLoop:
     @property
     def _recomputes_policy(self) -> bool:
         """Whether this step makes a pass for the policy's log-probs; while only the critic learns, no update measures the sampler."""
-        return self._config.algorithm.recomputes_policy or "policy" not in dict(self._updated_roles())
+        return self._config.algorithm.recomputes_policy or "policy" not in self._updated_roles()
 
     def _measured(self, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The sampler's distance from the policy's log-probs [N] of the batch of this step; an error where it is too far."""
@@ -231,13 +216,14 @@ class OnPolicyLoop:
             return {"optim/skipped": 1.0}
         metrics: dict[str, float] = {}
         divisors = denominators(part) | self._algorithm.coefficients()
-        for role, room in self._updated_roles():
+        for role in self._updated_roles():
             if role == "policy" and not self._recomputes_policy:
-                found = self._measured_update(part, divisors)
+                figures = self._measured_update(part, divisors)
             else:
-                found = self._train.update(part, divisors, role=role)
-            nan_guard.check_update(part, found, room)
-            metrics |= found
+                figures = self._train.update(part, divisors, role=role)
+            nan_guard.check_update(part, figures, role)
+            prefix = METRIC_PREFIXES[role]
+            metrics |= {n if "/" in n else f"{prefix}/{n}": value for n, value in figures.items()}
         return metrics
 
     def _measured_update(self, batch: TrainBatch, divisors: dict[str, float]) -> dict[str, float]:
@@ -245,16 +231,15 @@ class OnPolicyLoop:
         policy, metrics = self._train.accumulate(batch, divisors)
         return metrics | self._measured(batch, policy) | self._train.step()
 
-    def _updated_roles(self) -> list[tuple[str, str]]:
-        """(role, first word of its metrics): the policy after the critic's warm-up, the critic where there is one.
+    def _updated_roles(self) -> list[str]:
+        """The policy after the critic's warm-up, and the critic where there is one.
 
         The policy first: an update of it that is refused leaves both as they were.
         """
         critic = self._config.critic
-        policy = [("policy", "optim")]
         if critic is None:
-            return policy
-        return (policy if self.next_step > critic.warmup_steps else []) + [("critic", "critic")]
+            return ["policy"]
+        return ["policy", "critic"] if self.next_step > critic.warmup_steps else ["critic"]
 
     def _check_judged(self, groups: Sequence[Group]) -> dict[str, float]:
         fraction = self._supply.unjudged_fraction

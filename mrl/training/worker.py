@@ -207,16 +207,19 @@ class MegatronWorker:
         objective: Objective,
         denominators: Mapping[str, Any],
         *,
+        role: Role = "policy",
         temperature: float = 1.0,
         lr: float | None = None,
     ) -> dict[str, float]:
-        """One optimizer step over this data-parallel shard; the same metrics on all ranks.
+        """One optimizer step of the policy or the critic over this data-parallel shard; the same metrics on all ranks.
 
         Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest, smallest). Where
         the model has experts, `moe/...` says how evenly this update's tokens were spread (expert_load.py).
         A loss or gradient that is not finite, or a step without any token to train on, is skipped on all ranks: no
-        parameter changes and `skipped` is 1.
+        parameter changes and `skipped` is 1. The critic's objective is called with values=[n].
         """
+        if role == "critic":
+            return self._with_critic().update(batch, objective, denominators, lr=lr)
         metrics, _ = self.accumulate(batch, objective, denominators, temperature=temperature)
         return metrics | self.step(lr=lr)
 
@@ -280,12 +283,6 @@ class MegatronWorker:
                 f"critic.path = {model.path} has a vocabulary of {self.critic.hf_config['vocab_size']} tokens, the "
                 f"policy {self.hf_config['vocab_size']}; the critic reads the policy's tokens"
             )
-
-    def update_critic(
-        self, batch: TrainBatch, objective: Objective, denominators: Mapping[str, Any]
-    ) -> dict[str, float]:
-        """update() of the critic: the objective is called with values=[n]."""
-        return self._with_critic().update(batch, objective, denominators)
 
     def _with_critic(self) -> MegatronWorker:
         if self.critic is None:

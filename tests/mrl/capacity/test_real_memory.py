@@ -88,7 +88,7 @@ def measure_critic(
         master_port=port,
     )
     worker.add_critic(CriticSection())
-    worker.update_critic(batch(rank), squared_values, {"num_tokens": float(TOKENS)})
+    worker.update(batch(rank), squared_values, {"num_tokens": float(TOKENS)}, role="critic")
     critic = worker.critic
     buffers = [b for m in critic._models for b in (*m.buffers, *m.expert_parallel_buffers)]
     weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)

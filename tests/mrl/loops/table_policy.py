@@ -83,7 +83,7 @@ class TableRanks:
         self, batch: TrainBatch, denominators: dict[str, float], *, role: str = "policy"
     ) -> dict[str, float]:
         if role == "critic":
-            return {"critic/skipped": 0.0}
+            return {"skipped": 0.0}
         _, metrics = self.accumulate(batch, denominators)
         return metrics | self.step()
 
@@ -96,7 +96,7 @@ class TableRanks:
         found = {"logprobs": logprobs.detach().numpy()}
         if not torch.isfinite(logprobs).all():  # as the real worker: an objective refuses such values
             self._gradient = torch.full_like(self.table, float("nan"))
-            return found, {"optim/loss": float("nan")}
+            return found, {"loss": float("nan")}
         arrays = {name: torch.from_numpy(values) for name, values in batch.arrays.items()}
         loss, metrics = self._objective(
             logprobs=logprobs,
@@ -106,13 +106,13 @@ class TableRanks:
             denominators=denominators,
         )
         (self._gradient,) = torch.autograd.grad(loss, self.table)
-        return found, {n: float(v) for n, v in metrics.items()} | {"optim/loss": float(loss.detach())}
+        return found, {n: float(v) for n, v in metrics.items()} | {"loss": float(loss.detach())}
 
     def step(self) -> dict[str, float]:
         norm = float(self._gradient.norm())
         with torch.no_grad():
             self.table -= self._lr * self._gradient
-        return {"optim/grad_norm": norm, "optim/skipped": float(not math.isfinite(norm))}
+        return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
 
     def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         return []

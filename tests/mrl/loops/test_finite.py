@@ -85,9 +85,9 @@ def test_a_bad_log_prob_counts_only_where_it_is_trained_on() -> None:
 
 def test_a_refused_optimizer_step_ends_with_all_samples_of_its_minibatch() -> None:
     batch = pack([group(n, sample(n, 0, 1.0), sample(n, 1, 0.0)) for n in range(4)])
-    check_update(batch, {"optim/skipped": 0.0, "optim/grad_norm": 1.0, "optim/loss": 0.5}, "optim")
+    check_update(batch, {"skipped": 0.0, "grad_norm": 1.0, "loss": 0.5}, "policy")
     with pytest.raises(BadNumbers, match=r"loss nan or gradient norm 0 .* 3 more") as caught:
-        check_update(batch, {"critic/skipped": 1.0, "critic/grad_norm": 0.0}, "critic")
+        check_update(batch, {"skipped": 1.0, "grad_norm": 0.0}, "critic")
     assert caught.value.sample_ids == batch.sample_ids
 
 

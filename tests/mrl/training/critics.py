@@ -58,7 +58,7 @@ def update(at: MegatronWorker, steps: int) -> list[dict[str, float]]:
     _, shard = shard_of(batch, at)
     count = {"num_tokens": int(batch.loss_mask.sum()), "num_sequences": batch.num_samples}
     objective = ValueObjective(AlgorithmSection.model_validate({"value": {"clip": None}}))
-    return [at.update_critic(shard, objective, count) for _ in range(steps)]
+    return [at.update(shard, objective, count, role="critic") for _ in range(steps)]
 
 
 def values_and_updates(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
