@@ -10,7 +10,7 @@ from typing import Any
 
 from mrl.models import rope
 from mrl.models.deepseek_v3_names import is_moe_layer
-from mrl.models.layer_rows import HfConfig, field
+from mrl.models.hf_config import HfConfig, field
 from mrl.models.settings import common_fields, moe_layer_freq
 
 

@@ -5,18 +5,9 @@ The checkpoint's multi-token-prediction layers are neither trained nor served: n
 
 from __future__ import annotations
 
-from mrl.models.layer_rows import (
-    HfConfig,
-    dense_mlp,
-    expert_mlps,
-    field,
-    gated_mlp,
-    input_norm,
-    mlp_norm,
-    norm,
-    refuse_attention_bias,
-)
-from mrl.models.names import Row, Spec, Split, whole
+from mrl.models.hf_config import HfConfig, field, require_no_attention_bias
+from mrl.models.layer_rows import dense_mlp, expert_mlps, gated_mlp, input_norm, mlp_norm, norm
+from mrl.models.tensors import Row, Spec, Split, whole
 
 
 def is_moe_layer(hf: HfConfig, layer: int) -> bool:
@@ -41,7 +32,7 @@ def layer(hf: HfConfig, number: int, spec: Spec, experts: range) -> list[Row]:
 
 
 def _latent_attention(hf: HfConfig, prefix: str, spec: Spec) -> list[Row]:
-    refuse_attention_bias(hf)
+    require_no_attention_bias(hf)
     hidden, heads = field(hf, "hidden_size"), field(hf, "num_attention_heads")
     nope, rope, value = field(hf, "qk_nope_head_dim"), field(hf, "qk_rope_head_dim"), field(hf, "v_head_dim")
     rank, attention = field(hf, "kv_lora_rank"), f"{prefix}.self_attn"

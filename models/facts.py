@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from mrl.models.families import Family, family_of
-from mrl.models.layer_rows import field, head_dim
-from mrl.models.names import TRANSFORMER_ENGINE, Row
+from mrl.models.hf_config import field, head_dim
+from mrl.models.tensors import TRANSFORMER_ENGINE, Row
 
 
 @dataclasses.dataclass(frozen=True)

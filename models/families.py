@@ -1,6 +1,6 @@
 """The model families and what each says about names: checkpoint tensors, and any rank's parameters. Pure.
 
-Consumes an HF config as a dict (config.json) and a layout; produces models/manifest.py's nouns. The tables themselves are
+Consumes an HF config as a dict (config.json) and a layout; produces models/tensors.py's nouns. The tables themselves are
 in one file per family.
 """
 
@@ -12,20 +12,9 @@ from typing import Any
 
 from mrl.errors import ConfigError
 from mrl.models import deepseek_v3_names, mixtral_names, qwen3_names, unsupported
-from mrl.models.layer_rows import HfConfig, field
-from mrl.models.layout import Layout, Place
-from mrl.models.manifest import CheckpointTensor, LocalTensor
-from mrl.models.names import (
-    TRAINER,
-    Role,
-    Row,
-    Spec,
-    chunk_layers,
-    cut,
-    divide,
-    padded_vocab,
-    whole,
-)
+from mrl.models.hf_config import HfConfig, checkpoint_dtype, field
+from mrl.models.layout import Layout, Place, chunk_layers, divide, padded_vocab
+from mrl.models.tensors import TRAINER, CheckpointTensor, LocalTensor, Role, Row, Spec, cut, whole
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -136,11 +125,6 @@ def _ends(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
     if not hf.get("tie_word_embeddings", False):
         rows.append(Row("output_layer.weight", whole(HEAD, vocab), hidden, "tp", padded_rows=padded))
     return rows
-
-
-def checkpoint_dtype(hf_config: HfConfig) -> str:
-    """The folder's dtype in torch spelling; bfloat16 when the config does not say."""
-    return str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
 
 
 FAMILIES = {

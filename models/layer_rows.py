@@ -2,41 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from mrl.errors import ConfigError
-from mrl.models.names import (
-    Row,
-    Segment,
-    Spec,
-    Split,
-    divide,
-    whole,
-)
-
-HfConfig = Mapping[str, Any]
-
-
-def field(hf: HfConfig, *names: str) -> Any:
-    """The first of `names` that the config has; configs of different transformers versions spell some keys differently."""
-    for name in names:
-        if hf.get(name) is not None:
-            return hf[name]
-    raise ConfigError(
-        f"config.json of a {hf.get('model_type')} model has none of {list(names)}; is the file complete?"
-    )
-
-
-def head_dim(hf: HfConfig) -> int:
-    """Width of one attention head."""
-    return hf.get("head_dim") or field(hf, "hidden_size") // field(hf, "num_attention_heads")
-
-
-def refuse_attention_bias(hf: HfConfig) -> None:
-    """ConfigError for a config whose projections have biases, which no name table has."""
-    if hf.get("attention_bias"):
-        raise ConfigError("attention_bias = true is not supported: the families here train without biases")
+from mrl.models.hf_config import HfConfig, field, head_dim, require_no_attention_bias
+from mrl.models.layout import divide
+from mrl.models.tensors import Row, Segment, Spec, Split, whole
 
 
 def norm(name: str, tensor: str, size: int) -> Row:
@@ -62,7 +32,7 @@ def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool) -> list[
     The whole interleaved tensor is cut by rows. With tp above the number of groups Megatron cuts through a group and
     gathers activations, so nothing is replicated in storage.
     """
-    refuse_attention_bias(hf)
+    require_no_attention_bias(hf)
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
     q_rows = divide(heads, groups, what="attention heads per query group") * width
     attention = f"{layer}.self_attn"

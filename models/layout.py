@@ -82,3 +82,41 @@ class Layout:
 
     def places(self) -> list[Place]:
         return [self.place(rank) for rank in range(self.world_size)]
+
+
+def divide(value: int, parts: int, *, what: str) -> int:
+    """value / parts, or a ConfigError that says what cannot be split."""
+    if value % parts:
+        raise ConfigError(
+            f"{what}: {value} cannot be split into {parts} equal parts; choose a layout that divides it"
+        )
+    return value // parts
+
+
+def chunk_layers(num_layers: int, layout: Layout, pp: int) -> tuple[range, ...]:
+    """Global layer numbers of each model chunk of one pipeline rank.
+
+    Chunk c of pipeline rank p is virtual stage c * pp_size + p. A remainder goes to the first virtual stages, one
+    layer each (Megatron then needs its `pipeline_model_parallel_layout`).
+
+    >>> chunk_layers(8, Layout(pp=2, vpp=2), 1)
+    (range(2, 4), range(6, 8))
+    """
+    stages = layout.pp * layout.vpp
+    if num_layers < stages:
+        raise ConfigError(
+            f"{num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages; lower pp or vpp"
+        )
+    share, rest = divmod(num_layers, stages)
+    starts = [stage * share + min(stage, rest) for stage in range(stages + 1)]
+    return tuple(range(starts[s], starts[s + 1]) for s in range(pp, stages, layout.pp))
+
+
+def padded_vocab(vocab_size: int, *, tp: int, pad_vocab_to: int) -> int:
+    """Rows of Megatron's embedding: vocab_size rounded up to a multiple of pad_vocab_to x tp.
+
+    >>> padded_vocab(1000, tp=2, pad_vocab_to=128)
+    1024
+    """
+    multiple = pad_vocab_to * tp
+    return -(-vocab_size // multiple) * multiple

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrl.models.layer_rows import HfConfig, field, head_dim
+from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.rope import Rope, rope
 from mrl.models.settings import common_fields
 

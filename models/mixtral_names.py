@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from mrl.models.layer_rows import (
-    HfConfig,
-    expert_mlps,
-    field,
-    grouped_query_attention,
-    input_norm,
-    mlp_norm,
-)
-from mrl.models.names import Row, Spec, whole
+from mrl.models.hf_config import HfConfig, field
+from mrl.models.layer_rows import expert_mlps, grouped_query_attention, input_norm, mlp_norm
+from mrl.models.tensors import Row, Spec, whole
 
 PARTS = {"gate": "w1", "up": "w3", "down": "w2"}
 

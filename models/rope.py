@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mrl.models.layer_rows import HfConfig, field
+from mrl.models.hf_config import HfConfig, field
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

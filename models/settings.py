@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mrl.models.layer_rows import HfConfig, field
+from mrl.models.hf_config import HfConfig, field
 
 
 def common_fields(hf: HfConfig) -> dict[str, Any]:

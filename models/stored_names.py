@@ -13,9 +13,9 @@ from collections.abc import Container
 
 from mrl.errors import CheckpointError
 from mrl.models.families import Family
-from mrl.models.layer_rows import HfConfig
+from mrl.models.hf_config import HfConfig
 from mrl.models.layout import Layout
-from mrl.models.names import LOCAL
+from mrl.models.tensors import LOCAL
 
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")

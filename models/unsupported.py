@@ -5,16 +5,9 @@ They are errors before any worker starts, never ignored. Planning (mrl plan) doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from mrl.models import rope
+from mrl.models.hf_config import HfConfig, field, unsupported_values
 
-from mrl.models import float8, rope
-from mrl.models.layer_rows import HfConfig, field
-
-COMMON: dict[str, tuple[Any, ...]] = {
-    "hidden_act": (None, "silu"),
-    "attention_bias": (None, False),
-}
 YARN_KEYS = {
     "type", "rope_type", "rope_theta", "factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow",
     "original_max_position_embeddings",
@@ -23,12 +16,12 @@ YARN_KEYS = {
 
 def qwen3(hf: HfConfig) -> list[str]:
     """Of dense Qwen3 and Qwen3-MoE."""
-    return [*_differing(hf, COMMON | {"use_sliding_window": (None, False)}), *_rope(hf, {"default"})]
+    return [*unsupported_values(hf, {"use_sliding_window": (None, False)}), *_rope(hf, {"default"})]
 
 
 def mixtral(hf: HfConfig) -> list[str]:
     allowed = {"sliding_window": (None,), "router_jitter_noise": (None, 0)}
-    return [*_differing(hf, COMMON | allowed), *_one_expert(hf), *_rope(hf, {"default"})]
+    return [*unsupported_values(hf, allowed), *_one_expert(hf), *_rope(hf, {"default"})]
 
 
 def deepseek_v3(hf: HfConfig) -> list[str]:
@@ -39,7 +32,7 @@ def deepseek_v3(hf: HfConfig) -> list[str]:
         "norm_topk_prob": (True,),
         "rope_interleave": (None, True),
     }
-    found = [*_differing(hf, COMMON | allowed), *_one_expert(hf), *_rope(hf, {"default", "yarn"})]
+    found = [*unsupported_values(hf, allowed), *_one_expert(hf), *_rope(hf, {"default", "yarn"})]
     groups, chosen, experts = (
         hf.get("n_group") or 1,
         hf.get("topk_group") or 1,
@@ -49,15 +42,6 @@ def deepseek_v3(hf: HfConfig) -> list[str]:
         # A group counts by its two best experts; Megatron takes num_experts_per_tok // topk_group of them.
         found.append(f"num_experts_per_tok = {experts} with topk_group = {chosen} (only two experts a group)")
     return found
-
-
-def _differing(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    found = [
-        f"{key} = {hf.get(key)!r} (only {' or '.join(map(repr, values))})"
-        for key, values in allowed.items()
-        if hf.get(key) not in values
-    ]
-    return found + float8.unsupported(hf)
 
 
 def _one_expert(hf: HfConfig) -> list[str]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 from mrl.errors import ConfigError
 from mrl.models import deepseek_v3_names, mixtral_names, qwen3_names
-from mrl.models.layer_rows import HfConfig, field, head_dim, refuse_attention_bias
-from mrl.models.manifest import LocalTensor, Piece
-from mrl.models.names import divide, padded_vocab
+from mrl.models.hf_config import HfConfig, field, head_dim, require_no_attention_bias
+from mrl.models.layout import divide, padded_vocab
+from mrl.models.tensors import LocalTensor, Piece
 
 VOCAB_PADDING = 64
 
@@ -105,7 +105,7 @@ def local_tensors(hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> lis
     family = hf.get("model_type")
     if family not in LAYERS:
         raise ConfigError(f"model_type {family!r}: vLLM's layout is known for {sorted(LAYERS)} only")
-    refuse_attention_bias(hf)
+    require_no_attention_bias(hf)
     table, hidden, vocab = Table(shard, dtype), field(hf, "hidden_size"), field(hf, "vocab_size")
     tensors = [table.vocabulary("model.embed_tokens.weight", "model.embed_tokens.weight", vocab, hidden)]
     for number in range(field(hf, "num_hidden_layers")):

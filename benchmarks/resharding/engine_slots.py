@@ -13,7 +13,7 @@ import numpy as np
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mrl.models.float8 import BLOCK, SCALES
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.fp8 import quantised
 from mrl.resharding.planner.manifest import DTYPE_BYTES, elements
 from mrl.resharding.planner.quantised import VALUES, Blocks

@@ -29,7 +29,7 @@ from benchmarks.resharding.trainer import BenchTrainer, describe
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import ConfigError
 from mrl.models.layout import Layout
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import elements
 from mrl.resharding.transfer.assembly import DTYPES

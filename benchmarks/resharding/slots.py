@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.storage import Storage, WholeTensors, Windows
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.lease import Lease

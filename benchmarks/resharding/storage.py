@@ -11,8 +11,7 @@ import torch
 
 from benchmarks.resharding.made_up import MadeUp
 from mrl.errors import ReshardError
-from mrl.models.float8 import BLOCK
-from mrl.models.manifest import Piece
+from mrl.models.tensors import BLOCK, Piece
 from mrl.resharding.planner.copy_table import CopyTable, run
 from mrl.resharding.planner.fp8 import whole_tensors
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes

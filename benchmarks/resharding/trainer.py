@@ -14,7 +14,7 @@ import torch
 from benchmarks.resharding.made_up import MadeUp
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.manifest import LocalTensor
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.manifest import tensor_bytes
 from mrl.resharding.planner.trainer_manifests import from_layout
 from mrl.resharding.transfer.assembly import DTYPES

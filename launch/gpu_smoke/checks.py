@@ -14,7 +14,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.step import batch_of, reference, start_worker, step, write_model
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather, gather_plan
 from mrl.resharding.transfer.lease import describe_device, describe_files
 from mrl.resharding.transfer.sender import WeightSender

@@ -19,11 +19,10 @@ from torch import Tensor
 from mrl.config.sections.training import TrainingSection
 from mrl.models import deepseek_v3, mixtral, qwen3_moe
 from mrl.models.families import require_trainable
-from mrl.models.layer_rows import HfConfig, field
-from mrl.models.layout import Layout
+from mrl.models.hf_config import HfConfig, field
+from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.models.megatron.layer_specs import block_spec
 from mrl.models.megatron.rotary import RotaryTable
-from mrl.models.names import chunk_layers, padded_vocab
 
 ENGINE_FAMILIES = {
     "qwen3": qwen3_moe,

@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mrl.errors import ConfigError
-from mrl.models.names import divide
+from mrl.models.layout import divide
 
 _ALIGNED_BYTES = 16
 """What torch.nn.functional.grouped_mm asks of the length of a row."""

@@ -15,9 +15,8 @@ import dataclasses
 from mrl.capacity.training_memory import ELEMENT_BYTES
 from mrl.config.sections.training import TrainingSection
 from mrl.models.facts import Facts
-from mrl.models.layer_rows import field, head_dim
-from mrl.models.layout import Layout
-from mrl.models.names import chunk_layers, padded_vocab
+from mrl.models.hf_config import field, head_dim
+from mrl.models.layout import Layout, chunk_layers, padded_vocab
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from mrl.capacity.hardware import CONFIGS
 from mrl.config.sections.model import ModelSection
 from mrl.errors import ConfigError
 from mrl.models.facts import Facts
-from mrl.models.names import Row
+from mrl.models.tensors import Row
 from mrl.prepare.new_model import hf_config
 
 

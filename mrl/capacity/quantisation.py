@@ -6,9 +6,8 @@ from mrl.capacity.model_facts import row_elements
 from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.facts import Facts
-from mrl.models.float8 import BLOCK
 from mrl.models.layout import Layout
-from mrl.models.names import Row
+from mrl.models.tensors import BLOCK, Row
 from mrl.resharding.planner.alignment import cut_inside_blocks
 from mrl.resharding.planner.quantised import quantises
 from mrl.resharding.planner.trainer_manifests import from_layout

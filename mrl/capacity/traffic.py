@@ -17,8 +17,8 @@ from mrl.capacity.quantisation import row_bytes
 from mrl.capacity.training_memory import ELEMENT_BYTES
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.facts import Facts
-from mrl.models.layout import Layout
-from mrl.models.names import Row, chunk_layers
+from mrl.models.layout import Layout, chunk_layers
+from mrl.models.tensors import Row
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
 from mrl.resharding.planner.plan import Plan, build_plan
 from mrl.resharding.planner.topology import Topology

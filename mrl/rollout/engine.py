@@ -18,7 +18,7 @@ import numpy as np
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.patterns import replicas

@@ -8,7 +8,7 @@ from typing import Any
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, ReshardError
-from mrl.models import float8
+from mrl.models.hf_config import QUANTIZATION, stored_block
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
 
@@ -21,7 +21,7 @@ def overrides(
     settings = quantised.engine_settings(hf["num_hidden_layers"])
     if rollout.quantization == "none":
         # Wide weights will come, unless the folder's own are read; some folders do not say that routers are wide.
-        return {float8.KEY: settings if real_weights else None} if float8.stored_block(hf) else {}
+        return {QUANTIZATION: settings if real_weights else None} if stored_block(hf) else {}
     if real_weights:
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: weights are quantised at a hand-over, and here they are read from "
@@ -30,7 +30,7 @@ def overrides(
     require_whole_blocks(hf, rollout)
     if on_cpu:
         require_cpu(rollout)
-    return {float8.KEY: settings}
+    return {QUANTIZATION: settings}
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:

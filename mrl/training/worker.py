@@ -30,8 +30,8 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.manifest import LocalTensor
 from mrl.models.megatron.build import build_chunks
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.samples import TrainBatch
 from mrl.training.checkpoint import saving

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mrl.errors import ReshardError
-from mrl.models.float8 import SCALES
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box, cells, contains
 from mrl.resharding.planner.manifest import RankManifest
 

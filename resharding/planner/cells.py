@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mrl.errors import ReshardError
-from mrl.models.float8 import SCALES
-from mrl.models.manifest import LocalTensor, Piece
+from mrl.models.tensors import SCALES, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box, contains, overlap, volume
 from mrl.resharding.planner.patterns import Item, Pattern, Replicas
 from mrl.resharding.planner.plan import Plan

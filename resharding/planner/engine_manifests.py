@@ -13,7 +13,7 @@ from typing import Any
 from mrl.errors import ConfigError, ReshardError
 from mrl.models import vllm_names
 from mrl.models.layout import Layout
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.manifest import RankManifest, whole_modules
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.models.float8 import SCALES
+from mrl.models.tensors import SCALES
 from mrl.resharding.planner.quantised import quantises
 
 LARGEST = 448.0

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from mrl.models.manifest import LocalTensor, Piece
+from mrl.models.tensors import LocalTensor, Piece
 
 DTYPE_BYTES = {
     "float64": 8,

@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from mrl.errors import ReshardError
-from mrl.models.float8 import SCALES
-from mrl.models.manifest import LocalTensor, Piece
+from mrl.models.tensors import SCALES, LocalTensor, Piece
 from mrl.resharding.planner.boxes import (
     Box,
     cells,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, ReshardError
-from mrl.models.float8 import BLOCK
+from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.agreement import require_agreement
 from mrl.resharding.planner.alignment import leave_whole
 from mrl.resharding.planner.boxes import overlap

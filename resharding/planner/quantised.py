@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mrl.errors import ReshardError
-from mrl.models.float8 import BLOCK, SCALES
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.manifest import RankManifest
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import LocalTensor
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.copy_table import (
     BUCKET,
     COPY,

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from mrl.errors import ReshardError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout, Place
-from mrl.models.manifest import LocalTensor, Piece
-from mrl.models.names import TRAINER, Spec
+from mrl.models.tensors import TRAINER, LocalTensor, Piece, Spec
 from mrl.resharding.planner.manifest import RankManifest
 
 

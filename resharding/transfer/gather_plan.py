@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import CheckpointTensor, LocalTensor
+from mrl.models.tensors import CheckpointTensor, LocalTensor
 from mrl.resharding.planner.cells import WholeCells
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.resharding.transfer.session import Whole, WireTensor, wire_digest

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import LocalTensor
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.cells import (
     Answer,

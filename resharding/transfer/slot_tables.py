@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import LocalTensor
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.copy_table import BUCKET, COPY, WIRE_DTYPES, CopyTable, target_sizes
 from mrl.resharding.planner.manifest import DTYPE_BYTES, elements

@@ -18,7 +18,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
 from mrl.models.families import Family
 from mrl.models.layout import Layout
-from mrl.models.manifest import LocalTensor
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.cells import Listing, PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.engine_manifests import TraceRecord, from_trace
 from mrl.resharding.planner.manifest import RankManifest

@@ -16,7 +16,7 @@ from mrl.errors import ReshardError
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron import layer_specs
 from mrl.models.megatron.build import PackedModel, build_chunks
-from mrl.models.names import LOCAL
+from mrl.models.tensors import LOCAL
 from mrl.resharding.planner import trainer_manifests
 
 pytestmark = pytest.mark.integration

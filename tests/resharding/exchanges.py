@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather, gather_plan
 from mrl.resharding.transfer.gather_plan import GatherPlan
 from mrl.resharding.transfer.receiver import Receiver

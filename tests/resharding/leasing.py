@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mrl.config.sections.sync import SyncSection
-from mrl.models.manifest import LocalTensor, Piece
+from mrl.models.tensors import LocalTensor, Piece
 from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest, elements
 from mrl.resharding.planner.plan import Plan

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import LocalTensor
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.copy_table import numpy_dtype, run, target_sizes
 from mrl.resharding.planner.manifest import elements
 from mrl.resharding.planner.patterns import Replicas

@@ -15,7 +15,7 @@ from mrl.resharding.planner.schedule import slice_of
 @pytest.mark.parametrize(
     "module",
     [
-        "mrl.models.names",
+        "mrl.models.tensors",
         "mrl.models.families",
         "mrl.resharding.planner.boxes",
         "mrl.models.layout",

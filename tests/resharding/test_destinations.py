@@ -4,7 +4,7 @@ import pytest
 
 from mrl.errors import ConfigError, ReshardError
 from mrl.models.layout import Layout
-from mrl.models.manifest import CheckpointTensor, Piece
+from mrl.models.tensors import CheckpointTensor, Piece
 from mrl.models.vllm_names import Shard
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather, gather_plan
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mrl.errors import ReshardError
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather_plan
 from mrl.resharding.transfer.assembly import DTYPES, Assembly
 from mrl.resharding.transfer.collectives import Ranks

@@ -12,7 +12,7 @@ import pytest
 from mrl.errors import ConfigError, ReshardError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.manifest import LocalTensor, Piece
+from mrl.models.tensors import LocalTensor, Piece
 from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.explain import estimate, explain, window_traffic
 from mrl.resharding.planner.manifest import RankManifest
@@ -337,7 +337,6 @@ def test_qwen3_235b_on_64_gpus_moves_what_arithmetic_says():
 
 BIG = """
 import json, sys, time
-from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.planner.topology import Topology

@@ -9,8 +9,8 @@ import torch
 from benchmarks.resharding.models import TINY
 from mrl.errors import ReshardError
 from mrl.models.families import family_of
-from mrl.models.float8 import SCALES
 from mrl.models.layout import Layout
+from mrl.models.tensors import SCALES
 from mrl.resharding.planner import engine_manifests, fp8, quantised, trainer_manifests
 from mrl.resharding.planner.alignment import cut_inside_blocks, leave_whole
 from mrl.resharding.planner.plan import PlanOptions, build_plan

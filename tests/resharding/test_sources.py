@@ -8,8 +8,8 @@ import pytest
 
 from mrl.errors import ConfigError, ReshardError
 from mrl.models.families import family_of
-from mrl.models.layout import Layout
-from mrl.models.names import LOCAL, TRANSFORMER_ENGINE, chunk_layers
+from mrl.models.layout import Layout, chunk_layers
+from mrl.models.tensors import LOCAL, TRANSFORMER_ENGINE
 from mrl.resharding.planner import trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from tests.resharding.worlds import FAMILIES, box, random_config

@@ -7,10 +7,9 @@ import zlib
 import numpy as np
 
 from mrl.errors import ConfigError, ReshardError
-from mrl.models import float8
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.names import LOCAL, TRAINER, TRANSFORMER_ENGINE
+from mrl.models.tensors import LOCAL, SCALES, TRAINER, TRANSFORMER_ENGINE
 from mrl.resharding.planner import engine_manifests, fp8, quantised, trainer_manifests
 from mrl.resharding.planner.copy_table import assign, numpy_dtype
 from mrl.resharding.planner.manifest import RankManifest, elements
@@ -181,7 +180,7 @@ def as_engines_want(world: World, full: dict[str, np.ndarray]) -> dict[str, np.n
     made = {}
     for name, array in full.items():
         if quantised.quantises(name):
-            for suffix, wire in (("", quantised.VALUES), (float8.SCALES, "float32")):
+            for suffix, wire in (("", quantised.VALUES), (SCALES, "float32")):
                 made[name + suffix] = fp8.quantised(array, wire, world.options.quantise_block)
         else:
             made[name] = array

@@ -19,11 +19,10 @@ from safetensors.torch import save_file
 
 from mrl.errors import CheckpointError
 from mrl.files import commit_folder, sync, write_durably
-from mrl.models import float8
 from mrl.models.families import family_of
-from mrl.models.layer_rows import HfConfig
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
+from mrl.models.tensors import CheckpointTensor
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
 from mrl.training.hf.folder import read_config
 
@@ -160,7 +159,7 @@ def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[
     config = json.loads(text)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     exported = config | {name: value for name, value in changes.items() if name in config} | {key: dtype}
-    exported.pop(float8.KEY, None)  # what is written is wide, whatever was read
+    exported.pop(QUANTIZATION, None)  # what is written is wide, whatever was read
     if exported != config:
         text = json.dumps(exported, indent=2) + "\n"
     write_durably(folder / "config.json", text.encode())

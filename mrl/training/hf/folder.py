@@ -17,10 +17,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mrl.errors import ConfigError
-from mrl.models import float8
 from mrl.models.families import Family
-from mrl.models.layer_rows import HfConfig
-from mrl.models.manifest import CheckpointTensor, LocalTensor, Piece
+from mrl.models.hf_config import HfConfig, stored_block
+from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.boxes import Box
 
@@ -61,7 +60,7 @@ def load(
     """
     files, left_out = check_folder(folder, family, hf_config)
     expected = family.checkpoint_tensors(hf_config)
-    block = float8.stored_block(read_config(folder))
+    block = stored_block(read_config(folder))
     load_pieces(targets, files, {tensor.name: tuple(tensor.shape) for tensor in expected}, block=block)
     return left_out
 
@@ -82,7 +81,7 @@ def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tup
         folder=folder,
         tied=bool(hf_config.get("tie_word_embeddings", False)),
         untrained=family.untrained(hf_config),
-        block=float8.stored_block(read_config(folder)),
+        block=stored_block(read_config(folder)),
     )
     return files, left_out
 
@@ -139,7 +138,7 @@ def read_boxes(
 ) -> Iterator[tuple[int, Tensor]]:
     """(index, values in `dtype`) of boxes of a folder's tensors, in the files' order; one is held at a time."""
     shapes = {tensor.name: tuple(tensor.shape) for tensor in family.checkpoint_tensors(hf_config)}
-    block = float8.stored_block(read_config(folder))
+    block = stored_block(read_config(folder))
     for index, values in _stored_boxes(tensor_files(folder), shapes, boxes, block):
         yield index, values.to(dtype)
 
@@ -160,7 +159,7 @@ def _stored_boxes(
                 name, (start, shape) = boxes[index]
                 values = opened.slice(name, shapes[name])[_slices(start, shape)]
                 if block and quantised.quantises(name):
-                    values = _widened(values, opened.slice(name + float8.SCALES), start, shape, block)
+                    values = _widened(values, opened.slice(name + SCALES), start, shape, block)
                 yield index, values
 
 

@@ -9,7 +9,7 @@ import pytest
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ReshardError
 from mrl.models.families import family_of
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.engine import RolloutEngine
 from tests.engines import ENGINE_SHAPE, EngineHost

@@ -19,8 +19,8 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.manifest import LocalTensor
 from mrl.models.megatron.layer_modules import RecordingRouter
+from mrl.models.tensors import LocalTensor
 from mrl.samples import TrainBatch
 from mrl.training.checkpoint.folder import prune
 from mrl.training.hf import export as hf_export

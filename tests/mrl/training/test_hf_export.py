@@ -18,7 +18,7 @@ from mrl.errors import CheckpointError, ConfigError
 from mrl.launch.commands.export import export_run
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.names import LOCAL
+from mrl.models.tensors import LOCAL
 from mrl.training.hf import export
 from mrl.training.hf import folder as hf_folder
 from mrl.training.hf.folder import box

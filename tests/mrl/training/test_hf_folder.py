@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mrl.errors import CheckpointError, ConfigError
-from mrl.models import float8
 from mrl.models.families import family_of, require_trainable
+from mrl.models.hf_config import stored_block
 from mrl.models.layout import Layout
 from mrl.training.hf import export
 from mrl.training.hf import folder as hf_folder
@@ -44,7 +44,7 @@ def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.T
             (local, torch.full(local.shape, 7.0, dtype=torch.bfloat16))
             for local in family.local_tensors(config, layout, place)
         ]
-        hf_folder.load_pieces(targets, files, shapes, block=float8.stored_block(config))
+        hf_folder.load_pieces(targets, files, shapes, block=stored_block(config))
         loaded |= {(place.rank, local.chunk, local.name): tensor for local, tensor in targets}
     return loaded
 
@@ -98,7 +98,7 @@ def spoiled(folder: Path, tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]
 def check(folder: Path) -> None:
     config = hf_folder.read_config(folder)
     expected = family_of(config).checkpoint_tensors(config)
-    block = float8.stored_block(config)
+    block = stored_block(config)
     hf_folder.check_names(hf_folder.tensor_files(folder), expected, folder=folder, tied=False, block=block)
     load_all(folder, Layout())
 

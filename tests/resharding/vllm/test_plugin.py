@@ -13,7 +13,7 @@ import pytest
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import ReshardError, RolloutError
-from mrl.models.manifest import CheckpointTensor
+from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
-from mrl.models import float8
+from mrl.models.tensors import BLOCK, SCALES
 from mrl.resharding.planner import fp8, quantised
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
@@ -36,14 +36,14 @@ def engine(folder: Path, **arguments: object) -> EngineHost:
 
 def rewrite(source: Path, target: Path, *, keep_quantised: bool) -> Path:
     """The folder with its linear weights quantised, or quantised and made wide again (what such an engine computes with)."""
-    weights = dict(fp8.whole_tensors(load_file(source / "model.safetensors").items(), float8.BLOCK))
+    weights = dict(fp8.whole_tensors(load_file(source / "model.safetensors").items(), BLOCK))
     config = json.loads((source / "config.json").read_text())
     if keep_quantised:
         config["quantization_config"] = quantised.engine_settings(config["num_hidden_layers"])
     else:
-        for name in [n for n in weights if n.endswith(float8.SCALES)]:
+        for name in [n for n in weights if n.endswith(SCALES)]:
             scales = weights.pop(name)
-            base = name.removesuffix(float8.SCALES)
+            base = name.removesuffix(SCALES)
             wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
             weights[base] = weights[base].float() * wide
     target.mkdir()

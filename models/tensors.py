@@ -1,8 +1,11 @@
-"""How one Megatron parameter is made of checkpoint tensors, and which part of it a rank holds.
+"""Tensors by name: those of a checkpoint, those of one trainer or engine rank, and the rows that make the latter of the former.
 
-A family's table is a list of `Row`s: the whole (unsplit) parameter as blocks of checkpoint rows, and how it is split.
-Everything else follows from the rows: the checkpoint's list of tensors, every rank's pieces, and the resharding plan.
-Pure: imports no engine. Does not own the tables (one file per family) nor the rank coordinates (models/layout.py).
+A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` says that a box of a local parameter equals a box of a
+checkpoint tensor (same shape, element for element). A `LocalTensor` is one parameter of one rank with all its pieces; elements
+that no piece covers are padding. Loading, export, the gather path and the plan of a weight sync all read this description.
+
+A family's name table (models/families) is a list of `Row`s: the whole Megatron parameter as blocks of checkpoint rows, and how
+it is split. The checkpoint's list of tensors and every rank's pieces follow from the rows. This module imports no engine.
 """
 
 from __future__ import annotations
@@ -11,9 +14,50 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from mrl.errors import ConfigError
-from mrl.models.layout import Layout
-from mrl.models.manifest import LocalTensor, Piece
+from mrl.models.layout import divide
+
+BLOCK = 128
+"""Edge of the square blocks in which published float8 folders and vLLM's float8 kernels scale weights."""
+SCALES = "_scale_inv"
+"""A tensor of float8 values has its scales, one for each block, in the tensor of its own name with this suffix."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """local[local_start : local_start + shape] == checkpoint[tensor][start : start + shape], per dimension.
+
+    Worked example: rank 1 of tp 2 holds rows 64..127 of an embedding [128, 32]:
+    Piece("model.embed_tokens.weight", start=(64, 0), shape=(64, 32), local_start=(0, 0)).
+    """
+
+    tensor: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    local_start: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalTensor:
+    """One parameter of one rank."""
+
+    name: str
+    """The parameter's Megatron name inside its model chunk (local layer numbers)."""
+    chunk: int
+    """Index of the model chunk on this rank (virtual pipeline); 0 without."""
+    shape: tuple[int, ...]
+    dtype: str
+    """torch spelling without the prefix: float32, bfloat16."""
+    pieces: tuple[Piece, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointTensor:
+    """One tensor of the Hugging Face folder."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
 
 Split = Literal["none", "tp", "etp"]
 Role = Literal["weight", "router", "correction"]
@@ -120,41 +164,3 @@ def _cut_columns(row: Row, *, parts: int, index: int, chunk: int, dtype: str, na
         pieces.append(Piece(segment.tensor, (segment.start, index * share), (segment.rows, share), (at, 0)))
         at += segment.rows
     return LocalTensor(name=name, chunk=chunk, shape=(at, share), dtype=dtype, pieces=tuple(pieces))
-
-
-def divide(value: int, parts: int, *, what: str) -> int:
-    """value / parts, or a ConfigError that says what cannot be split."""
-    if value % parts:
-        raise ConfigError(
-            f"{what}: {value} cannot be split into {parts} equal parts; choose a layout that divides it"
-        )
-    return value // parts
-
-
-def chunk_layers(num_layers: int, layout: Layout, pp: int) -> tuple[range, ...]:
-    """Global layer numbers of each model chunk of one pipeline rank.
-
-    Chunk c of pipeline rank p is virtual stage c * pp_size + p. A remainder goes to the first virtual stages, one
-    layer each (Megatron then needs its `pipeline_model_parallel_layout`).
-
-    >>> chunk_layers(8, Layout(pp=2, vpp=2), 1)
-    (range(2, 4), range(6, 8))
-    """
-    stages = layout.pp * layout.vpp
-    if num_layers < stages:
-        raise ConfigError(
-            f"{num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages; lower pp or vpp"
-        )
-    share, rest = divmod(num_layers, stages)
-    starts = [stage * share + min(stage, rest) for stage in range(stages + 1)]
-    return tuple(range(starts[s], starts[s + 1]) for s in range(pp, stages, layout.pp))
-
-
-def padded_vocab(vocab_size: int, *, tp: int, pad_vocab_to: int) -> int:
-    """Rows of Megatron's embedding: vocab_size rounded up to a multiple of pad_vocab_to x tp.
-
-    >>> padded_vocab(1000, tp=2, pad_vocab_to=128)
-    1024
-    """
-    multiple = pad_vocab_to * tp
-    return -(-vocab_size // multiple) * multiple

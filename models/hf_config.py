@@ -1,0 +1,68 @@
+"""What config.json of a Hugging Face folder says, as the families read it alike; it says it in several spellings.
+
+This module imports no engine. What config.json says of the rotary embedding is in rope.py, what one family alone reads in
+that family's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mrl.errors import ConfigError
+from mrl.models.tensors import BLOCK
+
+HfConfig = Mapping[str, Any]
+
+QUANTIZATION = "quantization_config"
+"""The key that says how a folder's linear weights are quantised: DeepSeek-V3's and Qwen3's FP8 folders hold float8_e4m3fn
+values in `X.weight` and the scale of each block in `X.weight_scale_inv`; weight = value * scale."""
+
+
+def field(hf: HfConfig, *names: str) -> Any:
+    """The first of `names` that the config has; configs of different transformers versions spell some keys differently."""
+    for name in names:
+        if hf.get(name) is not None:
+            return hf[name]
+    raise ConfigError(
+        f"config.json of a {hf.get('model_type')} model has none of {list(names)}; is the file complete?"
+    )
+
+
+def head_dim(hf: HfConfig) -> int:
+    """The width of one attention head."""
+    return hf.get("head_dim") or field(hf, "hidden_size") // field(hf, "num_attention_heads")
+
+
+def checkpoint_dtype(hf: HfConfig) -> str:
+    """The folder's dtype in torch spelling; bfloat16 when the config does not say."""
+    return str(hf.get("dtype") or hf.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+
+
+def stored_block(hf: HfConfig) -> int:
+    """The edge of the blocks in which a folder's linear weights are float8; 0 where they are not."""
+    return BLOCK if hf.get(QUANTIZATION) else 0
+
+
+def require_no_attention_bias(hf: HfConfig) -> None:
+    """Raise ConfigError for a config whose projections have biases, which no name table has."""
+    if hf.get("attention_bias"):
+        raise ConfigError("attention_bias = true is not supported: the families here train without biases")
+
+
+def unsupported_values(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """The keys, as text, that have another value than those `allowed`, and a quantisation that is not read.
+
+    No family implements another activation than SiLU, nor biases of the attention.
+    """
+    allowed = {"hidden_act": (None, "silu"), "attention_bias": (None, False)} | dict(allowed)
+    problems = [
+        f"{key} = {hf.get(key)!r} (only {' or '.join(map(repr, values))})"
+        for key, values in allowed.items()
+        if hf.get(key) not in values
+    ]
+    settings = hf.get(QUANTIZATION) or {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+    form = settings.get("quant_method"), settings.get("weight_block_size"), settings.get("fmt", "e4m3")
+    if form != ("fp8", [BLOCK, BLOCK], "e4m3"):
+        problems.append(f"{QUANTIZATION} = {settings!r} (only fp8 e4m3 in blocks of {BLOCK} x {BLOCK})")
+    return problems
