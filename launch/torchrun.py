@@ -67,7 +67,7 @@ def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
 
 
 def _forget_torchrun() -> None:
-    """Drops torchrun's variables: train ranks inherit this environment, and would take torchrun's store for theirs."""
+    """Drops torchrun's variables: trainer ranks inherit this environment, and would take torchrun's store for theirs."""
     own = re.compile(
         r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)"
     )

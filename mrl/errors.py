@@ -28,8 +28,8 @@ class RolloutError(MrlError, RuntimeError):
     """The generation engine failed or was used in a state that does not allow the call."""
 
 
-class ReshardError(MrlError, RuntimeError):
-    """A weight hand-over failed; the receiving engine serves nothing until a full resend commits."""
+class WeightSyncError(MrlError, RuntimeError):
+    """A weight sync failed; the receiving engine serves nothing until a full resend commits."""
 
 
 class CheckpointError(MrlError, RuntimeError):

@@ -1,7 +1,7 @@
 """torchrun --nproc-per-node N -m resharding.bench --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2 --mode both
 
-One process per slot is a trainer rank with storage in Megatron's layout; each starts its generation rank as a second process.
-They move weights by the hand-over's own classes. With several nodes, start torchrun on each as usual.
+One process per slot is a trainer rank with storage in Megatron's layout; each starts its engine rank as a second process.
+They move weights by the weight sync's own classes. With several nodes, start torchrun on each as usual.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PROCESS_BYTES = 300 << 20
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0; 1 when a checked hand-over left wrong bytes; ConfigError for what cannot run."""
+    """0; 1 when a checked weight sync left wrong bytes; ConfigError for what cannot run."""
     options = arguments().parse_args(argv)
     torch.set_num_threads(options.threads)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -142,7 +142,7 @@ def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
 def receiver_manifests(
     options: argparse.Namespace, hf: dict[str, Any], rollout: Layout
 ) -> list[RankManifest]:
-    """Of every generation rank, without an engine."""
+    """Of every engine rank, without an engine."""
     return quantised.manifests(engine_manifests.from_layout(hf, rollout), options.quantize)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 
 
 class Child:
@@ -37,15 +37,15 @@ class Child:
         self._pipe.send((method, arguments))
 
     def result(self) -> Any:
-        """What the started call returned; ReshardError with its traceback when it raised, ended or is late."""
+        """What the started call returned; WeightSyncError with its traceback when it raised, ended or is late."""
         try:
             if not self._pipe.poll(self._seconds):
-                raise ReshardError(f"process {self.pid} did not answer within {self._seconds:.0f} s")
+                raise WeightSyncError(f"process {self.pid} did not answer within {self._seconds:.0f} s")
             value, error = self._pipe.recv()
         except EOFError as gone:
-            raise ReshardError(f"process {self.pid} ended without an answer") from gone
+            raise WeightSyncError(f"process {self.pid} ended without an answer") from gone
         if error:
-            raise ReshardError(f"process {self.pid}:\n{error}")
+            raise WeightSyncError(f"process {self.pid}:\n{error}")
         return value
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.resharding.world import HandOver, Rank, Verify, gathered
+from benchmarks.resharding.world import Rank, Verify, WeightSync, gathered
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.transfer import gather_plan
-from mrl.resharding.transfer.weight_sync import GatherHandOver
+from mrl.resharding.transfer.weight_sync import GatherSync
 
 GB = 1e9
 KINDS: tuple[Verify, ...] = ("off", "wire", "full")
@@ -56,19 +56,19 @@ def measure(
 def _measure_one(
     rank: Rank, mode: str, verify: Verify, bucket_bytes: int, repeats: int, warm_up: int, check: bool
 ) -> dict[str, Any]:
-    with rank.hand_over(mode, bucket_bytes=bucket_bytes, verify=verify) as (hand_over, plan_seconds):
+    with rank.weight_sync(mode, bucket_bytes=bucket_bytes, verify=verify) as (weight_sync, plan_seconds):
         started = time.monotonic()
-        first_private = rank.peak(hand_over)
+        first_private = rank.peak(weight_sync)
         first = time.monotonic() - started
         for _ in range(warm_up - 1):
-            rank.run(hand_over)
-        private = rank.peak(hand_over)
-        every = [_over_ranks(rank.run(hand_over)) for _ in range(repeats)]
+            rank.run(weight_sync)
+        private = rank.peak(weight_sync)
+        every = [_over_ranks(rank.run(weight_sync)) for _ in range(repeats)]
         if rank.rank == 0:
             moving = ", ".join(f"{session['moving']:.3f}" for session in every)
             print(f"{mode}, verify {verify}: moved in {moving} s", flush=True)
-        difference = rank.difference(hand_over, 1 + KINDS.index(verify)) if check else None
-        moved = lanes(hand_over, rank.rank)
+        difference = rank.difference(weight_sync, 1 + KINDS.index(verify)) if check else None
+        moved = lanes(weight_sync, rank.rank)
     seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
     found = [d for d in gathered(difference) if d]
     return {
@@ -99,12 +99,12 @@ def _over_ranks(session: dict[str, float]) -> dict[str, float]:
     return {name: statistics.mean(s[name] for s in every) for name in session} | slowest
 
 
-def lanes(hand_over: HandOver, rank: int) -> dict[str, float]:
+def lanes(weight_sync: WeightSync, rank: int) -> dict[str, float]:
     """Bytes over all slots, by the way they go into the slots that need them."""
-    if isinstance(hand_over, GatherHandOver):
-        own = hand_over.plan
+    if isinstance(weight_sync, GatherSync):
+        own = weight_sync.plan
         return {"received_from_other_slots": sum(gathered(_broadcast_to(own, rank)))}
-    summary = hand_over.plan.summary()
+    summary = weight_sync.plan.summary()
     crossing = summary["bytes_intra_node"] + summary["bytes_inter_node"]
     bound = summary["lower_bound_cross_slot_bytes"]
     return {
@@ -116,7 +116,7 @@ def lanes(hand_over: HandOver, rank: int) -> dict[str, float]:
         "ratio_to_lower_bound": crossing / bound if bound else 1.0,
         "fallback": summary["fallback_bytes"],
         "windows": summary["windows"],
-        "message_bytes": sum(gathered(hand_over.received_bytes)),
+        "message_bytes": sum(gathered(weight_sync.received_bytes)),
     }
 
 

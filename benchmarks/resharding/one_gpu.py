@@ -1,8 +1,8 @@
-"""python -m benchmarks.resharding.one_gpu: two processes on one GPU over CUDA IPC, the planned hand-over against three other ways.
+"""python -m benchmarks.resharding.one_gpu: two processes on one GPU over CUDA IPC, the planned weight sync against three other ways.
 
 Has not run on a GPU yet; `--device cpu` runs the same steps over shared memory.
 
-- hand-over: `PlannedHandOver` into a real receiver; on one slot every byte takes the local lane, out of leased memory
+- weight sync: `PlannedSync` into a real receiver; on one slot every byte takes the local lane, out of leased memory
 - handle per tensor: every checkpoint tensor exported, opened, loaded and dropped by itself, at every sync
 - single buffer: one straight copy of as many bytes out of the leased buffers, nothing put in its place
 - device copy: inside one process, the speed the others are measured against
@@ -34,7 +34,7 @@ from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import elements
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.weight_sync import PlannedHandOver
+from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire import memory
 
 GB = 1e9
@@ -71,7 +71,7 @@ def measure(
     manifest = engine_manifests.from_layout(hf, Layout())
     slot = Child(StorageSlot, manifest[0], _DEADLINE_SECONDS, device, seconds=4 * _DEADLINE_SECONDS)
     device_copy = _device_copy(device, min(1 << 30, trainer.memory.num_bytes), repeats)
-    planned = _hand_over(trainer, slot, manifest, bucket_bytes, repeats)
+    planned = _sync(trainer, slot, manifest, bucket_bytes, repeats)
     single = _timed(lambda: slot.call("copy_plainly", trainer.memory.describe()), repeats)
     whole = WholeCheckpoint(trainer.checkpoint, device, version=2)
     slot.call("poison")
@@ -88,31 +88,31 @@ def measure(
         "single_buffer_seconds": single, "handle_per_tensor_seconds": handles,
         "local_lane_gb_per_second": moved / GB / planned["local_lane_seconds"],
         "local_lane_over_device_copy": moved / GB / planned["local_lane_seconds"] / device_copy,
-        "handles_over_hand_over": handles / planned["hand_over_seconds"],
+        "handles_over_sync": handles / planned["sync_seconds"],
         "check": wrong or "every byte as expected",
     }  # fmt: skip
 
 
-def _hand_over(
+def _sync(
     trainer: BenchTrainer, slot: Child, manifest: list[Any], bucket_bytes: int, repeats: int
 ) -> dict[str, Any]:
-    """Sessions of the planned hand-over without digests (nothing crosses slots, so nothing would be digested)."""
+    """Sessions of the planned weight sync without digests (nothing crosses slots, so nothing would be digested)."""
     sync = SyncSection(bucket_bytes=bucket_bytes, verify="off", deadline_seconds=_DEADLINE_SECONDS)
-    hand_over = PlannedHandOver(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
+    weight_sync = PlannedSync(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
     seconds, lane = [], []
     for number in range(repeats + 1):
-        session = Session(f"{number:032x}", number - 1, number, hand_over.digest, full=False)
+        session = Session(f"{number:032x}", number - 1, number, weight_sync.digest, full=False)
         slot.start("receive", session)
         started = time.monotonic()
-        stats = hand_over.send(session)
+        stats = weight_sync.send(session)
         seconds.append(time.monotonic() - started)
         lane.append(stats["load_seconds"])
         slot.result()
     differences = slot.call("differences", trainer.checkpoint, 1)
     slot.call("release")
-    hand_over.close()
+    weight_sync.close()
     return {
-        "hand_over_seconds": statistics.median(seconds[1:]),
+        "sync_seconds": statistics.median(seconds[1:]),
         "local_lane_seconds": statistics.median(lane[1:]),
         "differences": differences,
     }

@@ -1,4 +1,4 @@
-"""The generation side of a slot, in a process of its own: the hand-over's real receiver over a storage."""
+"""The generation side of a slot, in a process of its own: the weight sync's real receiver over a storage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mrl.resharding.wire import memory
 
 
 class StorageSlot:
-    """One generation rank, called by the trainer rank of its slot (`Child`). Lists have one answer per generation rank."""
+    """One engine rank, called by the trainer rank of its slot (`Child`). Lists have one answer per engine rank."""
 
     def __init__(self, manifest: RankManifest, deadline_seconds: float, device: torch.device) -> None:
         self._storage = Storage(manifest, device)

@@ -1,4 +1,4 @@
-"""A generation rank's parameters without an engine: the engine's loader layout, filled by both kinds of consumer.
+"""An engine rank's parameters without an engine: the engine's loader layout, filled by both kinds of consumer.
 
 Stands for engine modules whose loader storage is kernel storage: nothing is processed, everything is written in place.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.resharding.made_up import MadeUp
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import BLOCK, Piece
 from mrl.resharding.planner.copy_table import CopyTable, run
 from mrl.resharding.planner.fp8 import whole_tensors
@@ -102,7 +102,7 @@ class WholeTensors:
 
     def finish(self) -> None:
         if missing := self._expected - self._loaded:
-            raise ReshardError(f"{len(missing)} tensors were not loaded: {sorted(missing)[:6]}")
+            raise WeightSyncError(f"{len(missing)} tensors were not loaded: {sorted(missing)[:6]}")
 
     def abort(self) -> None:
         pass

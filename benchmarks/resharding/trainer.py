@@ -1,6 +1,6 @@
 """A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with made-up bytes.
 
-Has what `handover.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to live models'.
+Has what `weight_sync.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to live models'.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Buffer:
 
 
 class SharedParameters:
-    """Two buffers as Megatron has them, dense parameters and experts (`handover.Memory`)."""
+    """Two buffers as Megatron has them, dense parameters and experts (`weight_sync.Memory`)."""
 
     def __init__(self, sizes: list[int], device: torch.device) -> None:
         self._segments = [memory.allocate(max(size, _ALIGN), device) for size in sizes]
@@ -73,7 +73,7 @@ def describe(segments: Sequence[memory.Segment]) -> list[dict[str, Any]]:
 
 
 class BenchTrainer:
-    """One rank of the training layout (`handover.Trainer`)."""
+    """One rank of the training layout (`weight_sync.Trainer`)."""
 
     dtype = torch.bfloat16
 

@@ -20,19 +20,19 @@ from benchmarks.resharding.peak_memory import PeakMemory, family
 from benchmarks.resharding.slots import StorageSlot
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.weight_sync import GatherHandOver, PlannedHandOver
+from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 
 Verify = Literal["off", "wire", "full"]
-HandOver = GatherHandOver | PlannedHandOver
+WeightSync = GatherSync | PlannedSync
 CPU = torch.device("cpu")
 
 
 class Rank:
-    """Trainer rank and generation rank of one slot."""
+    """Trainer rank and engine rank of one slot."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Rank:
         engine: EngineKind | None,
         deadline_seconds: float,
     ) -> None:
-        """`manifests`: of every generation rank. `engine`: they are real vLLM workers, else storages in their layout."""
+        """`manifests`: of every engine rank. `engine`: they are real vLLM workers, else storages in their layout."""
         self.rank = rank
         self.trainer = BenchTrainer(hf, train, rank, device=CPU)
         self.trainer.fill(0)
@@ -74,7 +74,7 @@ class Rank:
         return Child(EngineSlots, hf, kind, index, self._deadline, seconds=2 * self._deadline)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """What this slot's generation rank answers."""
+        """What this slot's engine rank answers."""
         if self._slot is not None:
             self._slot.start(method, *arguments)
         return self._answer()
@@ -84,33 +84,35 @@ class Rank:
         return [answer for several in gathered(answers) for answer in several][self.rank]
 
     @contextmanager
-    def hand_over(self, mode: str, *, bucket_bytes: int, verify: Verify) -> Iterator[tuple[HandOver, float]]:
-        """(the hand-over as training makes it, seconds to plan it); its buffers are freed at the end."""
+    def weight_sync(
+        self, mode: str, *, bucket_bytes: int, verify: Verify
+    ) -> Iterator[tuple[WeightSync, float]]:
+        """(the weight sync as training makes it, seconds to plan it); its buffers are freed at the end."""
         sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
         self._full = verify == "full"
         started = time.monotonic()
         slots_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.trainer.layout.world_size))
         if mode == "gather":
-            hand_over: HandOver = GatherHandOver(self.trainer, sync, self._addresses)
+            weight_sync: WeightSync = GatherSync(self.trainer, sync, self._addresses)
         else:
-            hand_over = PlannedHandOver(
+            weight_sync = PlannedSync(
                 self.trainer, sync, self._addresses, self.manifests, slots_per_node=slots_per_node
             )
-        yield hand_over, time.monotonic() - started
+        yield weight_sync, time.monotonic() - started
         if self._slot is not None:
             self._slot.call("release")
         barrier()  # an engine's other slots are released by its first
-        hand_over.close()
+        weight_sync.close()
 
-    def run(self, hand_over: HandOver) -> dict[str, float]:
+    def run(self, weight_sync: WeightSync) -> dict[str, float]:
         """One session from the ranks' common start; this rank's seconds by phase."""
         number = next(self._sessions)
-        session = Session(f"{number:032x}", number - 1, number, hand_over.digest, self._full)
+        session = Session(f"{number:032x}", number - 1, number, weight_sync.digest, self._full)
         if self._slot is not None:
             self._slot.start("receive", session)
         barrier()
         started, busy = time.monotonic(), self._processor_seconds()
-        stats = hand_over.send(session)
+        stats = weight_sync.send(session)
         seconds = time.monotonic() - started
         phases = _phases(seconds, stats, self._answer())
         return phases | {"processor": self._processor_seconds() - busy}
@@ -120,11 +122,11 @@ class Rank:
         pids = [os.getpid(), *([] if self._slot is None else family(self._slot.pid))]
         return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
 
-    def peak(self, hand_over: HandOver) -> int:
+    def peak(self, weight_sync: WeightSync) -> int:
         """Private bytes that one session needed at most: of the trainer, and of the generation side where it lives here."""
         slot = [] if self._slot is None else family(self._slot.pid)
         with PeakMemory([os.getpid()]) as trainer, PeakMemory(slot) as generation:
-            self.run(hand_over)
+            self.run(weight_sync)
         return trainer.extra_bytes + generation.extra_bytes // self._slots_per_child
 
     def copy_plainly(self) -> float:
@@ -132,13 +134,13 @@ class Rank:
         barrier()
         return self._copier.call("copy_plainly", self.trainer.memory.describe())
 
-    def difference(self, hand_over: HandOver, version: int) -> str | None:
-        """Fills the trainer with other bytes, hands over, compares. Storages, poisoned before, byte by byte; engines by
+    def difference(self, weight_sync: WeightSync, version: int) -> str | None:
+        """Fills the trainer with other bytes, syncs, compares. Storages, poisoned before, byte by byte; engines by
         the log-probs they answer with, equal to the last bit between all modes."""
         self.trainer.fill(version)
         if not self._engine:
             self._ask("poison")
-        self.run(hand_over)
+        self.run(weight_sync)
         if not self._engine:
             return self._ask("differences", self.trainer.checkpoint, version)
         answers = self._ask("answers")
@@ -167,7 +169,7 @@ def gathered(value: Any) -> list[Any]:
 
 def _phases(seconds: float, stats: dict[str, float], received: dict[str, float]) -> dict[str, float]:
     if set(received) != {"wait", "copy", "load", "process"}:
-        raise ReshardError(
+        raise WeightSyncError(
             f"the receiver reported other phases than this benchmark knows: {sorted(received)}"
         )
     return {

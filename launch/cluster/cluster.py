@@ -22,7 +22,7 @@ from mrl.config.sections.loop import LaunchSection
 from mrl.errors import ConfigError
 
 SLOT = "slot"
-"""Ray resource of one slot: one GPU, or on CPU one pair of a train rank and its share of an engine."""
+"""Ray resource of one slot: one GPU, or on CPU one pair of a trainer rank and its share of an engine."""
 
 WATCHER = """
 import os, shutil, sys

@@ -96,7 +96,7 @@ class Parts:
 
 @contextlib.contextmanager
 def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
-    """Workers up, before the first hand-over. ConfigError and DataError come before anything is started.
+    """Workers up, before the first weight sync. ConfigError and DataError come before anything is started.
 
     The clock has the start's parts: check, cluster, workers, connect.
     """

@@ -1,4 +1,4 @@
-"""A fault drill: MRL_DRILL=update:train-1:2 kills train rank 1 inside the run's second update phase.
+"""A fault drill: MRL_DRILL=update:train-1:2 kills trainer rank 1 inside the run's second update phase.
 
 To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
 Several drills are separated by commas. Victims: driver, train-N, engine-N, vllm-N (a worker process of engine N; there is one where

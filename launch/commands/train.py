@@ -88,7 +88,7 @@ def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float, ex
 
 
 def _start_up(clock: PhaseClock) -> dict[str, float]:
-    """Seconds of each part up to the end of the first hand-over."""
+    """Seconds of each part up to the end of the first weight sync."""
     taken = clock.take().items()
     return {name.removeprefix("time/").removesuffix("_seconds"): value for name, value in taken}
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.step import batch_of, reference, start_worker, step, write_model
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
@@ -68,7 +68,7 @@ class Smoke:
         self._check(close < 1e-3, f"gradient norm {ours['grad_norm']:.6f}, the CPU's {cpu['grad_norm']:.6f}")
 
     def _transfer(self, peer: Peer) -> None:
-        """Two sessions over the same buffers: the first maps, the second shows what a hand-over costs."""
+        """Two sessions over the same buffers: the first maps, the second shows what a weight sync costs."""
         sync = SyncSection(bucket_bytes=min(64 << 20, max(1 << 20, self._payload // 8)))
         tensors, plan = payload(self._payload, self._device, sync.bucket_bytes)
         sent = {f"t{i}": digest(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
@@ -107,7 +107,7 @@ class Smoke:
             same,
             f"the second process reads the same {sum(b.numel() for b in buffers) >> 10} KiB of leased parameters",
         )
-        self._check(raises(ReshardError, worker.offload), "off-loading under a live lease is refused")
+        self._check(raises(WeightSyncError, worker.offload), "off-loading under a live lease is refused")
         peer.ask("unmap")
         peer.answer()
         worker.release()

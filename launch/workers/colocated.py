@@ -1,10 +1,10 @@
-"""The hybrid engine: train ranks and engines on the same slots, and the hand-over of weights between them.
+"""The hybrid engine: trainer ranks and engines on the same slots, and the weight sync between them.
 
 | moment | trainer | engines |
 |---|---|---|
 | generate | all of it off-loaded | awake, serve version v |
 | train | on the slot: forward, update, checkpoint | asleep |
-| hand-over | only parameters on the slot; every rank sends | weights awake; every engine receives, verifies, commits v + 1 |
+| weight sync | only parameters on the slot; every rank sends | weights awake; every engine receives, verifies, commits v + 1 |
 
 The trainer off-loads by training.offload; engines sleep where the platform can.
 """
@@ -39,7 +39,7 @@ class Hybrid:
         self.train, self.rollout = train, rollout
         self._digest = ""
         self.version = -1
-        """The version all engines serve; -1 before the first hand-over."""
+        """The version all engines serve; -1 before the first weight sync."""
         self._proved: int | None = None
         """The last version that was compared with the trainer's own parameters, in sessions that all committed since."""
 
@@ -63,7 +63,7 @@ class Hybrid:
         return [rank for engine in self.rollout.destinations() for rank in engine]
 
     def sync(self, version: int) -> dict[str, float]:
-        """One hand-over to `version`; all engines commit it or the call raises ReshardError. Returns its metrics."""
+        """One weight sync to `version`; all engines commit it or the call raises WeightSyncError. Returns its metrics."""
         proved, self._proved = self._proved, None  # what fails is followed by a full session
         session, start = self._session(version, proved), time.monotonic()
         self._offload(keep_parameters=True)
@@ -78,7 +78,7 @@ class Hybrid:
         self._offload(keep_parameters=False)
         self.rollout.wake("kv_cache")
         self.version, self._proved = version, version if session.full else proved
-        return {"reshard/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
+        return {"sync/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
 
     def _session(self, version: int, proved: int | None) -> Session:
         """To `version`; full where `sync` wants it after the version that was `proved` last."""
@@ -86,7 +86,7 @@ class Hybrid:
         return Session.new(self.version, version, self._digest, full=full)
 
     def rest(self) -> None:
-        """Generation is over until the next hand-over: the engines give their memory to training, which comes back."""
+        """Generation is over until the next weight sync: the engines give their memory to training, which comes back."""
         self.rollout.sleep()
         if self._offloads:
             self.train.broadcast("reload")
@@ -113,7 +113,7 @@ def _stats(results: list[Any]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for result in results:
         for name, value in result.items():
-            key = f"reshard/{name}"
+            key = f"sync/{name}"
             totals[key] = (
                 max(totals.get(key, 0.0), value) if name.endswith("seconds") else totals.get(key, 0.0) + value
             )

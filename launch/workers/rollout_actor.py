@@ -26,7 +26,7 @@ class RolloutActor:
         self._engine: Any = None
 
     def start(self) -> None:
-        """Starts vLLM with the model's shape and no weights; it serves after the first hand-over."""
+        """Starts vLLM with the model's shape and no weights; it serves after the first weight sync."""
         from transformers import AutoTokenizer
 
         from mrl.rollout.engine import RolloutEngine

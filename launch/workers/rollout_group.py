@@ -18,7 +18,7 @@ POLL_SECONDS = 0.5
 
 
 class RolloutGroup(ActorGroup):
-    """The vLLM engines of a run; engine e shares slots e * tp .. e * tp + tp - 1 with the train ranks."""
+    """The vLLM engines of a run; engine e shares slots e * tp .. e * tp + tp - 1 with the trainer ranks."""
 
     kind = "engine"
 
@@ -97,7 +97,7 @@ class RolloutGroup(ActorGroup):
         return list(self.wait(self.calls("destinations")).values())
 
     def receive_calls(self, session: Any) -> dict[str, Any]:
-        """Starts every engine's side of a hand-over."""
+        """Starts every engine's side of a weight sync."""
         return self.calls("call", "receive", session)
 
     def _shares(self, wanted: Round) -> dict[int, Round]:

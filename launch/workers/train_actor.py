@@ -78,14 +78,14 @@ class TrainActor:
         )
 
     def connect(self, addresses: Sequence[str], destinations: Sequence[Any], slots_per_node: int) -> str:
-        """Prepares this rank's hand-over to the engine ranks it feeds; returns the digest sessions must carry."""
-        from mrl.resharding.transfer.weight_sync import GatherHandOver, PlannedHandOver
+        """Prepares this rank's weight sync to the engine ranks it feeds; returns the digest sessions must carry."""
+        from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 
         sync = self._config.sync
         if sync.mode == "gather":
-            self._handover = GatherHandOver(self._worker, sync, addresses, store=self._store)
+            self._weight_sync = GatherSync(self._worker, sync, addresses, store=self._store)
         else:
-            self._handover = PlannedHandOver(
+            self._weight_sync = PlannedSync(
                 self._worker,
                 sync,
                 addresses,
@@ -93,16 +93,16 @@ class TrainActor:
                 slots_per_node=slots_per_node,
                 store=self._store,
             )
-        return self._handover.digest
+        return self._weight_sync.digest
 
     def send(self, session: Any) -> dict[str, float]:
-        """This rank's side of a weight hand-over."""
-        return self._handover.send(session)
+        """This rank's side of a weight sync."""
+        return self._weight_sync.send(session)
 
-    _handover: Any = None
+    _weight_sync: Any = None
 
     def close(self) -> None:
-        if self._handover is not None:
-            self._handover.close()
+        if self._weight_sync is not None:
+            self._weight_sync.close()
         if self._worker is not None:
             self._worker.close()

@@ -1,4 +1,4 @@
-"""All train ranks as one object: each method says how its arguments are dispatched.
+"""All trainer ranks as one object: each method says how its arguments are dispatched.
 
 | method | dispatch | result |
 |---|---|---|
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.train_actor import TrainActor
@@ -29,7 +29,7 @@ from mrl.samples import TrainBatch
 class TrainGroup(ActorGroup):
     """The Megatron ranks of a run, one on each slot."""
 
-    kind = "train rank"
+    kind = "trainer rank"
 
     def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
         """`options`: GPUs, environment and log folder of the actors."""
@@ -86,11 +86,11 @@ class TrainGroup(ActorGroup):
         }
         digests = self.wait(calls)
         if len(set(digests.values())) != 1:
-            raise ReshardError(f"train ranks made different hand-over plans: {digests}")
+            raise WeightSyncError(f"trainer ranks made different weight sync plans: {digests}")
         return next(iter(digests.values()))
 
     def send_calls(self, session: Any) -> dict[str, Any]:
-        """Starts every rank's side of a hand-over, to be awaited together with the engines'."""
+        """Starts every rank's side of a weight sync, to be awaited together with the engines'."""
         return self.calls("send", session)
 
     def _on_shards(

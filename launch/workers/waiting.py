@@ -26,7 +26,7 @@ def wait_all(
     deadline_seconds: float,
     clock: PhaseClock | None = None,
 ) -> dict[str, Any]:
-    """Results of remote calls by worker name ("train rank 1", "engine 0").
+    """Results of remote calls by worker name ("trainer rank 1", "engine 0").
 
     Raises WorkerLost for a death or a missed deadline, else the worker's own error; names worker and phase.
     `clock` counts what was spent waiting.

@@ -100,7 +100,7 @@ def _estimates(subject: Subject) -> dict:
         "fits": not told.errors,
         "training": _training_rows(training),
         "rollout": _rollout_rows(subject, engine, cache),
-        "handover": [_moment_row(moment) for moment in all_moments],
+        "memory_timeline": [_moment_row(moment) for moment in all_moments],
         "sync": _sync_rows(moved, hardware),
         "step": _step_rows(subject, training, made, moved, slot),
         **dataclasses.asdict(told),

@@ -45,7 +45,7 @@ class Hardware(Section):
     decode_efficiency: float = Field(default=0.60, gt=0, le=1)
     """Share of the memory bandwidth that decoding reaches (assumption)."""
     link_efficiency: float = Field(default=0.60, gt=0, le=1)
-    """Share of a link's bandwidth that a hand-over reaches (assumption)."""
+    """Share of a link's bandwidth that a weight sync reaches (assumption)."""
     decode_step_seconds: float = Field(default=0.012, ge=0)
     """Least time of one decode step: launches, small collectives, scheduling (assumption)."""
     mean_response_fraction: float = Field(default=0.5, gt=0, le=1)

@@ -1,7 +1,7 @@
 """The memory of one slot at every moment of a step: the trainer's and the engine's parts on the same GPU.
 
 The order is that of a step: the engine serves and falls asleep, all of the trainer comes back for log-probs and update, gradients,
-optimizer and critic leave, rollout weights wake, weights are resharded, trainer weights leave, the KV cache wakes.
+optimizer and critic leave, rollout weights wake, weights are synced, trainer weights leave, the KV cache wakes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def moments(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: b
         ("update", trainer | state | peak | resident),
         ("gradients, optimizer and critic left", trainer | resident | stays),
         ("rollout weights woke", trainer | engine | resident | stays),
-        ("reshard", trainer | engine | staging | resident | stays),
+        ("sync", trainer | engine | staging | resident | stays),
         ("trainer weights left", engine | resident | stays),
     ]
     return [_moment(name, always | parts, hardware) for name, parts in steps]

@@ -29,6 +29,6 @@ def warnings(config: Config, facts: Facts, layout: Layout) -> list[str]:
     if cut := cut_inside_blocks(from_layout(facts.hf, layout), BLOCK):
         found.append(
             f"rollout.quantization = {config.rollout.quantization}: the trainer's layout cuts {len(cut)} tensors inside blocks of {BLOCK} ({min(cut)}, ...): they and the rest "
-            "of their modules go whole to every engine rank at every hand-over; a smaller training.layout.tp or etp avoids it"
+            "of their modules go whole to every engine rank at every weight sync; a smaller training.layout.tp or etp avoids it"
         )
     return found

@@ -31,7 +31,7 @@ class Report:
                 "",
                 *self._rollout(),
                 "",
-                *self._handover(),
+                *self._timeline(),
                 "",
                 *self._sync(),
                 "",
@@ -75,9 +75,9 @@ class Report:
             f"({rollout['longest_sequences']} sequences of the greatest length)"
         ]
 
-    def _handover(self) -> list[str]:
-        rows = [["memory hand-over", "used GB", "free GB", "made of"]]
-        for moment in self.tree["handover"]:
+    def _timeline(self) -> list[str]:
+        rows = [["memory over a step", "used GB", "free GB", "made of"]]
+        for moment in self.tree["memory_timeline"]:
             parts = ", ".join(f"{name} {_gb(size)}" for name, size in moment["parts"].items())
             rows.append([moment["moment"], _gb(moment["total_bytes"]), _gb(moment["free_bytes"]), parts])
         return _columns(rows)

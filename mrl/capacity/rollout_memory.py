@@ -19,7 +19,7 @@ class EngineMemory:
     """Bytes of one engine rank."""
 
     weights: int
-    """What a hand-over fills."""
+    """What a weight sync fills."""
     derived: int
     """Computed from the weights after loading (latent attention's absorbed projections)."""
     kv_bytes_per_token: int

@@ -1,4 +1,4 @@
-"""Bytes one hand-over moves over each kind of link, by closed formulas over the name tables. Moves nothing, plans no window.
+"""Bytes one weight sync moves over each kind of link, by closed formulas over the name tables. Moves nothing, plans no window.
 
 Engine e's rank i and trainer rank e x tp + i share a slot. Every byte an engine rank needs comes once from the nearest
 rank that holds it: its own slot, its node, its rail (the same place in another node), anywhere. The formulas give the
@@ -26,7 +26,7 @@ from mrl.resharding.planner.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traffic:
-    """One hand-over. Lists have one entry per slot."""
+    """One weight sync. Lists have one entry per slot."""
 
     need: list[int]
     """Bytes an engine rank must have."""
@@ -98,7 +98,7 @@ class _Holders:
 
 
 def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
-    """Of one full hand-over in the engine's dtype."""
+    """Of one full weight sync in the engine's dtype."""
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         return planned_traffic(facts, rollout, layout, gpus_per_node=gpus_per_node)
     world = layout.world_size

@@ -37,7 +37,7 @@ class Config(Section):
     rollout: RolloutSection = RolloutSection()
     """The vLLM side."""
     sync: SyncSection = SyncSection()
-    """The weight hand-over."""
+    """The weight sync."""
     loop: LoopSection = LoopSection()
     """Order and amount of work."""
     launch: LaunchSection = LaunchSection()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.samples import TrainBatch
 
 
@@ -23,7 +23,7 @@ def measure(
 ) -> dict[str, float]:
     """Mean and maximum of |sampler - trainer| over the served policy tokens [N] outside near-ties; the near-ties' count and maximum.
 
-    `served`: [N] bool, tokens of the version that the engines said they served, right or wrong, so that a missed hand-over
+    `served`: [N] bool, tokens of the version that the engines said they served, right or wrong, so that a missed weight sync
     shows in the numbers.
     """
     mask = batch.loss_mask & served
@@ -39,10 +39,10 @@ def measure(
 
 
 def check(metrics: dict[str, float], limit: float | None, *, version: int) -> None:
-    """Raises ReshardError when the engines do not serve the trainer's weights."""
+    """Raises WeightSyncError when the engines do not serve the trainer's weights."""
     found = metrics["policy/sampler_logprob_diff_max"]
     if limit is not None and not found <= limit:
-        raise ReshardError(
+        raise WeightSyncError(
             f"sampler and trainer log-probs differ by {found:.3g} at version {version}, more than loop.max_sampler_mismatch = "
             f"{limit:g}: the engines do not serve the trainer's weights, or the dtypes are too coarse for this limit"
         )

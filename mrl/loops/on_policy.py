@@ -4,13 +4,13 @@
 |---|---|---|---|
 | generate, judge | prompts of the stream | judged groups | Collector (engines, judge pool) |
 | filter | judged groups | groups to train on, surplus for the next step | GroupSupply |
-| recompute | packed batch | reference log-probs, values; old log-probs and mismatch where they need a pass | train ranks |
+| recompute | packed batch | reference log-probs, values; old log-probs and mismatch where they need a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
-| update | minibatches | mismatch where there was no pass for it, new weights, metrics | train ranks |
-| save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, train ranks |
-| reshard | weights v + 1 | engines at version v + 1 | Hybrid |
+| update | minibatches | mismatch where there was no pass for it, new weights, metrics | trainer ranks |
+| save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, trainer ranks |
+| sync | weights v + 1 | engines at version v + 1 | Hybrid |
 
-The checkpoint comes before the hand-over because the trainer's memory belongs to the engines after it. Validation and the
+The checkpoint comes before the weight sync because the trainer's memory belongs to the engines after it. Validation and the
 row of metrics follow the step.
 
 Every wait inside has a deadline and names its phase. NaN and infinity end the run before parameters change (finite.py).
@@ -99,7 +99,7 @@ class OnPolicyLoop:
         return "done"
 
     def start(self) -> None:
-        """The first hand-over."""
+        """The first weight sync."""
         self._engines.sync(self.version)
 
     def step(self) -> None:
@@ -129,7 +129,7 @@ class OnPolicyLoop:
             self._recorder.samples(step, groups)
             if self._checkpoint_due(step):
                 self._save(metrics)
-        with self._clock.phase("reshard"):
+        with self._clock.phase("sync"):
             metrics |= self._engines.sync(self.version)
         metrics |= self._clock.take()
         seconds = time.monotonic() - start
@@ -268,7 +268,7 @@ class OnPolicyLoop:
         return metrics | {"time/validate_seconds": time.monotonic() - start}
 
     def _save(self, row: Mapping[str, float]) -> None:
-        """`row`: the metrics of the step so far; its own row is written after the hand-over, which a death may prevent."""
+        """`row`: the metrics of the step so far; its own row is written after the weight sync, which a death may prevent."""
         state = {
             "next_step": self.next_step,
             "supply": self._supply.state(),

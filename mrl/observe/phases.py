@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-PHASES = ("generate", "judge", "filter", "recompute", "estimate", "update", "save", "reshard")
+PHASES = ("generate", "judge", "filter", "recompute", "estimate", "update", "save", "sync")
 """The order of a step; start_up, validate and shutdown lie outside it."""
 
 

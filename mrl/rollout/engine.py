@@ -1,7 +1,7 @@
 """One vLLM engine behind a request-level door: submit, poll, abort. A plain class; its process is its caller's.
 
 Token in, token out. We step the engine ourselves, in this process; with tensor parallelism vLLM starts its own workers,
-which die with this process. Weights come by hand-over only (`receive`): an engine that has no committed version serves
+which die with this process. Weights come by weight sync only (`receive`): an engine that has no committed version serves
 nothing. Does not own prompts, groups or retries.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError, RolloutError
+from mrl.errors import RolloutError, WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.resharding.planner.manifest import RankManifest
@@ -35,7 +35,7 @@ _MEMORY = ("weights", "kv_cache")
 _CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
 """By name: vLLM imports it in the processes of its workers."""
 _RECEIVE_DEADLINES = 20
-"""Longest hand-over, in units of sync.deadline_seconds (which bounds each single wait)."""
+"""Longest weight sync, in units of sync.deadline_seconds (which bounds each single wait)."""
 
 
 class RolloutEngine:
@@ -250,7 +250,7 @@ class RolloutEngine:
             reason = self._progress.error or "it never received weights"
             raise RolloutError(
                 f"engine {self.engine_index} serves nothing (state {self._progress.state.value}): {reason}\n"
-                "a full hand-over that commits makes it serve"
+                "a full weight sync that commits makes it serve"
             )
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class RolloutEngine:
     def destination_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
         """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0).
 
-        ReshardError names the tensors that engine and checkpoint do not both have, or not in one shape.
+        WeightSyncError names the tensors that engine and checkpoint do not both have, or not in one shape.
         """
         rows = [(t.name, t.shape, t.dtype) for t in checkpoint]
         manifests = [a["manifest"] for a in self._on_workers("mrl_destination", rows)]
@@ -278,15 +278,15 @@ class RolloutEngine:
     def receive(self, session: Session) -> dict[str, Any]:
         """Takes one session on all workers; blocks until it committed (then the version is visible) or failed.
 
-        ReshardError carries the remote tracebacks; the engine then serves nothing until a later session commits.
+        WeightSyncError carries the remote tracebacks; the engine then serves nothing until a later session commits.
         """
         if self._internal:
             raise RolloutError(
                 f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; finish or abort them before "
-                "a hand-over: a response never mixes versions"
+                "a weight sync: a response never mixes versions"
             )
         if "weights" not in self._awake:
-            raise RolloutError(f"engine {self.engine_index} sleeps; wake its weights before a hand-over")
+            raise RolloutError(f"engine {self.engine_index} sleeps; wake its weights before a weight sync")
         started = time.monotonic()
         self._progress.prepare(session)
         self._progress.receiving()
@@ -321,12 +321,12 @@ class RolloutEngine:
         self._engine.set_weight_version(str(self.policy_version))
 
     def _on_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
-        """One call on every worker; ReshardError with every failing worker's traceback."""
+        """One call on every worker; WeightSyncError with every failing worker's traceback."""
         timeout = self._sync.deadline_seconds * _RECEIVE_DEADLINES
         answers = self._engine.collective_rpc(call, timeout=timeout, args=arguments)
         errors = [f"worker {i}: {a['error']}" for i, a in enumerate(answers) if "error" in a]
         if errors:
-            raise ReshardError(f"engine {self.engine_index}, {call}: " + "\n".join(errors))
+            raise WeightSyncError(f"engine {self.engine_index}, {call}: " + "\n".join(errors))
         return answers
 
     # -- memory and end ------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class RolloutEngine:
         return self._rollout.sleep and torch.cuda.is_available()
 
     def sleep(self) -> None:
-        """Level 2: weights and KV cache are dropped (the next version comes by hand-over). Nothing happens on CPU."""
+        """Level 2: weights and KV cache are dropped (the next version comes by weight sync). Nothing happens on CPU."""
         if self._internal:
             raise RolloutError(
                 f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; it cannot sleep"
@@ -353,7 +353,7 @@ class RolloutEngine:
                 self._progress.fail(reason)
 
     def wake(self, tags: Sequence[str] = _MEMORY) -> None:
-        """Takes memory back: weights before a hand-over, the KV cache after it."""
+        """Takes memory back: weights before a weight sync, the KV cache after it."""
         if unknown := set(tags) - set(_MEMORY):
             raise RolloutError(f"wake knows {list(_MEMORY)}, not {sorted(unknown)}")
         wanted = [tag for tag in tags if tag not in self._awake]

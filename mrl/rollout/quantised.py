@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.sections.rollout import RolloutSection
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.hf_config import QUANTIZATION, stored_block
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
@@ -24,7 +24,7 @@ def overrides(
         return {QUANTIZATION: settings if real_weights else None} if stored_block(hf) else {}
     if real_weights:
         raise ConfigError(
-            f"rollout.quantization = {rollout.quantization}: weights are quantised at a hand-over, and here they are read from "
+            f"rollout.quantization = {rollout.quantization}: weights are quantised at a weight sync, and here they are read from "
             f"{model_path}; set it to none"
         )
     require_whole_blocks(hf, rollout)
@@ -41,7 +41,7 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
     for manifest in engine_manifests.from_layout(hf, layout)[: layout.tp]:
         try:
             quantised.manifest(manifest)
-        except ReshardError as error:
+        except WeightSyncError as error:
             advice = "lower rollout.tp" if rollout.tp > 1 else "the model is too narrow, set it to none"
             raise ConfigError(
                 f"rollout.quantization = {rollout.quantization} at rollout.tp = {rollout.tp}: {error}; {advice}"

@@ -382,7 +382,7 @@ class MegatronWorker:
     def offload(self, *, keep_parameters: bool = False) -> None:
         """Free gradients, optimizer state, the critic and parameters on the device (on CPU: shared memory and gradients).
 
-        With `keep_parameters` the policy's stay, for a hand-over that reads them; a second call then frees those.
+        With `keep_parameters` the policy's stay, for a weight sync that reads them; a second call then frees those.
         """
         self.memory.free_gradients() if keep_parameters else self.memory.offload()
         self.optimizer.offload()

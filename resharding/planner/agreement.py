@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box, cells, contains
 from mrl.resharding.planner.manifest import RankManifest
@@ -22,7 +22,7 @@ _Boxes = dict[str, dict[Box, None]]
 
 
 def require_agreement(sources: Sequence[RankManifest], destinations: Sequence[RankManifest]) -> None:
-    """Raises ReshardError naming every tensor that the trainer ranks together and the engine ranks together do not have in
+    """Raises WeightSyncError naming every tensor that the trainer ranks together and the engine ranks together do not have in
     one shape, or that the engine ranks take in part only.
 
     Of what an engine takes whole (`unplanned`) the name alone is compared: its loaders see the whole tensor.
@@ -50,7 +50,7 @@ def require_agreement(sources: Sequence[RankManifest], destinations: Sequence[Ra
                 wrong.append(f"{name} {theirs}: the engines take only {sorted(boxes)[:4]} (start, shape)")
     if wrong:
         more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        raise ReshardError(
+        raise WeightSyncError(
             f"trainer and engines do not have the same tensors: {'; '.join(sorted(wrong)[:_NAMED])}{more}"
         )
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box, contains, overlap, volume
 from mrl.resharding.planner.patterns import Item, Pattern, Replicas
@@ -216,7 +216,7 @@ def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> Ru
         elif length > 1 and stride * rows == step:
             rows *= length
         elif length > 1:
-            raise ReshardError(f"the box {tuple(box)} at {tuple(start)} of {tuple(shape)} is no matrix")
+            raise WeightSyncError(f"the box {tuple(box)} at {tuple(start)} of {tuple(shape)} is no matrix")
         offset += at * step
         step *= size
     return Run(offset, stride or cols, rows, cols)
@@ -245,15 +245,15 @@ class Places:
         return found
 
     def one_of(self, tensor: str, box: Box) -> tuple[int, Run]:
-        """The first of them. ReshardError where there is none."""
+        """The first of them. WeightSyncError where there is none."""
         found = self.all_of(tensor, box)
         if not found:
-            raise ReshardError(f"this rank does not hold {tensor} {box} whole, and should answer for it")
+            raise WeightSyncError(f"this rank does not hold {tensor} {box} whole, and should answer for it")
         return found[0]
 
 
 def require_tiled(wanted: Iterable[tuple[str, Box]], cells: Iterable[Cell], where: str) -> None:
-    """ReshardError unless every wanted box is made up by cells, each element by one."""
+    """WeightSyncError unless every wanted box is made up by cells, each element by one."""
     by_tensor: dict[str, list[Box]] = {}
     for cell in cells:
         by_tensor.setdefault(cell.tensor, []).append(cell.box)
@@ -263,7 +263,9 @@ def require_tiled(wanted: Iterable[tuple[str, Box]], cells: Iterable[Cell], wher
         if not _tiled(box, [c for c in by_tensor.get(tensor, ()) if contains(box, c)])
     ]
     if holes:
-        raise ReshardError(f"{where}: {len(holes)} boxes are not made up by the cells to prove: {holes[:6]}")
+        raise WeightSyncError(
+            f"{where}: {len(holes)} boxes are not made up by the cells to prove: {holes[:6]}"
+        )
 
 
 def _tiled(box: Box, cells: Sequence[Box]) -> bool:

@@ -1,4 +1,4 @@
-"""Destination manifests: where each checkpoint box lands on every rollout rank, from a layout or from a loaders' trace.
+"""Destination manifests: where each checkpoint box lands on every engine rank, from a layout or from a loaders' trace.
 
 Pure: a live engine is seen as the records of the copies its own loaders made. Does not own vLLM's layout
 (models/vllm_names.py) nor the tracing itself (done inside the engine's worker).
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models import vllm_names
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
@@ -20,7 +20,7 @@ from mrl.resharding.planner.manifest import RankManifest, whole_modules
 def from_layout(
     hf_config: Mapping[str, Any], layout: Layout, *, dtype: str = "bfloat16"
 ) -> list[RankManifest]:
-    """The manifest of every rollout rank, without an engine.
+    """The manifest of every engine rank, without an engine.
 
     `layout.tp` is the engine's tensor parallel size and `layout.dp` counts engines. `layout.ep` = 1 splits experts by tp;
     otherwise each run of ep consecutive ranks (ep a multiple of tp: expert parallel over tp and data parallel) shares the
@@ -74,7 +74,7 @@ def from_trace(
     tensor). `aliases` are names that share another parameter's storage (a tied output layer): left out.
 
     A parameter that something else than boxes fills (a transposed or re-strided load) makes its whole module `unplanned`: the
-    tensors that fill the module come whole. ReshardError names each parameter that nothing fills: the engine has what the
+    tensors that fill the module come whole. WeightSyncError names each parameter that nothing fills: the engine has what the
     trainer does not (a bias, a further layer).
     """
     shapes = {tensor.name: tensor.shape for tensor in checkpoint}
@@ -85,8 +85,8 @@ def from_trace(
     for record in records:
         record = record if isinstance(record, TraceRecord) else TraceRecord(*record)
         if record.parameter not in pieces or record.tensor not in shapes:
-            raise ReshardError(
-                f"rollout rank {rank}: the loaders copied {record.tensor} -> {record.parameter}: unknown name"
+            raise WeightSyncError(
+                f"engine rank {rank}: the loaders copied {record.tensor} -> {record.parameter}: unknown name"
             )
         filled.add(record.parameter)
         feeds.setdefault(_module(record.parameter), set()).add(record.tensor)
@@ -100,8 +100,8 @@ def from_trace(
         pieces[name] = [Piece(tensor, zero, shape, zero)]
         feeds.setdefault(_module(name), set()).add(tensor)
     if unfilled := [f"{n} {tuple(parameters[n][0])}" for n in pieces if n not in filled]:
-        raise ReshardError(
-            f"rollout rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"
+        raise WeightSyncError(
+            f"engine rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"
             + (f" and {len(unfilled) - 20} more" if len(unfilled) > 20 else "")
         )
     odd = whole_modules(feeds, odd)

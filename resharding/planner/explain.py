@@ -97,7 +97,7 @@ def explain(plan: Plan, speeds: LinkSpeeds = LinkSpeeds()) -> str:
     engines = np.array(plan.topology.destination_slots)
     trainers = np.array(plan.topology.source_slots)
     lines = [
-        f"plan {plan.digest[:16]}: {len(trainers)} trainer ranks -> {len(engines)} rollout ranks "
+        f"plan {plan.digest[:16]}: {len(trainers)} trainer ranks -> {len(engines)} engine ranks "
         f"on {summary['slots']} slots of {summary['nodes']} nodes",
         f"  {summary['tensors']} checkpoint tensors in {summary['patterns']} patterns, {summary['windows']} windows "
         f"of at most {summary['bucket_bytes'] / GIB:.3g} GiB per slot and direction",

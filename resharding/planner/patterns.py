@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, LocalTensor, Piece
 from mrl.resharding.planner.boxes import (
     Box,
@@ -132,7 +132,7 @@ def places(groups: Sequence[Replicas]) -> dict[str, list[Place]]:
 def items(
     sources: Sequence[Replicas], destinations: Sequence[Replicas], topology: Topology, *, block: int
 ) -> list[Item]:
-    """An item per needed checkpoint tensor, in order of first need. ReshardError lists boxes no source holds.
+    """An item per needed checkpoint tensor, in order of first need. WeightSyncError lists boxes no source holds.
 
     `block`: edge of the blocks of tensors that are needed quantised and held wider.
     """
@@ -149,14 +149,14 @@ def items(
                     tensor, holds, needs, sources, destinations, topology, block, scales=scales
                 )
                 patterns[key] = (pattern, [0])
-            except ReshardError as error:
+            except WeightSyncError as error:
                 missing.append(str(error))
                 continue
         pattern, count = patterns[key]
         result.append(Item(tensor, tuple(holds), tuple(needs), pattern, count[0] % pattern.period))
         count[0] += 1
     if missing:
-        raise ReshardError(
+        raise WeightSyncError(
             f"{len(missing)} tensors or boxes that the rollout needs are held by no trainer rank: "
             + "; ".join(missing[:20])
         )
@@ -213,7 +213,7 @@ class _Plain:
         """What each holding can give, in the units of the need."""
 
     def check(self, tensor: str, box: Box) -> None:
-        """ReshardError for a need that cannot be met in this form."""
+        """WeightSyncError for a need that cannot be met in this form."""
 
     def extent(self, cell: Box) -> tuple[int, ...]:
         """A cell's shape in the holders' elements."""
@@ -242,7 +242,7 @@ class _Quantised(_Plain):
 
     def check(self, tensor: str, box: Box) -> None:
         if not self._scales and self._blocks.elements(*self._blocks.inside(*box)) != box:
-            raise ReshardError(f"{tensor}: the box {box} cuts a block of {self.block} x {self.block}")
+            raise WeightSyncError(f"{tensor}: the box {box} cuts a block of {self.block} x {self.block}")
 
     def extent(self, cell: Box) -> tuple[int, ...]:
         return self._blocks.elements(*cell)[1] if self._scales else cell[1]
@@ -306,7 +306,7 @@ class _Choices:
         if cell not in self._holders:
             self._holders[cell] = [(r, hold) for r, hold in self._ranks if contains(self._boxes[hold], cell)]
             if not self._holders[cell]:
-                raise ReshardError(f"{self._tensor} [start {cell[0]}, shape {cell[1]}]")
+                raise WeightSyncError(f"{self._tensor} [start {cell[0]}, shape {cell[1]}]")
         by_distance: dict[int, list[tuple[int, int]]] = {}
         for rank, hold in self._holders[cell]:
             distance = self._topology.distance(self._topology.source_slots[rank], slot)

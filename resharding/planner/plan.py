@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.agreement import require_agreement
 from mrl.resharding.planner.alignment import leave_whole
@@ -142,7 +142,7 @@ def build_plan(
 ) -> Plan:
     """Plan every byte from the sources' boxes to the destinations'.
 
-    Manifests are in rank order from 0. ReshardError where the two sides do not have the same tensors in the same shapes, or
+    Manifests are in rank order from 0. WeightSyncError where the two sides do not have the same tensors in the same shapes, or
     a manifest writes an element twice or leaves one out; ConfigError where the topology does not fit.
     """
     _check_ranks("source", sources, topology.source_slots)
@@ -181,14 +181,14 @@ def _check_ranks(side: str, manifests: Sequence[RankManifest], slots: Sequence[i
         )
     for tensor in (t for manifest in manifests for t in manifest.tensors):
         if tensor.dtype not in WIRE_DTYPES:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{side} tensor {tensor.name} has dtype {tensor.dtype}; plans move {WIRE_DTYPES}"
             )
 
 
 def check_written_once(group: Replicas) -> None:
     """No element of a destination tensor is in two boxes; what is in none is padding at the end of the first dimension
-    (a padded vocabulary). ReshardError names the tensor."""
+    (a padded vocabulary). WeightSyncError names the tensor."""
     for tensor in group.tensors:
         boxes = []
         for piece in tensor.pieces:
@@ -200,13 +200,13 @@ def check_written_once(group: Replicas) -> None:
                 low < 0 or low + size > whole
                 for low, size, whole in zip(start, shape, tensor.shape, strict=True)
             ):
-                raise ReshardError(f"{where}: box at {start} of shape {shape} reaches outside")
+                raise WeightSyncError(f"{where}: box at {start} of shape {shape} reaches outside")
         if twice := overlap(boxes):
-            raise ReshardError(f"{where}: boxes {twice[0]} and {twice[1]} would write the same elements")
+            raise WeightSyncError(f"{where}: boxes {twice[0]} and {twice[1]} would write the same elements")
         filled = max((start[0] + shape[0] for start, shape in boxes), default=0)
         if sum(elements(shape) for _, shape in boxes) != elements((filled, *tensor.shape[1:])):
             piece = tensor.pieces[0]
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{where}: some of its first {filled} rows are in no box; the trainer's {piece.tensor} gives it {piece.shape}"
             )
 

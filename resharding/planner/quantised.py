@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.manifest import RankManifest
@@ -59,7 +59,7 @@ def engine_settings(num_layers: int) -> dict[str, Any]:
 
 
 def manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
-    """An engine rank's manifest with quantised weights, from the one without. ReshardError where it cuts inside a block."""
+    """An engine rank's manifest with quantised weights, from the one without. WeightSyncError where it cuts inside a block."""
     result: list[LocalTensor] = []
     for _, module in itertools.groupby(wide.tensors, key=lambda t: t.name.rpartition(".")[0]):
         tensors = list(module)
@@ -79,7 +79,7 @@ def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:
     for piece in tensor.pieces:
         outer, local = piece.local_start[:-2], piece.local_start[-2:]
         if any(at % block for at in (*piece.start, *local)):
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{tensor.name}: the engine's box of {piece.tensor} at {piece.start} does not begin on a block of {block}"
             )
         start = tuple(at // block for at in piece.start)

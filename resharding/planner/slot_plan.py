@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.copy_table import (
     BUCKET,
@@ -205,7 +205,7 @@ def _side(place: Place, tensors: Sequence[LocalTensor], relative: tuple[int, ...
     """(tensor index, offset, stride) of the element `relative` of a place's box."""
     shape, start = tensors[place.index].shape, place.piece.local_start
     if len(relative) > 2:
-        raise ReshardError(
+        raise WeightSyncError(
             f"{place.piece.tensor} has {len(relative)} dimensions; plans cover vectors and matrices"
         )
     extra = len(start) - len(relative)

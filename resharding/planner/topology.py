@@ -9,7 +9,7 @@ from mrl.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topology:
-    """A slot hosts at most one trainer rank and at most one rollout rank; both share the slot's memory."""
+    """A slot hosts at most one trainer rank and at most one engine rank; both share the slot's memory."""
 
     nodes: tuple[int, ...]
     """Node of each slot."""
@@ -37,7 +37,7 @@ class Topology:
 
     @classmethod
     def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_sources: int | None = None) -> Topology:
-        """Trainer rank r and rollout rank r on slot r; with fewer sources the last slots have a rollout rank only."""
+        """Trainer rank r and engine rank r on slot r; with fewer sources the last slots have an engine rank only."""
         slots = tuple(range(num_slots))
         return cls(
             nodes=tuple(slot // slots_per_node for slot in slots),
@@ -48,7 +48,7 @@ class Topology:
 
     @classmethod
     def beside(cls, num_ranks: int, *, slots_per_node: int = 8) -> Topology:
-        """Trainer rank r and rollout rank r on one node, but sharing no memory: a slot for each."""
+        """Trainer rank r and engine rank r on one node, but sharing no memory: a slot for each."""
         ranks = tuple(range(num_ranks))
         return cls(
             nodes=tuple(rank // slots_per_node for rank in ranks) * 2,
@@ -59,7 +59,7 @@ class Topology:
 
     @classmethod
     def separate(cls, num_sources: int, num_destinations: int, *, slots_per_node: int = 8) -> Topology:
-        """Two pools: trainer ranks on the first slots, rollout ranks on the following ones, starting a new node."""
+        """Two pools: trainer ranks on the first slots, engine ranks on the following ones, starting a new node."""
         first = -(-num_sources // slots_per_node) * slots_per_node
         slots = range(first + num_destinations)
         return cls(

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout, Place
 from mrl.models.tensors import TRAINER, LocalTensor, Piece, Spec
@@ -76,7 +76,7 @@ def from_model(
     """The manifest of a live rank: the table's boxes with the model's own dtypes.
 
     `chunks` has, per model chunk, parameter name -> tensor (and the router's `expert_bias` buffer where the family has
-    one); wrappers' leading "module." is ignored. ReshardError names every missing, unknown or wrongly shaped parameter.
+    one); wrappers' leading "module." is ignored. WeightSyncError names every missing, unknown or wrongly shaped parameter.
     """
     expected = family_of(hf_config).local_tensors(
         hf_config, layout, place, spec=spec, pad_vocab_to=pad_vocab_to
@@ -98,7 +98,7 @@ def from_model(
         else:
             tensors.append(dataclasses.replace(tensor, dtype=str(found.dtype).removeprefix("torch.")))
     if wrong:
-        raise ReshardError(
+        raise WeightSyncError(
             f"rank {place.rank} does not match the {hf_config.get('model_type')} name table for {layout}: "
             + "; ".join(wrong[:20])
             + (f"; and {len(wrong) - 20} more" if len(wrong) > 20 else "")

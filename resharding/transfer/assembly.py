@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.wire.messages import Span
 
@@ -26,7 +26,7 @@ DTYPES = {
 
 def num_bytes(tensor: WireTensor) -> int:
     if tensor.dtype not in DTYPES:
-        raise ReshardError(f"{tensor.name} has dtype {tensor.dtype!r}; only {sorted(DTYPES)} travel")
+        raise WeightSyncError(f"{tensor.name} has dtype {tensor.dtype!r}; only {sorted(DTYPES)} travel")
     return math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
 
 
@@ -36,7 +36,7 @@ class Assembly:
     def __init__(self, tensors: Sequence[WireTensor], *, device: torch.device) -> None:
         names = [t.name for t in tensors]
         if len(set(names)) != len(names):
-            raise ReshardError(f"the manifest names {len(names) - len(set(names))} tensor(s) twice")
+            raise WeightSyncError(f"the manifest names {len(names) - len(set(names))} tensor(s) twice")
         self._tensors = tensors
         self._sizes = [num_bytes(t) for t in tensors]
         self._device = device
@@ -64,10 +64,10 @@ class Assembly:
         return complete
 
     def require_complete(self) -> None:
-        """ReshardError with the names of what did not arrive."""
+        """WeightSyncError with the names of what did not arrive."""
         missing = [t.name for t, done in zip(self._tensors, self._done, strict=True) if not done]
         if missing:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{len(missing)} of {len(self._tensors)} tensors did not arrive: {missing[:8]}"
             )
 
@@ -83,18 +83,18 @@ class Assembly:
 
     def _check(self, span: Span, used: int) -> None:
         if span.tensor >= len(self._tensors):
-            raise ReshardError(f"a span names tensor {span.tensor} of {len(self._tensors)}")
+            raise WeightSyncError(f"a span names tensor {span.tensor} of {len(self._tensors)}")
         tensor, size = self._tensors[span.tensor], self._sizes[span.tensor]
         if self._done[span.tensor] or span.start != self._arrived[span.tensor]:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{tensor.name}: bytes from {span.start} arrived, {self._arrived[span.tensor]} of {size} were there: "
                 "every byte comes once and in order"
             )
         if span.start + span.num_bytes > size or (span.num_bytes == 0) != (size == 0):
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{tensor.name}: {span.num_bytes} bytes from {span.start} leave its {size} bytes"
             )
         if span.offset + span.num_bytes > used or span.offset % DTYPES[tensor.dtype].itemsize:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{tensor.name}: offset {span.offset} + {span.num_bytes} is not inside a bucket of {used}"
             )

@@ -1,4 +1,4 @@
-"""The trainer ranks of one hand-over: actions whose errors all of them raise, and transfers that have a deadline."""
+"""The trainer ranks of one weight sync: actions whose errors all of them raise, and transfers that have a deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 
 _ERROR_BYTES = 4096
 
@@ -42,7 +42,7 @@ class Ranks:
             failed = torch.tensor([0 if error is None else 1], dtype=torch.int32, device=self.device)
             self._wait(dist.all_reduce(failed, group=self._group, async_op=True))
             if int(failed):
-                raise ReshardError("the hand-over failed:\n" + self._collect(error)) from error
+                raise WeightSyncError("the weight sync failed:\n" + self._collect(error)) from error
         if error is not None:
             raise error
         return result  # type: ignore[return-value]
@@ -65,11 +65,11 @@ class Ranks:
         total = total.to(self.device)
         self._wait(dist.all_reduce(total, group=self._group, async_op=True))
         if int(total[count]):
-            raise ReshardError("the hand-over failed:\n" + self._collect(error)) from error
+            raise WeightSyncError("the weight sync failed:\n" + self._collect(error)) from error
         return total[:count].cpu()
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """ReshardError on all ranks that names every fact which is not the same on all of them, with what each says."""
+        """WeightSyncError on all ranks that names every fact which is not the same on all of them, with what each says."""
         if self.size == 1:
             return
         said = {name: str(value) for name, value in facts.items()}
@@ -79,7 +79,7 @@ class Ranks:
             return
         sizes = [int.from_bytes(size, "little") for size in self._gathered(len(own).to_bytes(8, "little"))]
         texts = self._gathered(own.ljust(max(sizes), b" "))
-        raise ReshardError("trainer ranks disagree before the first byte: " + _differences(texts))
+        raise WeightSyncError("trainer ranks disagree before the first byte: " + _differences(texts))
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]

@@ -1,4 +1,4 @@
-"""A receiver's talk with the one sender of a session: who may speak, and how long anything is waited for.
+"""A receiver's conversation with the one sender of a session: who may speak, and how long anything is waited for.
 
 Any other sender is refused and does no harm. Owns neither what is said (`wire/messages`) nor how it travels (`wire/channel`).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener, Lost
@@ -31,7 +31,7 @@ class Conversation:
         return self._sender is not None
 
     def accept(self) -> m.Open:
-        """Waits for this session's sender. ReshardError when it is not there in time or opens something else."""
+        """Waits for this session's sender. WeightSyncError when it is not there in time or opens something else."""
         session, deadline = self.session, time.monotonic() + self._seconds
         while True:
             sender, message = self._listener.receive(deadline, f"the sender of {session} to open it")
@@ -44,7 +44,7 @@ class Conversation:
         if theirs != session:
             reason = f"the sender opened {theirs} with digest {theirs.digest[:12]}, expected {session} with {session.digest[:12]}"
             self._listener.send(sender, m.Refused(session_id=message.session_id, reason=reason))
-            raise ReshardError(reason)
+            raise WeightSyncError(reason)
         self._sender = (sender, ProcessId(message.pid, message.start_ticks))
         self._lost = self._listener.watch(*self._sender)
         return message
@@ -65,12 +65,12 @@ class Conversation:
                 self._refuse(sender, message, f"{session} is in progress with process {self._sender[1].pid}")
                 continue
             self.wait_seconds += time.monotonic() - mark
-            if isinstance(message, ReshardError):
+            if isinstance(message, WeightSyncError):
                 raise message
             if message.session_id != session.session_id:
-                raise ReshardError(f"a message of session {message.session_id[:8]} inside {session}")
+                raise WeightSyncError(f"a message of session {message.session_id[:8]} inside {session}")
             if isinstance(message, m.Abort):
-                raise ReshardError(f"the sender gave {session} up:\n{message.error}")
+                raise WeightSyncError(f"the sender gave {session} up:\n{message.error}")
             return message
 
     def given_up(self) -> str | None:
@@ -81,9 +81,9 @@ class Conversation:
             return f"the sender gave {self.session} up:\n{waiting[1].error}\nand this"
         return self._lost()
 
-    def _refuse(self, sender: bytes, message: m.AnyMessage | ReshardError, why: str) -> None:
+    def _refuse(self, sender: bytes, message: m.AnyMessage | WeightSyncError, why: str) -> None:
         """Answers an Open or a malformed message; the rest of a refused or dead session is dropped."""
-        if isinstance(message, ReshardError):
+        if isinstance(message, WeightSyncError):
             self._listener.send(sender, m.Refused(session_id="", reason=str(message)))
         elif isinstance(message, m.Open):
             reason = f"session {message.session_id[:8]} (version {message.from_version} -> {message.to_version}) refused: {why}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.slot_link import SlotLink
@@ -19,7 +19,7 @@ class Ends:
     """Of one trainer rank."""
 
     receivers: tuple[int, ...]
-    """The generation ranks it leads: its slot's, or between pools every num_trainers-th."""
+    """The engine ranks it leads: its slot's, or between pools every num_trainers-th."""
     senders: tuple[WeightSender, ...]
     mesh: TrainerMesh | None
     link: SlotLink | None
@@ -42,16 +42,16 @@ def open_ends(
     device: torch.device,
     store: tuple[str, int] | None,
 ) -> Ends:
-    """`addresses`: of all generation ranks. `store`: host and port of the trainers' torch.distributed store, for a mesh."""
+    """`addresses`: of all engine ranks. `store`: host and port of the trainers' torch.distributed store, for a mesh."""
     if sync.transport == "auto":
         if len(addresses) != num_trainers:
-            raise ReshardError(
-                f"{len(addresses)} generation ranks for {num_trainers} slots; each slot has one (sync.transport = auto)"
+            raise WeightSyncError(
+                f"{len(addresses)} engine ranks for {num_trainers} slots; each slot has one (sync.transport = auto)"
             )
         link = SlotLink(sync.bucket_bytes, device)
         return Ends((rank,), (WeightSender(addresses[rank], sync, link),), None, link)
     if store is None:
-        raise ReshardError("sync.transport = distributed needs the address of the trainers' store")
+        raise WeightSyncError("sync.transport = distributed needs the address of the trainers' store")
     mesh = TrainerMesh(
         store,
         rank=rank,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.gather_plan import Copy, GatherPlan, Window
@@ -38,7 +38,7 @@ def send(
 ) -> SendStats:
     """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all raise."""
     if session.digest != plan.digest:
-        raise ReshardError(
+        raise WeightSyncError(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
         )
     ranks = Ranks(group, deadline_seconds, device)
@@ -72,7 +72,7 @@ def move(
         packing += _fill(buffer, window, plan, local_tensors, ranks)
         seconds += time.monotonic() - mark
         filled = window, buffer
-    ranks.together(lambda: _hand_over(senders, filled))
+    ranks.together(lambda: _send_window(senders, filled))
     return Moved(plan.num_bytes * len(senders), len(plan.windows), seconds, packing)
 
 
@@ -86,11 +86,11 @@ def _advance(
     senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None, spare: torch.Tensor
 ) -> torch.Tensor:
     """Hands over the bucket that was filled last; the next one to fill."""
-    _hand_over(senders, filled)
+    _send_window(senders, filled)
     return senders[0].next_buffer() if senders else spare
 
 
-def _hand_over(senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None) -> None:
+def _send_window(senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None) -> None:
     if filled is None:
         return
     window, buffer = filled

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor, LocalTensor
 from mrl.resharding.planner.cells import WholeCells
 from mrl.resharding.planner.manifest import DTYPE_BYTES
@@ -96,16 +96,16 @@ class _Source:
 def build(
     checkpoint: Sequence[CheckpointTensor], sources: Sequence[Sequence[LocalTensor]], bucket_bytes: int
 ) -> GatherPlan:
-    """`sources`: per trainer rank, what it holds. Wire dtype is the trainer's. ReshardError names uncovered tensors."""
+    """`sources`: per trainer rank, what it holds. Wire dtype is the trainer's. WeightSyncError names uncovered tensors."""
     if bucket_bytes < ALIGNMENT or bucket_bytes % ALIGNMENT:
-        raise ReshardError(f"bucket_bytes = {bucket_bytes} must be a multiple of {ALIGNMENT}")
+        raise WeightSyncError(f"bucket_bytes = {bucket_bytes} must be a multiple of {ALIGNMENT}")
     found, dtypes = _index(sources)
     tensors, sources_of = [], []
     for tensor in checkpoint:
         pieces = list(found.get(tensor.name, {}).values())
         covered = sum(math.prod(p.shape) for p in pieces)
         if covered != math.prod(tensor.shape) or _overlap(pieces):
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{tensor.name} {tensor.shape}: the trainer ranks hold {covered} of {math.prod(tensor.shape)} elements "
                 f"in {len(pieces)} distinct boxes; they must tile it exactly"
             )
@@ -133,7 +133,7 @@ def _index(
         for index, local in enumerate(locals_):
             for piece in local.pieces:
                 if dtypes.setdefault(piece.tensor, local.dtype) != local.dtype:
-                    raise ReshardError(
+                    raise WeightSyncError(
                         f"{piece.tensor} is held as {dtypes[piece.tensor]} and as {local.dtype} (rank {rank})"
                     )
                 source = _Source(rank, index, piece.local_start, piece.start, piece.shape)

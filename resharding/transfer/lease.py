@@ -1,4 +1,4 @@
-"""The trainer's parameter memory, lent to the slot's receiver for one hand-over.
+"""The trainer's parameter memory, lent to the slot's receiver for one weight sync.
 
 Export, map, read, wait for the device, unmap, acknowledge: each once per session. The owner's side counts leases (its
 own `ParameterMemory`); this file only describes and opens.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.cuda_memory import OpenedCudaSegment, describe_storage
 from mrl.resharding.wire.processes import ProcessId, opened_file
 
@@ -54,7 +54,7 @@ class Lease:
         num_bytes = description["num_bytes"]
         with opened_file(owner, description["fd"], "leased memory") as (fd, path):
             if not 0 < num_bytes <= os.fstat(fd).st_size:
-                raise ReshardError(
+                raise WeightSyncError(
                     f"{path} holds {os.fstat(fd).st_size} bytes, its description says {num_bytes}"
                 )
             # Private and writable for torch's sake: nothing written here could ever reach the owner.
@@ -70,11 +70,13 @@ class Lease:
             with contextlib.suppress(BufferError):
                 memory.close()
                 continue
-            gc.collect()  # takes 0.1 s of every hand-over: only where a reference cycle holds a view
+            gc.collect()  # takes 0.1 s of every weight sync: only where a reference cycle holds a view
             try:
                 memory.close()
             except BufferError as error:
-                raise ReshardError("a tensor on leased memory is still held; the lease cannot end") from error
+                raise WeightSyncError(
+                    "a tensor on leased memory is still held; the lease cannot end"
+                ) from error
         opened, self._opened = self._opened, []
         for segment in opened:
             segment.close()

@@ -72,7 +72,7 @@ class PeerLane:
 
 
 class MeshLane:
-    """Trainer to generation rank, which shares no memory with any trainer; two send buckets in turn."""
+    """Trainer to engine rank, which shares no memory with any trainer; two send buckets in turn."""
 
     def __init__(self, mesh: TrainerMesh, part: SlotPart, receiver_of_slot: Mapping[int, int]) -> None:
         self._mesh, self._receiver_of_slot = mesh, receiver_of_slot

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.cells import (
@@ -80,7 +80,7 @@ class TrainerProof:
         return np.array([first + number for first, cells in parts for number in cells], np.int64)
 
     def require_loaded(self, arrays: Sequence[torch.Tensor], read: ReadBoxes) -> None:
-        """ReshardError where the parameters are not what `read` says under the cells' own names."""
+        """WeightSyncError where the parameters are not what `read` says under the cells' own names."""
         own, numbers = self._digests(arrays), list(self._answers)
         wrong = []
         for index, values in read([(self._answers[n].tensor, self._answers[n].box) for n in numbers]):
@@ -88,7 +88,7 @@ class TrainerProof:
             if _digest_of_form(answer, values.reshape(-1), _whole(values)) != own[numbers[index]]:
                 wrong.append(str(answer.cell))
         if wrong:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"the trainer's parameters are not the tensors of the folder it loaded, in {len(wrong)} boxes: {wrong[:_NAMED]}"
             )
 
@@ -144,7 +144,7 @@ class EngineProof:
         whole_names: Iterable[str] = (),
     ) -> None:
         """`cells` lie in parameters of `modules`, where the rank's own `manifest` says; `whole` ones in tensors that come
-        whole. ReshardError unless they make up everything that the manifest has."""
+        whole. WeightSyncError unless they make up everything that the manifest has."""
         self._cells = (*cells, *whole)
         self._parameters: dict[str, list[tuple[int, Run]]] = {}
         self._whole: dict[str, list[int]] = {}
@@ -163,7 +163,7 @@ class EngineProof:
             if tensor.name.rpartition(".")[0] in modules:
                 planned.append(tensor)
             elif left := {*unquantised(p.tensor for p in tensor.pieces)} - whole:
-                raise ReshardError(
+                raise WeightSyncError(
                     f"{where}: {sorted(left)} of {tensor.name} are neither planned nor come whole"
                 )
         require_tiled(((p.tensor, (p.start, p.shape)) for t in planned for p in t.pieces), cells, where)
@@ -171,7 +171,7 @@ class EngineProof:
         for number, cell in enumerate(cells):
             found = places.all_of(cell.tensor, cell.box)
             if not found:
-                raise ReshardError(f"{where} has no place for {cell}, which the trainer says it needs")
+                raise WeightSyncError(f"{where} has no place for {cell}, which the trainer says it needs")
             for index, run in found:
                 self._parameters.setdefault(planned[index].name, []).append((number, run))
 
@@ -192,18 +192,18 @@ class EngineProof:
         self._seen += zip(found, matrix_digests(tensor.reshape(-1), runs), strict=True)
 
     def compare(self, said: str) -> None:
-        """ReshardError where what was seen is not what the trainer ranks say of their own parameters (`TrainerProof.said`)."""
+        """WeightSyncError where what was seen is not what the trainer ranks say of their own parameters (`TrainerProof.said`)."""
         expected = decoded(said, len(self._cells)).tolist()
         if len(self._seen) != self._expected:
-            raise ReshardError(f"{len(self._seen)} of {self._expected} boxes of the engine were looked at")
+            raise WeightSyncError(f"{len(self._seen)} of {self._expected} boxes of the engine were looked at")
         if wrong := [str(self._cells[number]) for number, digest in self._seen if digest != expected[number]]:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{len(wrong)} of {self._expected} boxes in the engine are not what the trainer's parameters hold: {wrong[:_NAMED]}"
             )
 
 
 def whole_proof(tensors: Sequence[WireTensor], cells: Sequence[Cell]) -> EngineProof:
-    """Of a session that brings complete tensors only. ReshardError unless the cells make them up."""
+    """Of a session that brings complete tensors only. WeightSyncError unless the cells make them up."""
     wanted = [(t.name, ((0,) * len(t.shape), t.shape)) for t in tensors]
     require_tiled(wanted, cells, "this engine rank")
     return EngineProof((), cells)
@@ -215,11 +215,11 @@ def encoded(digests: np.ndarray) -> str:
 
 
 def decoded(text: str, count: int) -> np.ndarray:
-    """What `encoded` made of `count` digests; ReshardError for anything else."""
+    """What `encoded` made of `count` digests; WeightSyncError for anything else."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise ReshardError(f"a malformed proof: {error}") from error
+        raise WeightSyncError(f"a malformed proof: {error}") from error
     if len(data) != 8 * count:
-        raise ReshardError(f"a proof of {len(data)} bytes for {count} cells")
+        raise WeightSyncError(f"a proof of {len(data)} bytes for {count} cells")
     return np.frombuffer(data, "<u8")

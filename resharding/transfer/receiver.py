@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.assembly import DTYPES, Assembly
@@ -90,7 +90,7 @@ class PlanConsumer(Protocol):
 
 
 class Receiver:
-    """One per generation rank; lives as long as its process."""
+    """One per engine rank; lives as long as its process."""
 
     def __init__(self, *, deadline_seconds: float, device: torch.device, host: str | None = None) -> None:
         """`host`: this machine's address, for a sender that does not share this slot's memory."""
@@ -121,36 +121,36 @@ class Receiver:
         """
         self.progress.prepare(session)
         self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
-        talk = Conversation(self._listener, session, self._seconds)
+        conversation = Conversation(self._listener, session, self._seconds)
         consumer: TensorConsumer | PlanConsumer | None = None
         try:
-            opening = self._accept(talk)
+            opening = self._accept(conversation)
             if opening.lease is None:
-                content, proof = self._manifest(talk)
+                content, proof = self._manifest(conversation)
                 self._begin_proof(proof if session.full else None)
-                self._open_inbox().connect(talk.given_up)
+                self._open_inbox().connect(conversation.given_up)
                 self.progress.receiving()
                 consumer = tensors
                 tensors.start(content)
-                num_tensors, num_bytes = self._take_buckets(talk, content, tensors)
+                num_tensors, num_bytes = self._take_buckets(conversation, content, tensors)
             elif plan is not None:
-                tables = self._tables(talk, opening)
-                self._open_inbox().connect(talk.given_up)
+                tables = self._tables(conversation, opening)
+                self._open_inbox().connect(conversation.given_up)
                 self.progress.receiving()
                 consumer = plan
                 self._begin_proof(self._proof_of(tables, plan.manifest) if session.full else None)
-                num_tensors, num_bytes = self._take_windows(talk, opening.lease, tables, plan)
+                num_tensors, num_bytes = self._take_windows(conversation, opening.lease, tables, plan)
             else:
-                raise ReshardError(f"{session} follows a plan; this receiver takes whole tensors only")
-            verified = self._finish(talk, consumer, num_tensors, num_bytes)
-            self._commit(talk, verified)
+                raise WeightSyncError(f"{session} follows a plan; this receiver takes whole tensors only")
+            verified = self._finish(conversation, consumer, num_tensors, num_bytes)
+            self._commit(conversation, verified)
             return verified
         except BaseException as error:
-            self._fail(talk, error, consumer)
+            self._fail(conversation, error, consumer)
             raise
 
     def _fail(
-        self, talk: Conversation, error: BaseException, consumer: TensorConsumer | PlanConsumer | None
+        self, conversation: Conversation, error: BaseException, consumer: TensorConsumer | PlanConsumer | None
     ) -> None:
         text = "".join(traceback.format_exception(error))
         self.progress.fail(text)
@@ -160,8 +160,8 @@ class Receiver:
         if consumer is not None:
             consumer.abort()
         self._end_lease()
-        if talk.begun:
-            talk.send(m.Failed(session_id=talk.session.session_id, error=text))
+        if conversation.begun:
+            conversation.send(m.Failed(session_id=conversation.session.session_id, error=text))
         if self._inbox is not None:
             self._inbox.drop()  # after the error was sent: whoever misses a message asks for it
 
@@ -182,25 +182,25 @@ class Receiver:
 
     # -- the phases of a session ---------------------------------------------------------------------------------
 
-    def _accept(self, talk: Conversation) -> m.Open:
-        opening = talk.accept()
+    def _accept(self, conversation: Conversation) -> m.Open:
+        opening = conversation.accept()
         self._map(opening.buffers)
         return opening
 
-    def _manifest(self, talk: Conversation) -> tuple[list[WireTensor], EngineProof]:
+    def _manifest(self, conversation: Conversation) -> tuple[list[WireTensor], EngineProof]:
         """What will come and how it is proved, from the sender or from an earlier session with the same digest."""
-        session = talk.session
+        session = conversation.session
         known = self._manifests.get(session.digest)
-        talk.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
+        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
         if known is not None:
             return known
-        message = talk.next("the manifest")
+        message = conversation.next("the manifest")
         if not isinstance(message, m.Manifest):
-            raise ReshardError(f"expected the manifest of {session}, got {message.kind}")
+            raise WeightSyncError(f"expected the manifest of {session}, got {message.kind}")
         tensors = [WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in message.tensors]
         cells = [Cell(name, tuple(start), tuple(shape)) for name, start, shape in message.cells]
         if wire_digest(tensors, cells) != session.digest:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"the manifest of {session} does not have the session's digest {session.digest[:12]}"
             )
         self._manifests = {session.digest: (tensors, whole_proof(tensors, cells))}
@@ -209,7 +209,7 @@ class Receiver:
     def _proof_of(self, tables: Tables, manifest: RankManifest | None) -> EngineProof:
         """How what the tables bring is proved, by this rank's own manifest; kept for sessions with the same."""
         if manifest is None:
-            raise ReshardError(
+            raise WeightSyncError(
                 "this engine rank was never asked where its loaders put the weights: nothing can be proved here"
             )
         key = (tables.digest, manifest.digest)
@@ -229,19 +229,19 @@ class Receiver:
         if proof is not None:
             proof.start()
 
-    def _tables(self, talk: Conversation, opening: m.Open) -> Tables:
+    def _tables(self, conversation: Conversation, opening: m.Open) -> Tables:
         """This slot's tables, from the sender or from an earlier session with the same digests, checked against memory."""
-        session = talk.session
+        session = conversation.session
         key = (session.digest, opening.tables_digest)
         known = self._known_tables.get(key)
-        talk.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
+        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
         if known is None:
-            message = talk.next("the plan's tables")
+            message = conversation.next("the plan's tables")
             if not isinstance(message, m.PlanTables):
-                raise ReshardError(f"expected the tables of {session}, got {message.kind}")
+                raise WeightSyncError(f"expected the tables of {session}, got {message.kind}")
             known = Tables.decode(message.tables)
             if known.digest != opening.tables_digest:
-                raise ReshardError(
+                raise WeightSyncError(
                     f"the tables of {session} do not have the digest {opening.tables_digest[:12]}"
                 )
             self._known_tables = {key: known}
@@ -251,7 +251,7 @@ class Receiver:
 
     def _take_buckets(
         self,
-        talk: Conversation,
+        conversation: Conversation,
         tensors: Sequence[WireTensor],
         consumer: TensorConsumer | PlanConsumer,
         *,
@@ -262,16 +262,18 @@ class Receiver:
         pool = CopyPool(self._open_inbox().num_bytes, device=self._device)
         expected = first
         while True:
-            message = talk.next(f"bucket {expected}")
+            message = conversation.next(f"bucket {expected}")
             if isinstance(message, m.End):
-                self._check_end(talk.session, message, expected)
+                self._check_end(conversation.session, message, expected)
                 assembly.require_complete()
                 self._prove(message)
                 return assembly.num_complete, assembly.num_bytes
             if not isinstance(message, m.Bucket) or message.index != expected:
-                raise ReshardError(f"{talk.session}: expected bucket {expected}, got {message!r:.200}")
-            copy = self._copy(talk, message, pool)
-            talk.send(m.Done(session_id=talk.session.session_id, index=message.index))
+                raise WeightSyncError(
+                    f"{conversation.session}: expected bucket {expected}, got {message!r:.200}"
+                )
+            copy = self._copy(conversation, message, pool)
+            conversation.send(m.Done(session_id=conversation.session.session_id, index=message.index))
             complete = assembly.take(message.spans, copy)
             mark = time.monotonic()
             if self._proof is not None:
@@ -283,21 +285,23 @@ class Receiver:
             expected += 1
 
     def _take_windows(
-        self, talk: Conversation, lease: list[dict], tables: Tables, consumer: PlanConsumer
+        self, conversation: Conversation, lease: list[dict], tables: Tables, consumer: PlanConsumer
     ) -> tuple[int, int]:
         """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged as complete."""
         self._lease = Lease(lease)
         sources = [self._leased(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
         for expected in range(len(tables.windows)):
-            message = talk.next(f"window {expected}")
+            message = conversation.next(f"window {expected}")
             if not isinstance(message, m.Window) or message.index != expected:
-                raise ReshardError(f"{talk.session}: expected window {expected}, got {message!r:.200}")
+                raise WeightSyncError(
+                    f"{conversation.session}: expected window {expected}, got {message!r:.200}"
+                )
             mark = time.monotonic()
             size = tables.windows[expected].bucket_bytes
-            received = self._bytes(talk, message.buffer, size, message.parcels)
+            received = self._bytes(conversation, message.buffer, size, message.parcels)
             if message.digest is not None and digest(received) != message.digest:
-                raise ReshardError(
+                raise WeightSyncError(
                     f"window {expected}: the bytes received do not have the digest of those sent"
                 )
             self._spent["copy"] += time.monotonic() - mark
@@ -305,11 +309,11 @@ class Receiver:
             consumer.apply(expected, sources, received)
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
-            talk.send(m.Done(session_id=talk.session.session_id, index=expected))
+            conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
         sources.clear()
         self._end_lease()
         num_tensors, num_bytes = self._take_buckets(
-            talk, tables.fallback, consumer, first=len(tables.windows)
+            conversation, tables.fallback, consumer, first=len(tables.windows)
         )
         return len(tables.targets) + num_tensors, tables.num_bytes + num_bytes
 
@@ -327,34 +331,38 @@ class Receiver:
     @staticmethod
     def _check_end(session: Session, end: m.End, arrived: int) -> None:
         if end.num_buckets != arrived:
-            raise ReshardError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
+            raise WeightSyncError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
 
     def _prove(self, end: m.End) -> None:
         """What the engine holds is what the trainer's own parameters hold, in a session that is proved."""
         if self._proof is None:
             return
         if end.proof is None:
-            raise ReshardError("the session is to be proved, and its end brings no proof")
+            raise WeightSyncError("the session is to be proved, and its end brings no proof")
         self._proof.compare(end.proof)
 
-    def _copy(self, talk: Conversation, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
+    def _copy(self, conversation: Conversation, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
         """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""
         mark = time.monotonic()
         if bucket.used_bytes > self._open_inbox().num_bytes:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"bucket {bucket.index} claims {bucket.used_bytes} bytes of a buffer of {self._open_inbox().num_bytes}"
             )
-        copy = pool.copy(self._bytes(talk, bucket.buffer, bucket.used_bytes))
+        copy = pool.copy(self._bytes(conversation, bucket.buffer, bucket.used_bytes))
         memory.synchronize(copy.device)
         if bucket.digest is not None and digest(copy) != bucket.digest:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"bucket {bucket.index}: the {bucket.used_bytes} bytes received do not have the digest of those sent"
             )
         self._spent["copy"] += time.monotonic() - mark
         return copy
 
     def _finish(
-        self, talk: Conversation, consumer: TensorConsumer | PlanConsumer, num_tensors: int, num_bytes: int
+        self,
+        conversation: Conversation,
+        consumer: TensorConsumer | PlanConsumer,
+        num_tensors: int,
+        num_bytes: int,
     ) -> m.Verified:
         mark, during = time.monotonic(), consumer.processing_seconds
         consumer.finish()
@@ -363,32 +371,36 @@ class Receiver:
         self._spent["load"] -= during
         self._spent["process"] += time.monotonic() - mark + during
         return m.Verified(
-            session_id=talk.session.session_id,
+            session_id=conversation.session.session_id,
             num_tensors=num_tensors,
             num_bytes=num_bytes,
-            seconds=self._spent | {"wait": talk.wait_seconds},
+            seconds=self._spent | {"wait": conversation.wait_seconds},
         )
 
-    def _commit(self, talk: Conversation, verified: m.Verified) -> None:
+    def _commit(self, conversation: Conversation, verified: m.Verified) -> None:
         self.progress.verified()
-        talk.send(verified)
-        message = talk.next("the commit")
+        conversation.send(verified)
+        message = conversation.next("the commit")
         if not isinstance(message, m.Commit):
-            raise ReshardError(f"expected the commit of {talk.session}, got {message.kind}")
-        talk.send(m.Committed(session_id=talk.session.session_id))
+            raise WeightSyncError(f"expected the commit of {conversation.session}, got {message.kind}")
+        conversation.send(m.Committed(session_id=conversation.session.session_id))
         self.progress.commit()
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
     def _bytes(
-        self, talk: Conversation, which: int, num_bytes: int, parcels: Sequence[m.Parcel] | None = None
+        self,
+        conversation: Conversation,
+        which: int,
+        num_bytes: int,
+        parcels: Sequence[m.Parcel] | None = None,
     ) -> torch.Tensor:
         """A bucket's bytes. A sender that gives up says why and drops its messages: its reason is what is raised."""
         try:
             return self._open_inbox().take(which, num_bytes, parcels)
         except MessageLost:
             while True:  # until its Abort, its end or its silence is raised
-                talk.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
+                conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
 
     def _open_inbox(self) -> Inbox:
         assert self._inbox is not None

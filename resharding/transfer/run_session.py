@@ -37,7 +37,7 @@ class Moved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SendStats:
-    """One rank's hand-over, in seconds and bytes."""
+    """One rank's weight sync, in seconds and bytes."""
 
     seconds: float
     num_bytes: int

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.session import Session, Whole
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire import messages as m
@@ -39,7 +39,7 @@ def _announcement(session: Session, content: Whole | Tables) -> m.Message:
 
 
 class WeightSender:
-    """Feeds one generation rank. One session at a time: open, then next_buffer/send in turn, finish, commit or abort."""
+    """Feeds one engine rank. One session at a time: open, then next_buffer/send in turn, finish, commit or abort."""
 
     def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
         """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by default."""
@@ -73,7 +73,7 @@ class WeightSender:
         Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory (`lease.describe_*`).
         """
         if self._session is not None:
-            raise ReshardError(f"{session} refused: this sender has {self._session} open")
+            raise WeightSyncError(f"{session} refused: this sender has {self._session} open")
         own = ProcessId.own()
         self._sent, self._done, self.wait_seconds = 0, 0, 0.0
         self._session = session
@@ -121,7 +121,7 @@ class WeightSender:
         while self._sent - self._done >= 2:
             done = self._next(m.Done, f"bucket {self._done} to be taken")
             if done.index != self._done:
-                raise ReshardError(
+                raise WeightSyncError(
                     f"{self._session}: bucket {done.index} was acknowledged instead of {self._done}"
                 )
             self._done += 1
@@ -201,7 +201,9 @@ class WeightSender:
         if self._session is None:
             return
         if wait:
-            with contextlib.suppress(ReshardError):  # its Failed, its end or the deadline: all end the wait
+            with contextlib.suppress(
+                WeightSyncError
+            ):  # its Failed, its end or the deadline: all end the wait
                 while True:
                     self._next(m.Done, "the receiver to let go")
         self._session = None
@@ -215,7 +217,7 @@ class WeightSender:
 
     def _open_session(self) -> Session:
         if self._session is None:
-            raise ReshardError("this sender has no open session; call open first")
+            raise WeightSyncError("this sender has no open session; call open first")
         return self._session
 
     def _next(self, kind: type[_Answer], waiting_for: str, *, seconds: float | None = None) -> _Answer:
@@ -230,9 +232,9 @@ class WeightSender:
             if isinstance(message, m.Refused | m.Failed):
                 self._session = None
                 text = message.reason if isinstance(message, m.Refused) else message.error
-                raise ReshardError(self._said(session, text))
+                raise WeightSyncError(self._said(session, text))
             if not isinstance(message, kind):
-                raise ReshardError(
+                raise WeightSyncError(
                     f"{session}: expected {kind.__name__}, the receiver sent {type(message).__name__}"
                 )
             return message

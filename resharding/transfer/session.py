@@ -1,4 +1,4 @@
-"""A hand-over of weights from one version to the next, and the states a receiving engine can be in. Pure.
+"""A weight sync from one version to the next, and the states a receiving engine can be in. Pure.
 
 Failed is sticky: an engine that took anything and did not commit serves nothing until a full resend commits.
 """
@@ -12,7 +12,7 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.planner.cells import Cell
 
 
@@ -27,7 +27,7 @@ class WireTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Session:
-    """One hand-over; sender and receiver must agree on every field."""
+    """One weight sync; sender and receiver must agree on every field."""
 
     session_id: str
     from_version: int
@@ -106,10 +106,12 @@ class Progress:
     def prepare(self, session: Session) -> None:
         """Opens a session; refuses a second one at the same time, and one that does not follow the committed version."""
         if self.state in (State.PREPARED, State.RECEIVING, State.VERIFIED):
-            raise ReshardError(f"{session} refused: {self.session} is still open (state {self.state.value})")
+            raise WeightSyncError(
+                f"{session} refused: {self.session} is still open (state {self.state.value})"
+            )
         again = session.to_version == self.version >= 0 and self.state is State.FAILED
         if session.from_version != self.version or not (again or session.to_version > self.version):
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{session} refused: this engine's committed version is {self.version}, so a session must start there "
                 "and end at a later one (or at the same one, when its weights were lost)"
             )
@@ -135,7 +137,7 @@ class Progress:
 
     def _move(self, state: State) -> None:
         if state not in _NEXT[self.state]:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"a receiver cannot go from {self.state.value} to {state.value} ({self.session})"
             )
         self.state = state

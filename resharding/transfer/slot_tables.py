@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.copy_table import BUCKET, COPY, WIRE_DTYPES, CopyTable, target_sizes
@@ -112,7 +112,7 @@ class Tables:
 
     @classmethod
     def decode(cls, data: dict[str, Any]) -> Tables:
-        """ReshardError for anything that is not what `encode` makes."""
+        """WeightSyncError for anything that is not what `encode` makes."""
         try:
             return cls(
                 tuple(LeasedTensor(*row) for row in data["sources"]),
@@ -130,7 +130,7 @@ class Tables:
                 ),
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:
-            raise ReshardError(f"malformed plan tables: {error!r}") from error
+            raise WeightSyncError(f"malformed plan tables: {error!r}") from error
 
     @functools.cached_property
     def digest(self) -> str:
@@ -143,13 +143,13 @@ class Tables:
         return state.hexdigest()
 
     def check(self, lease_bytes: Sequence[int], bucket_bytes: int) -> None:
-        """ReshardError when any copy could leave its memory, or any target element is not written exactly as often as
+        """WeightSyncError when any copy could leave its memory, or any target element is not written exactly as often as
         the tables of a whole plan do: once, or not at all where it is padding at a tensor's end."""
         for number, source in enumerate(self.sources):
             size = source.num_elements * DTYPE_BYTES[source.dtype]
             inside = 0 <= source.buffer < len(lease_bytes) and source.byte_offset >= 0
             if not inside or source.byte_offset + size > lease_bytes[source.buffer]:
-                raise ReshardError(
+                raise WeightSyncError(
                     f"leased tensor {number} ({source}) leaves the leased buffers {list(lease_bytes)}"
                 )
         lengths = np.array([s.num_elements for s in self.sources], np.int64)
@@ -157,7 +157,7 @@ class Tables:
         wires = np.array([DTYPE_BYTES[d] for d in WIRE_DTYPES], np.int64)
         for number, window in enumerate(self.windows):
             if not 0 <= window.bucket_bytes <= bucket_bytes:
-                raise ReshardError(
+                raise WeightSyncError(
                     f"window {number} fills {window.bucket_bytes} bytes of a bucket of {bucket_bytes}"
                 )
             room = window.bucket_bytes // wires
@@ -166,7 +166,7 @@ class Tables:
         if bad := [
             t.name for t, w, r in zip(self.targets, self.written(), rooms, strict=True) if not 0 < w <= r
         ]:
-            raise ReshardError(f"{len(bad)} engine parameters are not written once by the plan: {bad[:6]}")
+            raise WeightSyncError(f"{len(bad)} engine parameters are not written once by the plan: {bad[:6]}")
 
 
 def of_part(
@@ -179,7 +179,7 @@ def of_part(
 ) -> Tables:
     """`leased`: where the part's source tensors lie, in its order. `whole`: the rank's `RankManifest.unplanned`."""
     if len(leased) != len(part.source_tensors):
-        raise ReshardError(f"{len(leased)} leased tensors for a part of {len(part.source_tensors)}")
+        raise WeightSyncError(f"{len(leased)} leased tensors for a part of {len(part.source_tensors)}")
     return Tables(
         tuple(leased),
         tuple(Target(t.name, t.shape, t.dtype) for t in part.destination_tensors),
@@ -229,7 +229,7 @@ def _inside(
         known &= (table["target_offset"] >= 0) & (table["target_stride"] >= cols)
         known &= end <= rooms[table["target"]]
     if not known.all():
-        raise ReshardError(f"window {window}: copy {table[np.argmin(known)]} leaves its memory")
+        raise WeightSyncError(f"window {window}: copy {table[np.argmin(known)]} leaves its memory")
 
 
 def _pack(table: CopyTable) -> str:

@@ -1,4 +1,4 @@
-"""One trainer rank's side of every hand-over of a run: its sender, and the plan made once and replayed.
+"""One trainer rank's side of every weight sync of a run: its sender, and the plan made once and replayed.
 
 Consumes: the Megatron worker's description of itself. Produces: sessions sent. Waits for: peers and the slot's receiver, each with
 sync.deadline_seconds. Modes: `gather` streams full tensors; `planned` follows the static plan.
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.families import Family
 from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor
@@ -93,11 +93,11 @@ class Start:
         self._compared = False
 
     def check(self, session: Session, ranks: Ranks, proof: Callable[[], TrainerProof]) -> None:
-        """ReshardError on all ranks where they disagree about anything, or hold other weights than the folder they loaded
+        """WeightSyncError on all ranks where they disagree about anything, or hold other weights than the folder they loaded
         (asked once, in the first session that is proved)."""
         ranks.agree(self._facts | {"session": (session, session.session_id, session.full, session.digest)})
         if session.digest != self._facts["plan"]:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{session} was made for another plan (digest {session.digest[:12]}, here {str(self._facts['plan'])[:12]})"
             )
         if session.full and not self._compared:
@@ -111,7 +111,7 @@ class Start:
             proof.require_loaded(arrays, read)
 
 
-class GatherHandOver:
+class GatherSync:
     """Sends full checkpoint tensors, one bucket at a time, to this rank's receivers."""
 
     def __init__(
@@ -122,7 +122,7 @@ class GatherHandOver:
         *,
         store: tuple[str, int] | None = None,
     ) -> None:
-        """`addresses`: of every generation rank. `store`: the trainers' torch.distributed store (distributed transport)."""
+        """`addresses`: of every engine rank. `store`: the trainers' torch.distributed store (distributed transport)."""
         self._trainer, self._sync = trainer, sync
         manifests = from_layout(
             trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
@@ -161,8 +161,8 @@ class GatherHandOver:
         self._ends.close()
 
 
-class PlannedHandOver:
-    """Follows the static plan: nobody gathers; what the slot holds is read by its generation rank from leased memory."""
+class PlannedSync:
+    """Follows the static plan: nobody gathers; what the slot holds is read by its engine rank from leased memory."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class PlannedHandOver:
         slots_per_node: int,
         store: tuple[str, int] | None = None,
     ) -> None:
-        """`addresses`, `destinations`: of every generation rank in order (`RolloutEngine.destination_manifests` of each
+        """`addresses`, `destinations`: of every engine rank in order (`RolloutEngine.destination_manifests` of each
         engine). `store`: the trainers' torch.distributed store (distributed transport)."""
         self._trainer, self._sync = trainer, sync
         self._rank = dist.get_rank() if trainer.layout.world_size > 1 else 0
@@ -199,7 +199,7 @@ class PlannedHandOver:
         self._lane: Lane | None = None
 
     def _topology(self, num_receivers: int, slots_per_node: int) -> Topology:
-        """One slot for a trainer and its generation rank, or each on its own where they share no memory."""
+        """One slot for a trainer and its engine rank, or each on its own where they share no memory."""
         world = self._trainer.layout.world_size
         if self._ends.mesh is None:
             return Topology.shared(world, slots_per_node=slots_per_node)
@@ -214,7 +214,7 @@ class PlannedHandOver:
         trainer, names = self._trainer, set(unquantised(self.plan.fallback))
         wanted = [t for t in trainer.family.checkpoint_tensors(trainer.hf_config) if t.name in names]
         if unknown := names - {t.name for t in wanted}:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"engines need tensors whole that the checkpoint does not have: {sorted(unknown)[:20]}"
             )
         return gather_plan.build(wanted, [m.tensors for m in sources], self._sync.bucket_bytes)
@@ -250,7 +250,7 @@ class PlannedHandOver:
             trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
         )
         if RankManifest.of(self._rank, own).digest != manifests[self._rank].digest:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"trainer rank {self._rank} holds other tensors than its layout {trainer.layout} says"
             )
         return manifests
@@ -353,7 +353,7 @@ def _ends(
 
 
 def report(stats: SendStats) -> dict[str, float]:
-    """A hand-over's figures by metric name: seconds of this rank, bytes of this slot."""
+    """A weight sync's figures by metric name: seconds of this rank, bytes of this slot."""
     seconds = {f"{name}_seconds": value for name, value in stats.receiver_seconds.items()}
     return seconds | {
         "bytes": float(stats.num_bytes),

@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.planner.copy_table import CopyTable, run
 from mrl.resharding.planner.fp8 import whole_tensors
 from mrl.resharding.planner.manifest import RankManifest
@@ -133,7 +133,7 @@ class PlanLoader(_Loading):
         """(index among the targets, name) of every module's parameters that the plan writes."""
 
     def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """ReshardError when the tables are not for this model's loader layout."""
+        """WeightSyncError when the tables are not for this model's loader layout."""
         parameters = self._begin()
         self._tables, self._proof = tables, proof
         self._flat = [None] * len(tables.targets)
@@ -153,7 +153,7 @@ class PlanLoader(_Loading):
         self._loaded = {t.name for t in tables.targets}
         missing = self._expected - self._loaded - _tied(self._expected, self._model_config)
         if wrong or (missing and not tables.whole):
-            raise ReshardError(
+            raise WeightSyncError(
                 f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
             )
 
@@ -179,7 +179,7 @@ class PlanLoader(_Loading):
 
     def finish(self) -> None:
         if self._open or len(self._closed) != len(self._tables.modules):
-            raise ReshardError(
+            raise WeightSyncError(
                 f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
             )
         super().finish()
@@ -227,7 +227,7 @@ class PlanLoader(_Loading):
             return
         self._proof.parameter(name, flat)
         if flat[self._written[index] :].view(torch.uint8).any():
-            raise ReshardError(f"{name}: something was written into the padding at its end")
+            raise WeightSyncError(f"{name}: something was written into the padding at its end")
 
 
 def _require_complete(
@@ -242,7 +242,7 @@ def _require_complete(
         if 0 < info.load_numel < total and not isinstance(module, VocabParallelEmbedding):
             partial.append(f"{name} ({info.load_numel} of {total} elements)")
     if missing or partial:
-        raise ReshardError(
+        raise WeightSyncError(
             f"vLLM did not load everything: {len(missing)} parameters without a source {sorted(missing)[:6]}, "
             f"{len(partial)} modules in part {partial[:6]}; the manifest does not fit this model"
         )

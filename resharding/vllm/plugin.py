@@ -1,4 +1,4 @@
-"""vLLM's side of a hand-over: a weight-transfer engine registered by name, and the worker calls that drive it.
+"""vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive it.
 
 `worker_extension_cls` makes every worker import this file; vLLM is not patched, save two answers about CPUs (`cpu_fp8`). The receive loop runs inside vLLM's own
 `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
@@ -73,7 +73,7 @@ class SlotEngine(WeightTransferEngine):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Takes one whole session, committed or raised."""
         if self.receiver is None:
-            raise ReshardError("no sender address was handed out yet; call prepare_sync first")
+            raise WeightSyncError("no sender address was handed out yet; call prepare_sync first")
         self.last = None
         verified = self.receiver.receive(
             Session(**update_info.session),
@@ -129,7 +129,7 @@ class WorkerExtension:
             return {"error": traceback.format_exc()}
 
     def mrl_drop(self, reason: str) -> dict[str, Any]:
-        """The worker's weights are gone; the same version may be handed over again."""
+        """The worker's weights are gone; the same version may be synced again."""
         if self.weight_transfer_engine.receiver is not None:
             self.weight_transfer_engine.receiver.drop(reason)
         return {}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.engine_manifests import TraceRecord, from_trace
@@ -31,14 +31,14 @@ def without_source(parameter: str) -> bool:
 
 
 def quantised_block(model_config: Any) -> int:
-    """Edge of the blocks by which the engine's weights are quantised; 0 where they are not. ReshardError for other forms."""
+    """Edge of the blocks by which the engine's weights are quantised; 0 where they are not. WeightSyncError for other forms."""
     settings = getattr(model_config.hf_config, "quantization_config", None)
     if not settings:
         return 0
     rows, cols = settings.get("weight_block_size") or (0, 0)
     if settings.get("quant_method") != "fp8" or rows != cols or not rows:
-        raise ReshardError(
-            f"hand-overs quantise to float8 by square blocks only, the engine wants {settings}"
+        raise WeightSyncError(
+            f"weight syncs quantise to float8 by square blocks only, the engine wants {settings}"
         )
     return rows
 
@@ -76,7 +76,7 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
             with torch.no_grad(), recorder:
                 model.load_weights(iter(feeding))
         except Exception as error:
-            raise ReshardError(feeding.blame(error, parameters)) from error
+            raise WeightSyncError(feeding.blame(error, parameters)) from error
         shapes = {
             name: (tuple(p.shape), str(p.dtype).removeprefix("torch."))
             for name, p in parameters.items()
@@ -113,15 +113,15 @@ class _Feeding:
 def manifest(
     model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int, block: int = 0
 ) -> RankManifest:
-    """The destination manifest of one live worker. ReshardError names what a plan cannot express.
+    """The destination manifest of one live worker. WeightSyncError names what a plan cannot express.
 
     `block`: of an engine with quantised weights, which takes values and scales for a tensor of the trainer.
     """
     checkpoint = quantised.checkpoint(checkpoint, block)
     trace = trace_loaders(model, checkpoint)
     if trace.strangers:
-        raise ReshardError(
-            f"rollout rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.strangers[:8]}"
+        raise WeightSyncError(
+            f"engine rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.strangers[:8]}"
         )
     _require_agreed_forms(trace, checkpoint)
     known = {tensor.name for tensor in checkpoint}
@@ -132,14 +132,14 @@ def manifest(
 
 
 def _require_agreed_forms(trace: Trace, checkpoint: Sequence[CheckpointTensor]) -> None:
-    """ReshardError where the engine keeps wide what would come quantised, or the other way round: its loaders would cast."""
+    """WeightSyncError where the engine keeps wide what would come quantised, or the other way round: its loaders would cast."""
     narrow = {tensor.name for tensor in checkpoint if tensor.dtype == quantised.VALUES}
     if wrong := {
         f"{r.tensor} -> {r.parameter} ({trace.parameters[r.parameter][1]})"
         for r in trace.records
         if (r.tensor in narrow) != (trace.parameters[r.parameter][1] == quantised.VALUES)
     }:
-        raise ReshardError(f"the engine quantises other tensors than hand-overs do: {sorted(wrong)[:8]}")
+        raise WeightSyncError(f"the engine quantises other tensors than weight syncs do: {sorted(wrong)[:8]}")
 
 
 class ManifestExtension:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import zmq
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.messages import AnyMessage, Message, Waiting, decode, encode
 from mrl.resharding.wire.processes import ProcessId
 
@@ -42,7 +42,7 @@ def _listener_of(address: str) -> ProcessId:
     """The process that listens at an address `_slot_address` made there."""
     parts = address.removeprefix(_PREFIX).split("-")
     if not address.startswith(_PREFIX) or len(parts) != 3 or not all(p.isdecimal() for p in parts[:2]):
-        raise ReshardError(
+        raise WeightSyncError(
             f"{address!r} is no address of a receiver; pass what the engine's prepare_sync returned"
         )
     return ProcessId(int(parts[0]), int(parts[1]))
@@ -68,7 +68,7 @@ class Listener:
             port = self._socket.bind_to_random_port(f"{_NETWORK}{host}")
             self.address = f"{_NETWORK}{host}:{port}/{public.hex()}"
         self._probed = 0.0
-        self._kept: tuple[bytes, AnyMessage | ReshardError] | None = None
+        self._kept: tuple[bytes, AnyMessage | WeightSyncError] | None = None
 
     def send(self, sender: bytes, message: Message) -> None:
         """Queues a message; to a sender that is gone it is dropped."""
@@ -77,24 +77,24 @@ class Listener:
 
     def receive(
         self, deadline: float, waiting_for: str, lost: Lost | None = None
-    ) -> tuple[bytes, AnyMessage | ReshardError]:
+    ) -> tuple[bytes, AnyMessage | WeightSyncError]:
         """(sender, message); a malformed message comes back as the error, for the caller to answer it."""
         if self._kept is None:
             _wait(self._socket, deadline, waiting_for, lost)
         message, self._kept = self._kept or self._read(), None
         return message
 
-    def glance(self) -> tuple[bytes, AnyMessage | ReshardError] | None:
+    def glance(self) -> tuple[bytes, AnyMessage | WeightSyncError] | None:
         """The message that waits, if one does; `receive` will still give it."""
         if self._kept is None and self._socket.poll(0):
             self._kept = self._read()
         return self._kept
 
-    def _read(self) -> tuple[bytes, AnyMessage | ReshardError]:
+    def _read(self) -> tuple[bytes, AnyMessage | WeightSyncError]:
         sender, *frames = self._socket.recv_multipart()
         try:
             return sender, decode(b"".join(frames))
-        except ReshardError as error:
+        except WeightSyncError as error:
             return sender, error
 
     def watch(self, sender: bytes, process: ProcessId) -> Lost:
@@ -175,16 +175,16 @@ def _configure(socket: zmq.Socket) -> None:
 
 
 def _wait(socket: zmq.Socket, deadline: float, waiting_for: str, lost: Lost | None) -> None:
-    """Until a message is there; ReshardError at the deadline (monotonic) or when the peer is gone."""
+    """Until a message is there; WeightSyncError at the deadline (monotonic) or when the peer is gone."""
     started = time.monotonic()
     while not socket.poll(_POLL_MILLISECONDS):
         reason = lost() if lost is not None else None
         if reason is not None:
             if socket.poll(0):  # its last message may have come after the poll above
                 return
-            raise ReshardError(f"{reason} while this side waited for {waiting_for}")
+            raise WeightSyncError(f"{reason} while this side waited for {waiting_for}")
         if time.monotonic() > deadline:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"no {waiting_for} within {time.monotonic() - started:.1f} s; raise sync.deadline_seconds if the peer "
                 "was only slow"
             )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.copy_pool import holders
 
 _FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "event", "event_sync")
@@ -47,13 +47,13 @@ class OpenedCudaSegment:
         device = _device_of(description["device_uuid"])
         values = [bytes.fromhex(v) if isinstance(v, str) else v for v in description["handle"]]
         if len(values) != len(_FIELDS):
-            raise ReshardError(
+            raise WeightSyncError(
                 f"a CUDA handle has {len(_FIELDS)} fields, got {len(values)}: other torch version?"
             )
         values[0] = device.index
         storage = torch.UntypedStorage._new_shared_cuda(*values)
         if storage.nbytes() < description["num_bytes"]:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"the opened device memory has {storage.nbytes()} bytes, expected {description['num_bytes']}"
             )
         self.buffer = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)[
@@ -84,4 +84,4 @@ def _device_of(device_uuid: str) -> torch.device:
     for index in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(index).uuid) == device_uuid:
             return torch.device("cuda", index)
-    raise ReshardError(f"GPU {device_uuid} of the peer's buffer is not visible to this process")
+    raise WeightSyncError(f"GPU {device_uuid} of the peer's buffer is not visible to this process")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.cuda_memory import CudaSegment, OpenedCudaSegment
 from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
@@ -41,7 +41,9 @@ def open_segment(description: dict[str, Any]) -> Opened:
     """Opens what `Segment.export` described."""
     kinds = {"memfd": OpenedSegment, "cuda": OpenedCudaSegment}
     if description["kind"] not in kinds:
-        raise ReshardError(f"unknown kind of shared memory {description['kind']!r}; known: {sorted(kinds)}")
+        raise WeightSyncError(
+            f"unknown kind of shared memory {description['kind']!r}; known: {sorted(kinds)}"
+        )
     return kinds[description["kind"]](description)
 
 

@@ -1,6 +1,6 @@
-"""One process group of all trainer ranks and all generation ranks of a hand-over, which share no memory.
+"""One process group of all trainer ranks and all engine ranks of a weight sync, which share no memory.
 
-Ranks: trainers first, then generation ranks. Met through the trainers' own torch.distributed store. Kept while sessions
+Ranks: trainers first, then engine ranks. Met through the trainers' own torch.distributed store. Kept while sessions
 commit; after a failure every member drops it, because a message of the failed session could still be under way, and the
 next session meets under another token. gloo on CPU; NCCL on GPUs, not yet run.
 """
@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 
 _POLL_SECONDS = 0.02
 
 
-class MessageLost(ReshardError):
+class MessageLost(WeightSyncError):
     """A message did not arrive: the other end is gone, or gave up (its own error then says why)."""
 
 
@@ -56,7 +56,7 @@ class Mesh:
     def __init__(
         self, meeting: Meeting, *, device: torch.device, deadline_seconds: float, lost: Lost
     ) -> None:
-        """Returns when all ranks are there; ReshardError at the deadline, naming who is missing, or when `lost` says so."""
+        """Returns when all ranks are there; WeightSyncError at the deadline, naming who is missing, or when `lost` says so."""
         self._timeout = datetime.timedelta(seconds=deadline_seconds)
         try:
             store = TCPStore(
@@ -66,7 +66,7 @@ class Mesh:
             _meet(named, meeting, time.monotonic() + deadline_seconds, lost)
             self._group = self._join(named, meeting, device)
         except (RuntimeError, ValueError) as error:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"rank {meeting.rank} of {meeting.size} could not join the others through {meeting.host}:{meeting.port}: "
                 f"{error}"
             ) from error
@@ -119,5 +119,5 @@ def _meet(store: Any, meeting: Meeting, deadline: float, lost: Lost) -> None:
             reason = f"{gone} before all had met; ranks {sorted(missing)} had not come"
         if reason is not None:
             store.set("given-up", reason)
-            raise ReshardError(reason)
+            raise WeightSyncError(reason)
         time.sleep(_POLL_SECONDS if missing else 0)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.digest import digest
 from mrl.resharding.wire.mesh import Meeting, Mesh
@@ -48,7 +48,7 @@ class TrainerMesh:
         self._mesh: Mesh | None = None
 
     def describe(self, session_id: str, receiver: int) -> dict[str, Any]:
-        """What generation rank `receiver` needs to join; the first session's id names the group."""
+        """What engine rank `receiver` needs to join; the first session's id names the group."""
         self._token = self._token or session_id
         host, port = self._store
         return {
@@ -69,9 +69,9 @@ class TrainerMesh:
             self._mesh = Mesh(meeting, device=self.device, deadline_seconds=self._seconds, lost=lost)
 
     def send(self, data: torch.Tensor, receiver: int, *, digested: bool) -> list[Any]:
-        """Starts the message to a generation rank; `wait` ends it."""
+        """Starts the message to an engine rank; `wait` ends it."""
         if self._mesh is None:
-            raise ReshardError("a message before the session's ranks had met")
+            raise WeightSyncError("a message before the session's ranks had met")
         rank = self.num_trainers + receiver
         works = [self._mesh.send(data, rank)]
         if digested:
@@ -90,7 +90,7 @@ class TrainerMesh:
 
 
 class MeshLink:
-    """A sender's end towards one generation rank."""
+    """A sender's end towards one engine rank."""
 
     def __init__(self, mesh: TrainerMesh, receiver: int, num_bytes: int) -> None:
         self.device = mesh.device
@@ -128,7 +128,7 @@ class MeshLink:
 
 
 class MeshInbox:
-    """A generation rank's end."""
+    """An engine rank's end."""
 
     KIND: ClassVar[str] = "mesh"
 
@@ -160,7 +160,7 @@ class MeshInbox:
 
     def _receive(self, expected: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> None:
         if self._mesh is None:
-            raise ReshardError("a message before the session's ranks had met")
+            raise WeightSyncError("a message before the session's ranks had met")
         works, trailers = [], []
         for rank, data in expected:
             works.append(self._mesh.receive(data, rank))
@@ -170,7 +170,7 @@ class MeshInbox:
         self._mesh.wait(works, "bytes of a bucket did not come")
         for (rank, data), sent in zip(expected, trailers, strict=False):
             if not torch.equal(trailer(data), sent):
-                raise ReshardError(
+                raise WeightSyncError(
                     f"the {data.numel()} bytes received from trainer rank {rank} do not have the digest of those sent"
                 )
 
@@ -191,7 +191,7 @@ def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
     (description,) = descriptions if len(descriptions) == 1 else ({},)
     if {k: type(v) for k, v in description.items()} != kinds or description["num_bytes"] <= 0:
-        raise ReshardError(f"no description of a mesh: {list(descriptions)!r:.200}")
+        raise WeightSyncError(f"no description of a mesh: {list(descriptions)!r:.200}")
     return description
 
 
@@ -200,9 +200,9 @@ def _split(bucket: torch.Tensor, parcels: Sequence[Parcel]) -> list[tuple[int, t
     pieces, end = [], 0
     for parcel in parcels:
         if parcel.offset != end:
-            raise ReshardError(f"{parcel} should begin at byte {end} of its bucket")
+            raise WeightSyncError(f"{parcel} should begin at byte {end} of its bucket")
         end += parcel.num_bytes
         pieces.append((parcel.rank, bucket[parcel.offset : end]))
     if end != bucket.numel():
-        raise ReshardError(f"parcels of {end} bytes for a bucket of {bucket.numel()}")
+        raise WeightSyncError(f"parcels of {end} bytes for a bucket of {bucket.numel()}")
     return pieces

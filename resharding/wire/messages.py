@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 
 Size = Annotated[int, Field(ge=0)]
 
@@ -188,8 +188,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> AnyMessage:
-    """Raises ReshardError for anything that is not exactly one of the messages above."""
+    """Raises WeightSyncError for anything that is not exactly one of the messages above."""
     try:
         return _ADAPTER.validate_json(data)
     except ValidationError as error:
-        raise ReshardError(f"a malformed hand-over message was refused: {error}") from error
+        raise WeightSyncError(f"a malformed weight sync message was refused: {error}") from error

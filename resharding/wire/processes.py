@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class ProcessId:
 
 @contextlib.contextmanager
 def opened_file(owner: ProcessId, fd: int, what: str) -> Iterator[tuple[int, str]]:
-    """(descriptor of our own, path) of a file that another process has open as `fd`; ReshardError names `what`."""
+    """(descriptor of our own, path) of a file that another process has open as `fd`; WeightSyncError names `what`."""
     path = f"/proc/{owner.pid}/fd/{fd}"
     if not owner.alive():
-        raise ReshardError(f"{what} of process {owner.pid}: that process is gone or its pid was reused")
+        raise WeightSyncError(f"{what} of process {owner.pid}: that process is gone or its pid was reused")
     try:
         own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise ReshardError(
+        raise WeightSyncError(
             f"cannot open the {what} {path}: {error}; is the peer of the same user?"
         ) from error
     try:

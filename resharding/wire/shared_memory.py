@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.processes import ProcessId, opened_file
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -77,11 +77,11 @@ def _check(fd: int, path: str, num_bytes: int) -> None:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
-        raise ReshardError(f"{path} is no shared segment of ours (not a memfd)") from error
+        raise WeightSyncError(f"{path} is no shared segment of ours (not a memfd)") from error
     if not seals & fcntl.F_SEAL_SHRINK:
-        raise ReshardError(f"{path} is not sealed against shrinking; it is no segment of ours")
+        raise WeightSyncError(f"{path} is not sealed against shrinking; it is no segment of ours")
     if not 0 < num_bytes <= os.fstat(fd).st_size:
-        raise ReshardError(f"{path} holds {os.fstat(fd).st_size} bytes, its description says {num_bytes}")
+        raise WeightSyncError(f"{path} holds {os.fstat(fd).st_size} bytes, its description says {num_bytes}")
 
 
 def _map(fd: int, num_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
@@ -98,6 +98,6 @@ def _unmap(memory: mmap.mmap, who: str) -> None:
     try:
         memory.close()
     except BufferError as error:
-        raise ReshardError(
+        raise WeightSyncError(
             f"{who} still holds a tensor on a shared segment of {len(memory)} bytes"
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.messages import Parcel
@@ -65,7 +65,7 @@ class SlotInbox:
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
         if parcels is not None:
-            raise ReshardError("parcels from other ranks cannot reach the memory of a slot")
+            raise WeightSyncError("parcels from other ranks cannot reach the memory of a slot")
         return self._opened[which].buffer[:num_bytes]
 
     def drop(self) -> None:

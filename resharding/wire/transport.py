@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.mesh_link import MeshInbox
 from mrl.resharding.wire.messages import Parcel
@@ -75,5 +75,5 @@ def open_inbox(
     if descriptions and descriptions[0].get("kind") == MeshInbox.KIND:
         return MeshInbox(descriptions, device=device, deadline_seconds=deadline_seconds)
     if len(descriptions) != 2:
-        raise ReshardError(f"a slot has two buffers, the sender offers {len(descriptions)}")
+        raise WeightSyncError(f"a slot has two buffers, the sender offers {len(descriptions)}")
     return SlotInbox(descriptions)

@@ -55,7 +55,7 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
 
 @contextlib.contextmanager
 def running(config: Config, log_folder: Path) -> Iterator[Hybrid]:
-    """Workers up, before the first hand-over. Needs a connected Ray with enough slots."""
+    """Workers up, before the first weight sync. Needs a connected Ray with enough slots."""
     with hybrid_engine(config, PhaseClock(), log_folder) as hybrid:
         yield hybrid
 

@@ -6,7 +6,7 @@ from mrl.errors import ConfigError
 from mrl.launch.commands.fault_injection import Drill
 
 
-@pytest.mark.parametrize("text", ["update:train-1:2", "save:driver", "judge:judge:10", "reshard:vllm-0:1"])
+@pytest.mark.parametrize("text", ["update:train-1:2", "save:driver", "judge:judge:10", "sync:vllm-0:1"])
 def test_what_can_be_asked(text: str) -> None:
     drill = Drill.parse(text)
     count = text.split(":")[2] if text.count(":") == 2 else "1"

@@ -1,4 +1,4 @@
-"""The hybrid engine over several layouts: engines, trainer and an export agree after real updates and reshards."""
+"""The hybrid engine over several layouts: engines, trainer and an export agree after real updates and weight syncs."""
 
 import shutil
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ def test_other_families_agree_after_updates(
 
 
 def check_agreement(config: Config, tmp_path: Path) -> None:
-    """Two updates, each handed over; then engines, trainer and an export say the same of new responses."""
+    """Two updates, each synced; then engines, trainer and an export say the same of new responses."""
     rng = np.random.default_rng(0)
     prompts = [
         p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2
@@ -133,7 +133,7 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
             metrics = hybrid.train.update(batch, denominators(batch))
             assert metrics["grad_norm"] > 0
             moved = hybrid.sync(version + 1)
-            assert not moved.get("reshard/fallback_bytes"), (
+            assert not moved.get("sync/fallback_bytes"), (
                 moved
             )  # the gathering mode has no plan to fall back from
         if config.training.offload == "always":

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NO_VALIDATION = "loop.validation={every_steps: 0, before_training: false, after_training: false}"
 NAMES = {
-    "train-1": "train rank 1 died in phase",
+    "train-1": "trainer rank 1 died in phase",
     "engine-0": "engine 0 died in phase",
     "vllm-0": "engine 0 died in phase",
 }
@@ -114,9 +114,9 @@ class Chain:
         return max((int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n)), default=0)
 
     def rows(self) -> list[dict[str, object]]:
-        """What may not differ between equal runs; a step that died in its hand-over has no figures of that."""
+        """What may not differ between equal runs; a step that died in its weight sync has no figures of that."""
         rows = [without_volatile(row) for row in read(self.run_folder / "metrics.jsonl")]
-        return [{k: v for k, v in row.items() if not k.startswith("reshard/")} for row in rows]
+        return [{k: v for k, v in row.items() if not k.startswith("sync/")} for row in rows]
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
-    chain.killed("reshard", "vllm-0")
+    chain.killed("sync", "vllm-0")
     chain.killed("update", "train-1")
     chain.killed("generate", "engine-0")
     chain.killed("save", "driver")
@@ -188,6 +188,6 @@ def test_a_stopped_rank_is_found_at_the_deadline(chain: Chain) -> None:
         chain.assert_nothing_left(command)
     finally:
         command.end()
-    assert re.search("train rank 1 did not answer within 20 s in phase ", command.output), command.output[
+    assert re.search("trainer rank 1 did not answer within 20 s in phase ", command.output), command.output[
         -2000:
     ]

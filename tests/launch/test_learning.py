@@ -11,7 +11,7 @@ import pytest
 from mrl.config.root import Config
 from mrl.config.sections.loop import LaunchSection
 from mrl.data.load import load_data
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.commands.assemble import decoder
 from mrl.launch.commands.check import load_tokenizer
@@ -102,7 +102,7 @@ class ShuffledJudges:
 
 
 class LazyEngines:
-    """The hybrid engine, except that one hand-over never happens."""
+    """The hybrid engine, except that one weight sync never happens."""
 
     def __init__(self, hybrid: Hybrid, *, skipped: int) -> None:
         self._hybrid, self.train, self._skipped = hybrid, hybrid.train, skipped
@@ -154,6 +154,6 @@ def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid
     assert gain(control) < 0.05, [r.get("val/accuracy") for r in control]
 
 
-def test_a_skipped_hand_over_is_caught_by_the_mismatch_check(started: tuple[Config, Hybrid]) -> None:
-    with pytest.raises(ReshardError, match="engines do not serve the trainer's weights"):
+def test_a_skipped_weight_sync_is_caught_by_the_mismatch_check(started: tuple[Config, Hybrid]) -> None:
+    with pytest.raises(WeightSyncError, match="engines do not serve the trainer's weights"):
         run(*started, "skipped", skipped=2)

@@ -1,4 +1,4 @@
-"""One hybrid engine that stays up: steps at the edge through the real loop, and many hand-overs of memory and weights without growth."""
+"""One hybrid engine that stays up: steps at the edge through the real loop, and many weight syncs of memory and weights without growth."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(
     for row in rows:
         assert (row["rollout/groups"], row["group/short"], row["group/rounds"]) == (0, 4, 2)
         assert not any(name.startswith(("optim/", "policy/loss")) for name in row)
-    assert live[1].version == before + 3, "every step hands over, also one that trained nothing"
+    assert live[1].version == before + 3, "every step syncs, also one that trained nothing"
 
 
 def test_a_budget_that_is_spent_can_end_the_run(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Pat
 
 
 WARM_UP = 6
-"""Hand-overs until every pool and cache has its size."""
+"""Weight syncs until every pool and cache has its size."""
 PRIVATE_GROWTH = 24 << 20
-"""Bytes of private memory that a process may gain over all counted hand-overs (allocator noise; a bucket alone is 1 MiB)."""
+"""Bytes of private memory that a process may gain over all counted weight syncs (allocator noise; a bucket alone is 1 MiB)."""
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.slow)])
-def test_hand_overs_do_not_grow(count: int, live: tuple[Config, Hybrid]) -> None:
+def test_weight_syncs_do_not_grow(count: int, live: tuple[Config, Hybrid]) -> None:
     """Trainer back, update's room, weights over, trainer away, engines serve: again and again."""
     _, hybrid = live
     processes = [psutil.Process(pid) for pid in pids_of(hybrid)]
@@ -177,14 +177,14 @@ def test_hand_overs_do_not_grow(count: int, live: tuple[Config, Hybrid]) -> None
     for process in processes:
         after, first = usage(process), before[process.pid]
         growth = after.pop("private") - first.pop("private")
-        assert after == first, f"{process.cmdline()[:1]}: {first} became {after} in {count} hand-overs"
+        assert after == first, f"{process.cmdline()[:1]}: {first} became {after} in {count} weight syncs"
         assert growth < PRIVATE_GROWTH, (
-            f"{process.cmdline()[:1]} gained {growth >> 10} KiB in {count} hand-overs"
+            f"{process.cmdline()[:1]} gained {growth >> 10} KiB in {count} weight syncs"
         )
 
 
 def pids_of(hybrid: Hybrid) -> list[int]:
-    """Train ranks and engines."""
+    """Trainer ranks and engines."""
     import ray
 
     actors = [*hybrid.train.actors, *hybrid.rollout.actors]

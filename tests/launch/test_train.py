@@ -104,7 +104,7 @@ def test_a_step_is_measured_against_its_floor(task: Path, tmp_path: Path) -> Non
     text = log.read_text()
     figures = json.loads(text[text.index("\n{") :])
     assert len(figures["steps"]) == len(figures["floors"]) == 2
-    assert {"generate", "recompute", "update", "reshard"} <= figures["step_phases"].keys()
+    assert {"generate", "recompute", "update", "sync"} <= figures["step_phases"].keys()
     assert figures["floor_phases"].keys() == {"generate", "recompute", "update"}
     assert figures["floor_seconds"] > 0 and 0.5 < figures["ratio"] < 100
     assert not (tmp_path / "bench").exists(), "a measurement leaves no run folder"

@@ -12,7 +12,7 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mrl.config.sections.training import TrainingSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron import layer_specs
 from mrl.models.megatron.build import PackedModel, build_chunks
@@ -135,6 +135,6 @@ def test_a_model_that_differs_is_refused_by_parameter_name():
     chunks = [model.weights() for model in build_rank(QWEN3_MOE, layout, layout.place(0))]
     chunks[0]["decoder.layers.0.mlp.stranger.weight"] = chunks[0].pop("decoder.layers.0.mlp.router.weight")
     with pytest.raises(
-        ReshardError, match=r"stranger\.weight is not in the name table.*router\.weight is missing"
+        WeightSyncError, match=r"stranger\.weight is not in the name table.*router\.weight is missing"
     ):
         trainer_manifests.from_model(chunks, QWEN3_MOE, layout, layout.place(0))

@@ -1,4 +1,4 @@
-"""Trainer ranks for planned hand-overs: their tensors in one shared buffer, as a trainer's parameter memory is."""
+"""Trainer ranks for planned weight syncs: their tensors in one shared buffer, as a trainer's parameter memory is."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.copy_table import numpy_dtype, run, target_sizes
 from mrl.resharding.planner.manifest import elements
@@ -30,7 +30,7 @@ def execute(plan: Plan, source_storages: Sequence[Storage]) -> list[dict[str, An
     """Run the whole plan. Returns, per destination rank, parameter name -> array of the manifest's shape.
 
     Source arrays have the manifests' shapes; numpy ones hold bfloat16 as uint16 (or any dtype, where source and
-    destination agree). Destinations start poisoned. ReshardError where an array is missing or has another shape.
+    destination agree). Destinations start poisoned. WeightSyncError where an array is missing or has another shape.
     """
     sources = [
         [flat(array) for array in listed(storage, tensors_of(plan.sources, rank), rank=rank)]
@@ -87,17 +87,17 @@ def listed(storage: Storage, tensors: Sequence[LocalTensor], *, rank: int) -> li
     if isinstance(storage, Mapping):
         keys = [(t.chunk, t.name) if (t.chunk, t.name) in storage else t.name for t in tensors]
         if lacking := [key for key in keys if key not in storage]:
-            raise ReshardError(f"source rank {rank} has no array for {lacking[:8]}")
+            raise WeightSyncError(f"source rank {rank} has no array for {lacking[:8]}")
         arrays = [storage[key] for key in keys]
     else:
         arrays = list(storage)
     if len(arrays) != len(tensors):
-        raise ReshardError(
+        raise WeightSyncError(
             f"source rank {rank} has {len(arrays)} arrays, its manifest {len(tensors)} tensors"
         )
     for array, tensor in zip(arrays, tensors, strict=True):
         if tuple(array.shape) != tensor.shape:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"source rank {rank}: {tensor.name} is {tuple(array.shape)}, the manifest says {tensor.shape}"
             )
     return arrays
@@ -174,7 +174,7 @@ def gathered(
         sends = parts[message.peer].windows[window].sends
         out = next((m for m in sends if m.peer == part.slot), None)
         if out is None or out.num_bytes != message.num_bytes:
-            raise ReshardError(
+            raise WeightSyncError(
                 f"window {window}: slot {part.slot} expects {message}, slot {message.peer} sends {out}"
             )
         bucket[message.offset : message.offset + message.num_bytes] = sent[message.peer][

@@ -1,4 +1,4 @@
-"""The hand-over's benchmark: its parts alone, and real runs under torchrun, one of them broken on purpose."""
+"""The weight sync's benchmark: its parts alone, and real runs under torchrun, one of them broken on purpose."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from benchmarks.resharding.models import FOLDERS, TINY, config_of
 from benchmarks.resharding.peak_memory import PeakMemory
 from benchmarks.resharding.storage import Storage
 from benchmarks.resharding.trainer import BenchTrainer
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, trainer_manifests
@@ -112,7 +112,7 @@ def test_a_childs_memory_is_seen_and_its_errors_come_back() -> None:
     with PeakMemory([os.getpid(), child.pid]) as peak:
         assert child.call("grow", 200 << 20) == 200 << 20
     assert 180 << 20 < peak.extra_bytes < 600 << 20
-    with pytest.raises(ReshardError, match="on purpose"):
+    with pytest.raises(WeightSyncError, match="on purpose"):
         child.call("fail")
     child.close()
 
@@ -134,9 +134,9 @@ def test_the_steps_of_one_gpu_run_over_shared_memory_and_every_byte_is_right(
     report = json.loads(file.read_text())
     assert report == json.loads(capsys.readouterr().out)
     assert report["check"] == "every byte as expected" and report["tensors"] == len(CHECKPOINT)
-    measured = {k: v for k, v in report.items() if k.endswith(("_seconds", "_per_second", "_over_hand_over"))}
+    measured = {k: v for k, v in report.items() if k.endswith(("_seconds", "_per_second", "_over_sync"))}
     assert len(measured) == 7 and min(measured.values()) > 0
-    assert report["hand_over_seconds"] > report["local_lane_seconds"]
+    assert report["sync_seconds"] > report["local_lane_seconds"]
 
 
 def test_one_gpu_says_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.integration
-def test_a_hand_over_that_leaves_a_copy_out_fails_the_run(tmp_path: Path) -> None:
+def test_a_weight_sync_that_leaves_a_copy_out_fails_the_run(tmp_path: Path) -> None:
     """The benchmark's own comparison finds it, and a full session does not even commit it."""
     program = tmp_path / "broken.py"
     program.write_text(BROKEN)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import zmq
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.receiver import Receiver
@@ -109,7 +109,7 @@ def test_a_receiver_that_raises_is_heard_by_the_sender_and_a_resend_heals(
     exchange(sender, receiver, plan, values, 0)
     shelf, session = Shelf(point, raise_error), Session.new(0, 1, plan.digest)
     thread = Receiving(receiver, session, shelf)
-    with pytest.raises(ReshardError, match="the consumer broke on purpose") as caught:
+    with pytest.raises(WeightSyncError, match="the consumer broke on purpose") as caught:
         send(sender, session, plan, values)
     assert "raise_error" in str(caught.value), "the remote traceback is carried"
     assert isinstance(thread.end(), ValueError) and shelf.aborts == 1
@@ -137,7 +137,7 @@ def test_a_flipped_bit_is_refused(
     monkeypatch.setattr(receiver, "_bytes", flip)
     session, shelf = Session.new(-1, 0, plan.digest, full=full), Shelf()
     thread = Receiving(receiver, session, shelf)
-    with pytest.raises(ReshardError, match=what):
+    with pytest.raises(WeightSyncError, match=what):
         send(sender, session, plan, values)
     assert thread.end() is not None and shelf.aborts == 1 and not receiver.progress.serving
     monkeypatch.undo()
@@ -151,7 +151,7 @@ def test_a_sender_of_another_session_is_refused_and_does_no_harm(
     stale = wire.sender(receiver.address, SYNC)
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
     thread = Receiving(receiver, session, shelf)
-    with pytest.raises(ReshardError, match=r"refused.*waits for session"):
+    with pytest.raises(WeightSyncError, match=r"refused.*waits for session"):
         stale.open(Session.new(-1, 0, plan.digest), plan.content)
     send(sender, session, plan, values)
     assert thread.end() is None and receiver.progress.version == 0
@@ -167,7 +167,7 @@ def test_a_second_sender_during_a_session_is_refused_and_the_first_goes_on(
     def intrude() -> None:
         try:
             second.open(Session.new(-1, 0, plan.digest), plan.content)
-        except ReshardError as error:
+        except WeightSyncError as error:
             heard.append(str(error))
 
     intruder = threading.Thread(target=intrude)
@@ -191,9 +191,9 @@ def test_sides_that_disagree_about_the_session_both_refuse(
         **{f: getattr(session, f) for f in Session.__slots__} | {field: "other" if field == "digest" else 7}
     )
     thread = Receiving(receiver, session, Shelf())
-    with pytest.raises(ReshardError, match="expected session"):
+    with pytest.raises(WeightSyncError, match="expected session"):
         sender.open(other, plan.content)
-    assert isinstance(thread.end(), ReshardError)
+    assert isinstance(thread.end(), WeightSyncError)
     exchange(sender, receiver, *model(), 0)
 
 
@@ -202,7 +202,7 @@ def test_calls_outside_a_session_are_refused_and_harm_nothing(
     sender: WeightSender, receiver: Receiver, call: str
 ) -> None:
     plan, values = model()
-    with pytest.raises(ReshardError, match="no open session"):
+    with pytest.raises(WeightSyncError, match="no open session"):
         {
             "finish": sender.finish,
             "commit": sender.commit,
@@ -217,10 +217,10 @@ def test_a_session_cannot_be_opened_twice(sender: WeightSender, receiver: Receiv
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
     sender.open(session, plan.content)
-    with pytest.raises(ReshardError, match="this sender has session"):
+    with pytest.raises(WeightSyncError, match="this sender has session"):
         sender.open(Session.new(-1, 0, plan.digest), plan.content)
     sender.abort("given up")
-    assert isinstance(thread.end(), ReshardError)
+    assert isinstance(thread.end(), WeightSyncError)
     exchange(sender, receiver, plan, values, 0)
 
 
@@ -232,14 +232,14 @@ def test_a_receiver_that_fails_before_all_have_met_stops_the_others_at_once(
     patient = wire.sender(receiver.address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
     manifest = receiver._manifest
 
-    def fail(talk: Any) -> Any:
-        manifest(talk)
+    def fail(conversation: Any) -> Any:
+        manifest(conversation)
         raise ValueError("broken on purpose before the meeting")
 
     monkeypatch.setattr(receiver, "_manifest", fail)
     session, started = Session.new(-1, 0, plan.digest), time.monotonic()
     thread = Receiving(receiver, session, Shelf())
-    with pytest.raises(ReshardError, match="broken on purpose before the meeting"):
+    with pytest.raises(WeightSyncError, match="broken on purpose before the meeting"):
         send(patient, session, plan, values, 120.0)
     assert isinstance(thread.end(), ValueError) and time.monotonic() - started < 60
     monkeypatch.undo()
@@ -257,8 +257,8 @@ def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender
         if all(box.tensor != 6 for box in window.boxes):
             buffer = sender.next_buffer()
             gather._fill(buffer, window, plan, values, Ranks(None, 30.0, sender.device))
-            gather._hand_over([sender], (window, buffer))
-    with pytest.raises(ReshardError, match=r"1 of 7 tensors did not arrive.*t6"):
+            gather._send_window([sender], (window, buffer))
+    with pytest.raises(WeightSyncError, match=r"1 of 7 tensors did not arrive.*t6"):
         sender.finish()
     assert thread.end() is not None and not receiver.progress.serving
 
@@ -295,9 +295,9 @@ def test_lengths_and_offsets_are_checked_before_use(
     monkeypatch.setattr(sender._dialer, "send", lie)
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
-    with pytest.raises(ReshardError, match=what):
+    with pytest.raises(WeightSyncError, match=what):
         send(sender, session, plan, values)
-    assert isinstance(thread.end(), ReshardError)
+    assert isinstance(thread.end(), WeightSyncError)
 
 
 def test_garbage_on_the_socket_is_refused_without_harm(sender: WeightSender, receiver: Receiver) -> None:
@@ -335,7 +335,7 @@ def test_who_was_not_given_the_address_is_not_heard(sender: WeightSender, receiv
 def test_nobody_comes(receiver: Receiver) -> None:
     receiver._seconds = 0.3
     started = time.monotonic()
-    with pytest.raises(ReshardError, match="no the sender of session"):
+    with pytest.raises(WeightSyncError, match="no the sender of session"):
         receiver.receive(Session.new(-1, 0, "d"), Shelf())
     assert time.monotonic() - started < 20
 
@@ -343,7 +343,7 @@ def test_nobody_comes(receiver: Receiver) -> None:
 def test_nobody_answers(wire: Wire, receiver: Receiver) -> None:
     sender = wire.sender(receiver.address, SYNC.model_copy(update={"deadline_seconds": 0.3}))
     plan, values = model()
-    with pytest.raises(ReshardError, match="no the receiver to accept"):
+    with pytest.raises(WeightSyncError, match="no the receiver to accept"):
         send(sender, Session.new(-1, 0, plan.digest), plan, values, 1.0)
     sender.close()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor, Piece
 from mrl.models.vllm_names import Shard
@@ -95,5 +95,5 @@ def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_share
 def test_a_parameter_that_nothing_fills_is_named(name: str) -> None:
     """Also in a module that other tensors fill: a bias beside a weight."""
     parameters = {name: ((4,), "float32"), "y.b": ((4,), "float32")}
-    with pytest.raises(ReshardError, match=rf"no tensor of the trainer is seen to fill {name} \(4,\)"):
+    with pytest.raises(WeightSyncError, match=rf"no tensor of the trainer is seen to fill {name} \(4,\)"):
         engine_manifests.from_trace([("y.b", 0, (4,), (1,), "bias", 0, (1,))], parameters, CHECKPOINT)

@@ -11,7 +11,7 @@ from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, WholeTensors, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
 from mrl.resharding.planner.explain import explain
@@ -19,7 +19,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
-from mrl.resharding.transfer.weight_sync import PlannedHandOver
+from mrl.resharding.transfer.weight_sync import PlannedSync
 from tests.resharding.wires import store
 from tests.resharding.worlds import FAMILIES, random_world
 
@@ -61,19 +61,19 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
     sync = SyncSection(bucket_bytes=8 << 10, deadline_seconds=60.0, transport=transport)
     host = "127.0.0.1" if transport == "distributed" else None
     receiver = Receiver(deadline_seconds=60.0, device=CPU, host=host)
-    hand_over = PlannedHandOver(
+    weight_sync = PlannedSync(
         trainer, sync, [receiver.address], [manifest], slots_per_node=1, store=("127.0.0.1", meeting.port)
     )
-    assert hand_over.plan.fallback == WHOLE
+    assert weight_sync.plan.fallback == WHOLE
     sizes = {t.name: 2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE}
-    assert hand_over.plan.summary()["fallback_bytes"] == sum(sizes.values())
-    assert f"{sum(sizes.values())} bytes" in explain(hand_over.plan)
+    assert weight_sync.plan.summary()["fallback_bytes"] == sum(sizes.values())
+    assert f"{sum(sizes.values())} bytes" in explain(weight_sync.plan)
     storage, committed = Storage(full, CPU), -1
     for attempt in range(3):
         storage.poison()
         trainer.fill(attempt)
         consumer = Counting(storage, broken=attempt == 1)
-        session = Session.new(committed, committed + 1, hand_over.digest)
+        session = Session.new(committed, committed + 1, weight_sync.digest)
         errors: list[BaseException] = []
 
         def take(session: Session = session, consumer: Counting = consumer) -> None:
@@ -85,19 +85,19 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
         thread = threading.Thread(target=take)
         thread.start()
         if attempt == 1:
-            with pytest.raises(ReshardError, match="broken on purpose at a whole tensor"):
-                hand_over.send(session)
+            with pytest.raises(WeightSyncError, match="broken on purpose at a whole tensor"):
+                weight_sync.send(session)
             thread.join(60)
             assert errors and receiver.progress.state is State.FAILED
             continue
-        report = hand_over.send(session)
+        report = weight_sync.send(session)
         thread.join(60)
         committed += 1
         assert report["fallback_bytes"] == sum(sizes.values())
         assert sorted(consumer.whole) == sorted(WHOLE)
         assert storage.first_difference(MadeUp(trainer.checkpoint, version=attempt)) is None
     receiver.close()
-    hand_over.close()
+    weight_sync.close()
     trainer.close()
 
 
@@ -108,24 +108,24 @@ def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() ->
     trainer = BenchTrainer(hf, Layout(), 0, device=CPU)
     sync = SyncSection(bucket_bytes=1 << 20, deadline_seconds=60.0)
     receiver = Receiver(deadline_seconds=60.0, device=CPU)
-    hand_over = PlannedHandOver(trainer, sync, [receiver.address], [manifest], slots_per_node=1)
+    weight_sync = PlannedSync(trainer, sync, [receiver.address], [manifest], slots_per_node=1)
     whole = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in range(4) for p in "qkv"]
-    assert set(quantised.unquantised(hand_over.plan.fallback)) == set(whole)
+    assert set(quantised.unquantised(weight_sync.plan.fallback)) == set(whole)
     storage = Storage(manifest, CPU)
     for number in range(2):
         trainer.fill(number)
         storage.poison()
-        consumer, session = Counting(storage), Session.new(number - 1, number, hand_over.digest)
+        consumer, session = Counting(storage), Session.new(number - 1, number, weight_sync.digest)
         taking = (session, WholeTensors(storage), consumer)
         thread = threading.Thread(target=receiver.receive, args=taking)
         thread.start()
-        report = hand_over.send(session)
+        report = weight_sync.send(session)
         thread.join(60)
         assert sorted(consumer.whole) == sorted(whole)
         assert report["fallback_bytes"] == 4 * (256 + 128 + 128) * 256 * 2
         assert storage.first_difference(MadeUp(trainer.checkpoint, version=number)) is None
     receiver.close()
-    hand_over.close()
+    weight_sync.close()
     trainer.close()
 
 
@@ -134,8 +134,8 @@ def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
     unknown = RankManifest.of(0, manifest.tensors, (*manifest.unplanned, "model.extra.weight"))
     receiver = Receiver(deadline_seconds=1.0, device=CPU)
     trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
-    with pytest.raises(ReshardError, match=r"model\.extra\.weight"):
-        PlannedHandOver(trainer, SyncSection(), [receiver.address], [unknown], slots_per_node=1)
+    with pytest.raises(WeightSyncError, match=r"model\.extra\.weight"):
+        PlannedSync(trainer, SyncSection(), [receiver.address], [unknown], slots_per_node=1)
     receiver.close()
     trainer.close()
 

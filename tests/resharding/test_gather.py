@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather, gather_plan
 from mrl.resharding.transfer.receiver import Receiver
@@ -75,7 +75,7 @@ def one_rank(rank: int, size: int, port: int, broken: int | None) -> list[Any]:
         def take(shelf: Shelf = shelf, session: Session = session) -> None:
             try:
                 receiver.receive(session, shelf)
-            except (ReshardError, ValueError) as error:
+            except (WeightSyncError, ValueError) as error:
                 outcome.append(f"receiver: {error}")
 
         thread = threading.Thread(target=take)
@@ -90,7 +90,7 @@ def one_rank(rank: int, size: int, port: int, broken: int | None) -> list[Any]:
                 device=sender.device,
                 deadline_seconds=20.0,
             )
-        except ReshardError as error:
+        except WeightSyncError as error:
             outcome.append(f"sender: {error}")
         thread.join(30)
     equal = all(torch.equal(shelf.tensors[name], value) for name, value in full.items())

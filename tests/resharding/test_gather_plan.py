@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather_plan
 from mrl.resharding.transfer.assembly import DTYPES, Assembly
@@ -102,7 +102,7 @@ def test_pieces_come_from_the_lowest_holder_and_tile_the_tensor() -> None:
 )
 def test_holes_and_overlaps_are_refused_by_name(pieces: list[Piece], what: str) -> None:
     local = LocalTensor("x", 0, (6, 5), "float32", tuple(pieces))
-    with pytest.raises(ReshardError, match=f"w .*{what}"):
+    with pytest.raises(WeightSyncError, match=f"w .*{what}"):
         gather_plan.build([CheckpointTensor("w", (6, 5), "float32")], [[local]], 1024)
 
 
@@ -111,7 +111,7 @@ def test_one_tensor_in_two_dtypes_is_refused() -> None:
         LocalTensor("x", 0, (3,), d, (Piece("w", (3 * i,), (3,), (0,)),))
         for i, d in enumerate(["float32", "bfloat16"])
     ]
-    with pytest.raises(ReshardError, match="bfloat16"):
+    with pytest.raises(WeightSyncError, match="bfloat16"):
         gather_plan.build([CheckpointTensor("w", (6,), "float32")], [locals_], 1024)
 
 

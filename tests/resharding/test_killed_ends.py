@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.messages import Commit
@@ -31,9 +31,9 @@ def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
     if point == "open":
         kill_self()
     if point == "accept":
-        receiver._accept = lambda talk: (accept(talk), kill_self())
+        receiver._accept = lambda conversation: (accept(conversation), kill_self())
     if point == "commit":
-        receiver._commit = lambda talk, verified: kill_self()
+        receiver._commit = lambda conversation, verified: kill_self()
     receiver.receive(session, Shelf(point, kill_self))
 
 
@@ -46,7 +46,7 @@ def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point
     sender = wire.sender(address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
     plan, values = model()
     started = time.monotonic()
-    with pytest.raises(ReshardError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
+    with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
         send(sender, session, plan, values, 120.0)
     assert time.monotonic() - started < 60
     process.join(10)
@@ -87,7 +87,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
     )
     process.start()
     started = time.monotonic()
-    with pytest.raises(ReshardError, match=f"process {process.pid} ended|process {process.pid} closed"):
+    with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|process {process.pid} closed"):
         receiver.receive(session, shelf)
     assert time.monotonic() - started < 60 and shelf.aborts == (point != "manifest")
     process.join(10)

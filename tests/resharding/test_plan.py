@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor, Piece
@@ -45,7 +45,7 @@ def matrix(
 
 
 def two_ranks(rows: int = 8, columns: int = 4, *, source_dtype: str = "bfloat16", dtype: str = "bfloat16"):
-    """Two trainer ranks with half the rows each; two rollout ranks that each want all of them."""
+    """Two trainer ranks with half the rows each; two engine ranks that each want all of them."""
     half = rows // 2
     held = [RankManifest.of(r, [matrix("p", "t", r * half, half, columns, source_dtype)]) for r in range(2)]
     needed = [RankManifest.of(r, [matrix("m.w", "t", 0, rows, columns, dtype)]) for r in range(2)]
@@ -119,7 +119,7 @@ def test_a_cast_travels_in_the_narrower_type(held, wanted, wire):
 def test_what_nobody_holds_is_named():
     held, needed = two_ranks()
     last = [dataclasses.replace(held[1], rank=0)]
-    with pytest.raises(ReshardError, match=r"t \[start \(0, 0\), shape \(4, 4\)\]"):
+    with pytest.raises(WeightSyncError, match=r"t \[start \(0, 0\), shape \(4, 4\)\]"):
         build_plan(last, needed[:1], Topology.shared(1))
 
 
@@ -148,14 +148,14 @@ def test_what_nobody_holds_is_named():
 def test_engines_of_another_shape_are_refused_by_name(engine: dict, named: str, layout: Layout) -> None:
     held = trainer_manifests.from_layout(TINY, layout, pad_vocab_to=64)
     build_plan(held, engine_manifests.from_layout(TINY, Layout(tp=2)), Topology.shared(2))
-    with pytest.raises(ReshardError, match=named):
+    with pytest.raises(WeightSyncError, match=named):
         build_plan(held, engine_manifests.from_layout(engine, Layout(tp=2)), Topology.shared(2))
 
 
 def test_an_engine_that_leaves_out_the_middle_of_a_tensor_is_refused() -> None:
     held, _ = two_ranks()
     ends = [dataclasses.replace(matrix("m.w", "t", at, 2, 4), name=f"m.{at}") for at in (0, 6)]
-    with pytest.raises(ReshardError, match=r"t \(8, 4\): the engines take only \[\(\(0, 0\), \(2, 4\)\)"):
+    with pytest.raises(WeightSyncError, match=r"t \(8, 4\): the engines take only \[\(\(0, 0\), \(2, 4\)\)"):
         build_plan(held, [RankManifest.of(0, ends), RankManifest.of(1, ends)], Topology.shared(2))
 
 
@@ -163,10 +163,10 @@ def test_an_element_written_twice_and_a_hole_are_refused():
     held, needed = two_ranks()
     tensor = needed[0].tensors[0]
     twice = dataclasses.replace(tensor, pieces=(*tensor.pieces, Piece("t", (0, 0), (1, 4), (3, 0))))
-    with pytest.raises(ReshardError, match=r"m\.w.*would write the same elements"):
+    with pytest.raises(WeightSyncError, match=r"m\.w.*would write the same elements"):
         build_plan(held, [RankManifest.of(0, [twice]), needed[1]], Topology.shared(2))
     hole = dataclasses.replace(tensor, pieces=(Piece("t", (4, 0), (4, 4), (4, 0)),))
-    with pytest.raises(ReshardError, match=r"m\.w.*first 8 rows are in no box"):
+    with pytest.raises(WeightSyncError, match=r"m\.w.*first 8 rows are in no box"):
         build_plan(held, [RankManifest.of(0, [hole]), needed[1]], Topology.shared(2))
 
 

@@ -1,4 +1,4 @@
-"""Planned hand-overs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
+"""Planned weight syncs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
 
 import dataclasses
 import datetime
@@ -18,7 +18,7 @@ from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, WholeTensors, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.copy_table import run
@@ -34,7 +34,7 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.transfer.slot_tables import Tables, of_part
-from mrl.resharding.transfer.weight_sync import PlannedHandOver
+from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire.mesh import Mesh
 from mrl.resharding.wire.shared_memory import SharedSegment
 from tests.ranks import run_ranks
@@ -158,14 +158,14 @@ def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> 
         def take(consumer: Parameters = consumer, session: Session = session) -> None:
             try:
                 receiver.receive(session, Shelf(), consumer)
-            except (ReshardError, ValueError) as error:
+            except (WeightSyncError, ValueError) as error:
                 outcome.append(f"receiver: {error}")
 
         thread = threading.Thread(target=take)
         thread.start()
         try:
             trainer.send(sender, session, plan, rank, group=group)
-        except ReshardError as error:
+        except WeightSyncError as error:
             outcome.append(f"sender: {error}")
         thread.join(30)
     result = [
@@ -222,7 +222,7 @@ def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
     world, plan, receiver, sender, trainer = slot
     consumer, session = Parameters(world.destinations[0], 0), Session.new(-1, 0, plan.digest)
     thread = _receive(receiver, session, consumer)
-    with pytest.raises(ReshardError, match="window 0 broke on purpose"):
+    with pytest.raises(WeightSyncError, match="window 0 broke on purpose"):
         trainer.send(sender, session, plan, 0, group=None)
     assert isinstance(thread.end(), ValueError) and consumer.aborts == 1
     assert receiver.progress.state is State.FAILED and receiver._lease is None
@@ -261,9 +261,9 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
     consumer = Parameters(world.destinations[0])
     session = Session.new(-1, 0, plan.digest)
     thread = _receive(receiver, session, consumer)
-    with pytest.raises(ReshardError, match=f"digest {other.digest[:12]}.*expected .* {plan.digest[:12]}"):
+    with pytest.raises(WeightSyncError, match=f"digest {other.digest[:12]}.*expected .* {plan.digest[:12]}"):
         trainer.send(sender, dataclasses.replace(session, digest=other.digest), other, 0, group=None)
-    assert isinstance(thread.end(), ReshardError)
+    assert isinstance(thread.end(), WeightSyncError)
     assert not mapped and not consumer.flat and receiver.progress.version == -1
     monkeypatch.undo()
     _exchange(slot, Session.new(-1, 0, plan.digest))
@@ -281,7 +281,7 @@ def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(
     stale = WeightSender(receiver.address, SYNC)
     session, consumer = Session.new(0, 1, plan.digest), Parameters(world.destinations[0])
     thread = _receive(receiver, session, consumer)
-    with pytest.raises(ReshardError, match="refused: this receiver waits for"):
+    with pytest.raises(WeightSyncError, match="refused: this receiver waits for"):
         trainer.send(stale, old, plan, 0, group=None)
     assert not opened
     trainer.send(sender, session, plan, 0, group=None)
@@ -294,10 +294,10 @@ def test_leased_memory_that_was_freed_or_is_anothers_cannot_be_opened(slot: Any)
     (description,) = describe_files([(segment.export()["fd"], 4096)])
     Lease([description]).close()
     for wrong in ({"start_ticks": 1}, {"num_bytes": 8192}, {"fd": 10_000}):
-        with pytest.raises(ReshardError):
+        with pytest.raises(WeightSyncError):
             Lease([description | wrong])
     segment.close()
-    with pytest.raises(ReshardError):
+    with pytest.raises(WeightSyncError):
         Lease([description])
 
 
@@ -314,7 +314,7 @@ def test_a_receiver_without_a_plan_consumer_refuses(slot: Any) -> None:
     _, plan, receiver, sender, trainer = slot
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
-    with pytest.raises(ReshardError, match="takes whole tensors only"):
+    with pytest.raises(WeightSyncError, match="takes whole tensors only"):
         trainer.send(sender, session, plan, 0, group=None)
     assert thread.end() is not None
 
@@ -344,9 +344,9 @@ def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(
     changed = tables.encode()
     bad = Tables.decode(changed)
     object.__setattr__(bad.windows[0], "local", local)
-    with pytest.raises(ReshardError, match=what):
+    with pytest.raises(WeightSyncError, match=what):
         bad.check(room, SYNC.bucket_bytes)
-    with pytest.raises(ReshardError, match="leaves the leased buffers"):
+    with pytest.raises(WeightSyncError, match="leaves the leased buffers"):
         tables.check([room[0] // 2], SYNC.bucket_bytes)
 
 
@@ -356,7 +356,7 @@ def test_tables_survive_the_wire_and_garbage_does_not(slot: Any) -> None:
     again = Tables.decode(tables.encode())
     assert again.digest == tables.digest and again.num_bytes == tables.num_bytes
     for garbage in ({}, {"sources": 1}, tables.encode() | {"windows": [["!", "!", [], [], 0]]}):
-        with pytest.raises(ReshardError, match="malformed plan tables"):
+        with pytest.raises(WeightSyncError, match="malformed plan tables"):
             Tables.decode(garbage)
 
 
@@ -381,7 +381,7 @@ class Pair:
         transport = "distributed" if wire.kind == "distributed" else "auto"
         sync = SyncSection(bucket_bytes=16 << 10, deadline_seconds=seconds, transport=transport)
         self.trainer = BenchTrainer(TINY, Layout(), 0, device=wire.device)
-        self.hand_over = PlannedHandOver(
+        self.weight_sync = PlannedSync(
             self.trainer,
             sync,
             [address],
@@ -392,7 +392,7 @@ class Pair:
         self.trainer.fill(0)
 
     def close(self) -> None:
-        self.hand_over.close()
+        self.weight_sync.close()
         self.trainer.close()
 
 
@@ -447,19 +447,19 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     process.start()
     assert ours.poll(60)
     pair = Pair(wire, ours.recv(), 120.0)
-    session = Session.new(-1, 0, pair.hand_over.digest)
+    session = Session.new(-1, 0, pair.weight_sync.digest)
     ours.send(session)
-    with pytest.raises(ReshardError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
-        pair.hand_over.send(session)
+    with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
+        pair.weight_sync.send(session)
     process.join(10)
     assert process.exitcode == -signal.SIGKILL and pair.trainer.memory.leases == 0
     pair.close()
     fresh = wire.receiver(60.0)
     again = Pair(wire, fresh.address, 60.0)
     storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], wire.device)
-    session = Session.new(-1, 0, again.hand_over.digest)
+    session = Session.new(-1, 0, again.weight_sync.digest)
     thread = take(fresh, session, Windows(storage), storage)
-    again.hand_over.send(session)
+    again.weight_sync.send(session)
     assert thread.end() is None
     assert storage.first_difference(MadeUp(again.trainer.checkpoint, version=0)) is None
     fresh.close()
@@ -484,14 +484,14 @@ def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(
             receiver._inbox._buckets[0][77] ^= 4  # type: ignore[union-attr]
 
     monkeypatch.setattr(Mesh, "wait", flip)
-    session = Session.new(-1, 0, pair.hand_over.digest)
+    session = Session.new(-1, 0, pair.weight_sync.digest)
     thread = take(receiver, session, Windows(storage), storage)
-    with pytest.raises(ReshardError, match="received from trainer rank 0 do not have the digest"):
-        pair.hand_over.send(session)
-    assert isinstance(thread.end(), ReshardError) and receiver.progress.state is State.FAILED
-    session = Session.new(-1, 0, pair.hand_over.digest)
+    with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not have the digest"):
+        pair.weight_sync.send(session)
+    assert isinstance(thread.end(), WeightSyncError) and receiver.progress.state is State.FAILED
+    session = Session.new(-1, 0, pair.weight_sync.digest)
     thread = take(receiver, session, Windows(storage), storage)
-    pair.hand_over.send(session)
+    pair.weight_sync.send(session)
     assert thread.end() is None and receiver.progress.serving
     assert storage.first_difference(MadeUp(pair.trainer.checkpoint, version=0)) is None
     receiver.close()

@@ -1,4 +1,4 @@
-"""Hand-overs between real processes that share no memory, and over two pretended nodes that share it slot by slot."""
+"""Weight syncs between real processes that share no memory, and over two pretended nodes that share it slot by slot."""
 
 import contextlib
 import datetime
@@ -17,14 +17,14 @@ from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, WholeTensors, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
-from mrl.resharding.transfer.weight_sync import GatherHandOver, PlannedHandOver
+from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -69,16 +69,16 @@ def train(rank: int, layout: Layout, receivers: int, port: int, store: dist.TCPS
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
-    planned = PlannedHandOver(trainer, SYNC, addresses, manifests, slots_per_node=1, store=(HOST, port))
-    gather = GatherHandOver(trainer, SYNC, addresses, store=(HOST, port))
+    planned = PlannedSync(trainer, SYNC, addresses, manifests, slots_per_node=1, store=(HOST, port))
+    gather = GatherSync(trainer, SYNC, addresses, store=(HOST, port))
     store.set("planned", planned.digest)
     store.set("gather", gather.digest)
     sent, heard = [], ""
-    for number, hand_over in enumerate([planned, planned, planned, gather]):
+    for number, weight_sync in enumerate([planned, planned, planned, gather]):
         trainer.fill(number)
         try:
-            sent.append(hand_over.send(session(number, hand_over.digest, len(sent) - 1)))
-        except ReshardError as error:
+            sent.append(weight_sync.send(session(number, weight_sync.digest, len(sent) - 1)))
+        except WeightSyncError as error:
             heard = str(error)
     meet(store, size, "sent")
     meet(store, size, "released")
@@ -103,7 +103,7 @@ def generate(number: int, receivers: int, store: dist.TCPStore, size: int) -> An
             receiver.receive(opened, WholeTensors(storage), windows)
             difference = storage.first_difference(MadeUp(checkpoint, version=attempt))
             assert difference is None, difference
-        except (ReshardError, ValueError) as error:
+        except (WeightSyncError, ValueError) as error:
             assert receiver.progress.state is State.FAILED
             errors.append(str(error))
     meet(store, size, "sent")
@@ -178,9 +178,9 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
     addresses: list[Any] = [None] * size
     dist.all_gather_object(addresses, receiver.address)
     sync = SYNC.model_copy(update={"transport": "auto"})
-    hand_over = PlannedHandOver(trainer, sync, addresses, manifests, slots_per_node=slots_per_node)
+    weight_sync = PlannedSync(trainer, sync, addresses, manifests, slots_per_node=slots_per_node)
     trainer.fill(0)
-    opened = session(0, hand_over.digest, -1)
+    opened = session(0, weight_sync.digest, -1)
     errors: list[BaseException] = []
 
     def take() -> None:
@@ -191,15 +191,15 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
 
     thread = threading.Thread(target=take)
     thread.start()
-    hand_over.send(opened)
+    weight_sync.send(opened)
     thread.join(60)
     assert not errors, errors
     difference = storage.first_difference(MadeUp(trainer.checkpoint, version=0))
     receiver.close()
-    hand_over.close()
+    weight_sync.close()
     trainer.close()
     dist.destroy_process_group()
-    return [difference, counted, hand_over.plan.summary()]
+    return [difference, counted, weight_sync.plan.summary()]
 
 
 @pytest.mark.integration

@@ -17,7 +17,7 @@ from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, WholeTensors, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
 from mrl.resharding.planner.cells import PlanCells, Run
@@ -30,7 +30,7 @@ from mrl.resharding.transfer.node_lane import Neighbours
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
-from mrl.resharding.transfer.weight_sync import PlannedHandOver
+from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire.digest import matrix_digests
 from tests.ranks import run_ranks
 from tests.resharding.simulate import execute
@@ -61,7 +61,7 @@ class Slot:
         if dist.is_initialized():
             addresses = [None] * dist.get_world_size()
             dist.all_gather_object(addresses, self.receiver.address)
-        self.hand_over = PlannedHandOver(
+        self.weight_sync = PlannedSync(
             trainer, SYNC, addresses, list(planned_for or manifests), slots_per_node=slots_per_node
         )
         self._number = 0
@@ -71,12 +71,12 @@ class Slot:
         self.storage.poison()
         self._number += 1
         committed = self.receiver.progress.version
-        session = Session(f"{self._number:032x}", committed, version, self.hand_over.digest)
+        session = Session(f"{self._number:032x}", committed, version, self.weight_sync.digest)
         thread = threading.Thread(target=self._take, args=(session, Acting(self.storage, during)))
         thread.start()
         try:
-            self.hand_over.send(session)
-        except ReshardError as error:
+            self.weight_sync.send(session)
+        except WeightSyncError as error:
             return str(error)
         finally:
             thread.join(60)
@@ -85,7 +85,7 @@ class Slot:
     def _take(self, session: Session, windows: Windows) -> None:
         try:
             self.receiver.receive(session, WholeTensors(self.storage), windows)
-        except ReshardError:
+        except WeightSyncError:
             assert self.receiver.progress.state is State.FAILED
 
     def outcome(self, version: int) -> tuple[bool, str | None]:
@@ -95,7 +95,7 @@ class Slot:
 
     def close(self) -> None:
         self.receiver.close()
-        self.hand_over.close()
+        self.weight_sync.close()
         self.trainer.close()
 
 
@@ -152,7 +152,7 @@ def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("fault", [leave_out, double, shift])
 def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
     """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
-    tables = slot.hand_over._led[0].tables
+    tables = slot.weight_sync._led[0].tables
     (window,) = tables.windows
     target = next(n for n, t in enumerate(tables.targets) if t.name.endswith("qkv_proj.weight"))
     *others, row = np.flatnonzero(window.local["target"] == target).tolist()
@@ -160,11 +160,13 @@ def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: An
     other = next(n for n in others if sizes[n] == sizes[row])
     width = tables.targets[target].shape[-1]
     wrong = dataclasses.replace(window, local=fault(window.local, row, other, width))
-    good = slot.hand_over._led
-    slot.hand_over._led = [dataclasses.replace(good[0], tables=dataclasses.replace(tables, windows=(wrong,)))]
+    good = slot.weight_sync._led
+    slot.weight_sync._led = [
+        dataclasses.replace(good[0], tables=dataclasses.replace(tables, windows=(wrong,)))
+    ]
     error = slot.sync(0)
     assert "not what the trainer's parameters hold" in error and "_proj.weight" in error, error
-    slot.hand_over._led = good
+    slot.weight_sync._led = good
     assert slot.sync(0) == "" and slot.outcome(0) == (True, None)
 
 
@@ -177,12 +179,12 @@ def test_leased_memory_that_changes_while_it_is_read_is_never_committed(slot: Sl
 
 def test_a_session_that_is_not_full_is_committed_without_a_proof() -> None:
     slot = slot_of(TINY)
-    session = Session.new(-1, 0, slot.hand_over.digest, full=False)
+    session = Session.new(-1, 0, slot.weight_sync.digest, full=False)
     thread = threading.Thread(
         target=lambda: slot.receiver.receive(session, WholeTensors(slot.storage), Windows(slot.storage))
     )
     thread.start()
-    assert slot.hand_over.send(session)["prove_seconds"] < 1e-3
+    assert slot.weight_sync.send(session)["prove_seconds"] < 1e-3
     thread.join(60)
     assert slot.outcome(0) == (True, None)
     slot.close()
@@ -220,9 +222,9 @@ class Swapped(BenchTrainer):
 def test_parameters_under_each_others_names_are_refused_by_the_folder_they_came_from() -> None:
     trainer = Swapped(TINY, Layout(), 0, device=CPU)
     slot = slot_of(TINY, trainer)
-    session = Session.new(-1, 0, slot.hand_over.digest)
-    with pytest.raises(ReshardError, match=r"not the tensors of the folder it loaded, in [1-9]\d* boxes"):
-        slot.hand_over.send(session)
+    session = Session.new(-1, 0, slot.weight_sync.digest)
+    with pytest.raises(WeightSyncError, match=r"not the tensors of the folder it loaded, in [1-9]\d* boxes"):
+        slot.weight_sync.send(session)
     assert slot.receiver.progress.version == -1
     slot.close()
     trainer = Swapped(TINY, Layout(), 0, device=CPU)
@@ -277,7 +279,7 @@ def flip_in_a_neighbours_bucket(slot: Slot, rank: int) -> Callable[[], None]:
 
 def pack_another_row(slot: Slot, rank: int) -> Callable[[], None]:
     """The first packed run is read one element too late."""
-    pack = next(w.pack for w in slot.hand_over._part.windows if len(w.pack))
+    pack = next(w.pack for w in slot.weight_sync._part.windows if len(w.pack))
     pack["source_offset"][0] += rank
 
     def mend() -> None:
@@ -319,8 +321,8 @@ def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
     trainer = BenchTrainer(TINY, Layout(pp=2), rank, device=CPU)
     slot = Slot(trainer, manifests, rank, slots_per_node=1 + rank)
     try:
-        slot.hand_over.send(Session("0" * 32, -1, 0, "of one driver"))
-    except ReshardError as error:
+        slot.weight_sync.send(Session("0" * 32, -1, 0, "of one driver"))
+    except WeightSyncError as error:
         results["slots per node"] = str(error)
     slot.close()
     dist.destroy_process_group()
@@ -390,7 +392,7 @@ def look(engine: EngineProof, arrays: dict[str, torch.Tensor], said: str) -> str
         engine.parameter(name, array.reshape(-1))
     try:
         engine.compare(said)
-    except ReshardError as error:
+    except WeightSyncError as error:
         return str(error)
     return ""
 
@@ -402,9 +404,9 @@ def test_cells_that_leave_a_hole_or_overlap_are_refused() -> None:
     modules = {t.name.rpartition(".")[0] for t in manifest.tensors}
     EngineProof(cells, [], manifest=manifest, modules=modules)
     for wrong in (cells[1:], [*cells, cells[0]]):
-        with pytest.raises(ReshardError, match="1 boxes are not made up by the cells"):
+        with pytest.raises(WeightSyncError, match="1 boxes are not made up by the cells"):
             EngineProof(wrong, [], manifest=manifest, modules=modules)
-    with pytest.raises(ReshardError, match="neither planned nor come whole"):
+    with pytest.raises(WeightSyncError, match="neither planned nor come whole"):
         EngineProof(cells, [], manifest=manifest, modules=sorted(modules)[1:])
 
 

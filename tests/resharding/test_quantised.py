@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.resharding.models import TINY
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import SCALES
@@ -114,7 +114,7 @@ def test_half_the_bytes_cross_and_the_bound_is_met() -> None:
 
 
 def test_an_engine_that_cuts_inside_a_block_is_refused() -> None:
-    with pytest.raises(ReshardError, match=r"does not begin on a block of 128"):
+    with pytest.raises(WeightSyncError, match=r"does not begin on a block of 128"):
         quantised.manifest(
             engine_manifests.from_layout(WIDE | {"moe_intermediate_size": 128}, Layout(tp=2))[1]
         )

@@ -3,7 +3,7 @@
 import pytest
 
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.session import Progress, Session, State, WireTensor, wire_digest
 
 
@@ -45,7 +45,7 @@ def test_failed_is_sticky_until_a_full_session_commits() -> None:
 @pytest.mark.parametrize(("start", "end"), [(1, 2), (3, 3), (3, 2), (4, 5), (-1, 0)])
 def test_a_session_that_does_not_follow_is_refused(start: int, end: int) -> None:
     progress = committed(3)
-    with pytest.raises(ReshardError, match="committed version is 3"):
+    with pytest.raises(WeightSyncError, match="committed version is 3"):
         progress.prepare(Session.new(start, end, "d"))
     assert progress.serving
 
@@ -54,7 +54,7 @@ def test_two_sessions_at_once_are_refused() -> None:
     progress = committed(0)
     first = Session.new(0, 1, "d")
     progress.prepare(first)
-    with pytest.raises(ReshardError, match="still open"):
+    with pytest.raises(WeightSyncError, match="still open"):
         progress.prepare(Session.new(0, 1, "d"))
     assert progress.session == first
 
@@ -74,7 +74,7 @@ def test_an_engine_without_a_version_has_none_to_repeat() -> None:
     progress = Progress()
     progress.prepare(Session.new(-1, 0, "d"))
     progress.fail("broken")
-    with pytest.raises(ReshardError, match="committed version is -1"):
+    with pytest.raises(WeightSyncError, match="committed version is -1"):
         progress.prepare(Session.new(-1, -1, "d"))
 
 
@@ -82,7 +82,7 @@ def test_an_engine_without_a_version_has_none_to_repeat() -> None:
 def test_illegal_transitions_are_typed_errors(call: str) -> None:
     progress = committed(0)
     progress.session = Session.new(0, 1, "d")
-    with pytest.raises(ReshardError, match="cannot go from committed"):
+    with pytest.raises(WeightSyncError, match="cannot go from committed"):
         getattr(progress, call)()
     assert progress.state is State.COMMITTED
 

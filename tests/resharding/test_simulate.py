@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.planner.alignment import leave_whole
 from mrl.resharding.planner.plan import build_plan
 from tests.resharding.simulate import execute, write_counts
@@ -110,5 +110,5 @@ def test_wrong_storage_is_refused_by_name():
     by_name = {(t.chunk, t.name): a for t, a in zip(world.sources[0].tensors, storages[0], strict=True)}
     lost = next(iter(by_name))
     del by_name[lost]
-    with pytest.raises(ReshardError, match=lost[1].replace(".", r"\.")):
+    with pytest.raises(WeightSyncError, match=lost[1].replace(".", r"\.")):
         execute(plan, [by_name, *storages[1:]])

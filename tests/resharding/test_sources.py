@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout, chunk_layers
 from mrl.models.tensors import LOCAL, TRANSFORMER_ENGINE
@@ -156,7 +156,7 @@ def test_a_live_model_of_another_shape_is_refused_by_name():
     assert {t.dtype for t in good.tensors} == {"float32"}
     live["module.decoder.final_layernorm.weight"] = np.empty((17,), np.float32)
     with pytest.raises(
-        ReshardError, match=r"final_layernorm\.weight has shape \(17,\), the table says \(16,\)"
+        WeightSyncError, match=r"final_layernorm\.weight has shape \(17,\), the table says \(16,\)"
     ):
         trainer_manifests.from_model([live], QWEN3_MOE, layout, layout.place(0))
 

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from mrl.errors import ConfigError, ReshardError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import LOCAL, SCALES, TRAINER, TRANSFORMER_ENGINE
@@ -40,7 +40,7 @@ def random_world(seed: int, *, family: str | None = None, quantise: bool = False
         try:
             world = _world(rng, hf)
             return _quantised(world, rng.choice([2, 4])) if quantise else world
-        except (ConfigError, ReshardError):
+        except (ConfigError, WeightSyncError):
             continue
 
 

@@ -56,7 +56,7 @@ class LoopSection(Section):
     """The on-policy loop."""
 
     steps: int = Field(default=100, ge=0)
-    """Optimizer rounds (one generate, judge, update and reshard each)."""
+    """Optimizer rounds (one generate, judge, update and sync each)."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups trained on in one step."""
     samples_per_prompt: int = Field(default=8, ge=1)

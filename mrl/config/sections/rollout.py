@@ -27,7 +27,7 @@ class RolloutSection(Section):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and compute type of the engine."""
     quantization: Literal["none", "fp8_block"] = "none"
-    """Form of the engine's linear weights: fp8_block quantises them at every hand-over to float8 with a scale for each 128 x 128 block (DeepSeek-V3's form), half the bytes of bfloat16."""
+    """Form of the engine's linear weights: fp8_block quantises them at every weight sync to float8 with a scale for each 128 x 128 block (DeepSeek-V3's form), half the bytes of bfloat16."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Requests an engine runs at one time."""
     max_num_batched_tokens: int = Field(default=8192, ge=1)

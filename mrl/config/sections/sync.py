@@ -8,7 +8,7 @@ from mrl.config.sections.base import Section
 
 
 class SyncSection(Section):
-    """The weight hand-over."""
+    """The weight sync."""
 
     mode: Literal["planned", "gather"] = "planned"
     """planned: by the static plan, nobody gathers; gather: full tensors, one at a time (oracle and fallback)."""
@@ -21,7 +21,7 @@ class SyncSection(Section):
     verify_every: int = Field(default=10, ge=1)
     """Versions from one full comparison to the next."""
     deadline_seconds: float = Field(default=300.0, gt=0)
-    """Longest wait for the peer inside a hand-over, on both sides."""
+    """Longest wait for the peer inside a weight sync, on both sides."""
 
     def full_after(self, proved: int | None, version: int) -> bool:
         """Whether the sync to `version` compares the engines with the trainer's parameters; `proved`: the last version that

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (linux/falloc.h)."""
@@ -76,10 +76,12 @@ class ParameterMemory:
             self._fds.append(fd)
 
     def export(self) -> list[tuple[int, int]]:
-        """(fd, bytes) of each buffer, for /proc/<pid>/fd/<fd>; ReshardError where memory has no fd or is off-loaded."""
+        """(fd, bytes) of each buffer, for /proc/<pid>/fd/<fd>; WeightSyncError where memory has no fd or is off-loaded."""
         self._check_present("export parameter memory")
         if not self._fds:
-            raise ReshardError("parameter memory has no file descriptor on CUDA; use the device's own export")
+            raise WeightSyncError(
+                "parameter memory has no file descriptor on CUDA; use the device's own export"
+            )
         return [(fd, b.param_data.nbytes) for fd, b in zip(self._fds, self.buffers, strict=True)]
 
     def locate(self, parameter: Tensor) -> tuple[int, int]:
@@ -87,7 +89,7 @@ class ParameterMemory:
         for index, buffer in enumerate(self.buffers):
             if parameter in buffer.param_index_map:
                 return index, buffer.param_index_map[parameter][0] * buffer.param_data.element_size()
-        raise ReshardError(f"a parameter of shape {tuple(parameter.shape)} lies in no parameter buffer")
+        raise WeightSyncError(f"a parameter of shape {tuple(parameter.shape)} lies in no parameter buffer")
 
     def lease(self) -> int:
         """A peer starts to read; returns the generation it reads."""
@@ -98,13 +100,13 @@ class ParameterMemory:
     def release(self) -> None:
         """A peer has stopped reading and unmapped."""
         if self.leases == 0:
-            raise ReshardError("parameter memory was released more often than it was leased")
+            raise WeightSyncError("parameter memory was released more often than it was leased")
         self.leases -= 1
 
     def require_unleased(self, action: str) -> None:
-        """ReshardError while a peer reads."""
+        """WeightSyncError while a peer reads."""
         if self.leases:
-            raise ReshardError(f"cannot {action}: {self.leases} lease(s) on the parameter memory are live")
+            raise WeightSyncError(f"cannot {action}: {self.leases} lease(s) on the parameter memory are live")
 
     @property
     def offloaded(self) -> bool:
@@ -116,7 +118,7 @@ class ParameterMemory:
             buffer.grad_data.untyped_storage().resize_(0)
 
     def offload(self) -> None:
-        """Copy parameters to plain memory and free theirs and the gradients'. ReshardError under a live lease."""
+        """Copy parameters to plain memory and free theirs and the gradients'. WeightSyncError under a live lease."""
         self.require_unleased("off-load parameters")
         self.free_gradients()
         if self.offloaded:
@@ -159,7 +161,7 @@ class ParameterMemory:
 
     def _check_present(self, action: str) -> None:
         if self.offloaded:
-            raise ReshardError(f"cannot {action}: parameters are off-loaded; call reload() first")
+            raise WeightSyncError(f"cannot {action}: parameters are off-loaded; call reload() first")
 
 
 @contextlib.contextmanager
@@ -185,4 +187,4 @@ def _free_pages(fd: int) -> None:
     size = -(-os.fstat(fd).st_size // page) * page  # a page that is only partly in the range would be kept
     if libc.fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(size)) != 0:
         code = ctypes.get_errno()
-        raise ReshardError(f"freeing {size} bytes of shared parameter memory failed: {os.strerror(code)}")
+        raise WeightSyncError(f"freeing {size} bytes of shared parameter memory failed: {os.strerror(code)}")

@@ -1,4 +1,4 @@
-"""Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, hand-over moments."""
+"""Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, weight sync moments."""
 
 import pytest
 
@@ -144,7 +144,7 @@ def test_moments_hold_exactly_their_parts() -> None:
         "update": 512 + 1 + 2 + 4 + 2048 + 8 + 16,
         "gradients, optimizer and critic left": 512 + 1,
         "rollout weights woke": 512 + 1 + 64,
-        "reshard": 512 + 1 + 64 + 1024,
+        "sync": 512 + 1 + 64 + 1024,
         "trainer weights left": 512 + 64,
     }
 
@@ -176,7 +176,7 @@ def test_ppo_plans_its_critic_on_every_rank() -> None:
         same = after["weights_bytes"] + after["gradients_bytes"] + after["optimizer_bytes"]
         assert 0.9 * same < after["critic_bytes"] < same
         assert after["total_bytes"] == before["total_bytes"] + after["critic_bytes"]
-    moments_with = {m["moment"] for m in ppo["handover"] if "critic" in m["parts"]}
+    moments_with = {m["moment"] for m in ppo["memory_timeline"] if "critic" in m["parts"]}
     assert moments_with == {"trainer back", "log-probs", "update"}
     assert ppo["step"]["seconds"]["update"] == pytest.approx(2 * plain["step"]["seconds"]["update"])
 

@@ -23,7 +23,7 @@ def test_the_tree_is_json_and_complete() -> None:
     assert tree["world_size"] == 8
     assert tree["nodes"] == 1
     assert tree["engines"] == 4
-    for moment in tree["handover"]:
+    for moment in tree["memory_timeline"]:
         assert moment["total_bytes"] == sum(moment["parts"].values())
         assert moment["free_bytes"] == tree["hardware"]["memory_bytes"] - moment["total_bytes"]
     sync = tree["sync"]
@@ -44,7 +44,7 @@ def test_a_pass_for_old_log_probs_is_planned_where_it_is_made() -> None:
 def test_the_table_names_the_numbers() -> None:
     text = report().table()
     assert "30,532,122,624 parameters" in text
-    assert "memory hand-over" in text
+    assert "memory over a step" in text
     assert "verdict: it fits" in text
 
 

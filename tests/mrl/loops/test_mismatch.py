@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.loops.mismatch import check, measure
 from tests.mrl.loops.test_batch import batch_of
 
@@ -34,5 +34,5 @@ def test_tokens_of_an_earlier_version_are_left_out() -> None:
 @pytest.mark.parametrize("found", [2e-4, float("nan")])
 def test_the_check_names_the_version(found: float) -> None:
     check({"policy/sampler_logprob_diff_max": 1e-5}, 1e-4, version=3)
-    with pytest.raises(ReshardError, match="version 3"):
+    with pytest.raises(WeightSyncError, match="version 3"):
         check({"policy/sampler_logprob_diff_max": found}, 1e-4, version=3)

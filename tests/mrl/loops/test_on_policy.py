@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.loops.batch import pack
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe.metrics_log import without_volatile
@@ -121,7 +121,7 @@ def test_engines_with_other_weights_end_the_run_before_a_parameter_changes(
     run.engines.damage[:, 0] = 0.1
     run.engines.sync(1)
     before = run.train.table.detach().clone()
-    with pytest.raises(ReshardError, match=r"differ by 0\.\d+ at version 1"):
+    with pytest.raises(WeightSyncError, match=r"differ by 0\.\d+ at version 1"):
         run.loop.step()
     assert torch.equal(run.train.table, before) and run.engines.version == 1 and len(run.rows()) == 1
 

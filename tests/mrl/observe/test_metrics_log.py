@@ -34,7 +34,7 @@ def test_volatile_fields_are_those_of_speed_and_memory() -> None:
         "time/update_seconds": 3.0,
         "mem/driver_bytes": 1.0,
         "reward/mean": 0.5,
-        "reshard/bytes": 7.0,
-        "reshard/seconds": 1.0,
+        "sync/bytes": 7.0,
+        "sync/seconds": 1.0,
     }
-    assert without_volatile(row) == {"step": 1, "reward/mean": 0.5, "reshard/bytes": 7.0}
+    assert without_volatile(row) == {"step": 1, "reward/mean": 0.5, "sync/bytes": 7.0}

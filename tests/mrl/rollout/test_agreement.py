@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.rollout import RolloutSection
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
@@ -49,7 +49,7 @@ def trainers(model: Path, **changes: Any) -> list[CheckpointTensor]:
 def test_engine_and_trainer_of_different_shapes_are_refused_by_name(
     tiny_engine: EngineHost, tiny_model: Path, changes: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ReshardError, match=named):
+    with pytest.raises(WeightSyncError, match=named):
         tiny_engine.call(destinations, trainers(tiny_model, **changes))
     assert tiny_engine.call(destinations, trainers(tiny_model))
 
@@ -63,7 +63,7 @@ def test_an_engine_with_biases_that_no_trainer_has_is_refused_by_name(tmp_path: 
         seed=1,
     )
     with pytest.raises(
-        ReshardError, match=r"is seen to fill model.layers.0.self_attn.qkv_proj.bias \(256,\)"
+        WeightSyncError, match=r"is seen to fill model.layers.0.self_attn.qkv_proj.bias \(256,\)"
     ):
         host.call(destinations, trainers(model, attention_bias=False))
     host.close()

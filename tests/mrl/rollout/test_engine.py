@@ -117,7 +117,7 @@ def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, w
         serving.call(driving.generate, [request])
 
 
-def hand_over_while_busy(engine: RolloutEngine, requests: list[Request]) -> None:
+def sync_while_busy(engine: RolloutEngine, requests: list[Request]) -> None:
     from mrl.resharding.transfer.session import Session
 
     engine.submit(requests)
@@ -128,9 +128,9 @@ def hand_over_while_busy(engine: RolloutEngine, requests: list[Request]) -> None
         engine.poll()
 
 
-def test_a_hand_over_waits_for_no_request(serving: EngineHost) -> None:
+def test_a_weight_sync_waits_for_no_request(serving: EngineHost) -> None:
     with pytest.raises(RolloutError, match="2 unfinished requests"):
-        serving.call(hand_over_while_busy, driving.requests(2, seed=10))
+        serving.call(sync_while_busy, driving.requests(2, seed=10))
     assert len(serving.call(driving.generate, driving.requests(2, seed=11))) == 2
 
 

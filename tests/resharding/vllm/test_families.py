@@ -1,4 +1,4 @@
-"""Hand-overs into real vLLM modules of Mixtral and DeepSeek-V3: to the last bit what an engine reads from the folder itself."""
+"""Weight syncs into real vLLM modules of Mixtral and DeepSeek-V3: to the last bit what an engine reads from the folder itself."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
 from tests.resharding.leasing import LeasedRank, spread
-from tests.resharding.vllm.test_plugin import ASKED, SYNC, described, hand_over, planned_session
+from tests.resharding.vllm.test_plugin import ASKED, SYNC, described, planned_session, sync_weights
 from tests.tiny_models import write_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -46,16 +46,16 @@ def answers(host: EngineHost) -> list[list[float]]:
     return [a.logprobs.tolist() for a in host.call(driving.generate, ASKED)]
 
 
-def test_planned_and_gathered_hand_overs_give_what_an_engine_reads_itself(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_planned_and_gathered_syncs_give_what_an_engine_reads_itself(folder: Path, tmp_path: Path) -> None:
     with engine(folder, real_weights=True) as host:
         read_itself = answers(host)
     with engine(folder, real_weights=False) as host:
-        check_hand_overs(host, folder, tmp_path, read_itself)
+        check_weight_syncs(host, folder, tmp_path, read_itself)
 
 
-def check_hand_overs(host: EngineHost, folder: Path, tmp_path: Path, read_itself: list[list[float]]) -> None:
+def check_weight_syncs(
+    host: EngineHost, folder: Path, tmp_path: Path, read_itself: list[list[float]]
+) -> None:
     """Another folder's weights and then the folder's, by the plan and by gathering."""
     other = write_model(tmp_path / "other", folder.name, seed=9, **SHAPE)
     (tensors,) = spread(read(folder), 1)
@@ -75,8 +75,8 @@ def check_hand_overs(host: EngineHost, folder: Path, tmp_path: Path, read_itself
         trainer.set([weights[t.name] for t in tensors])
         assert planned_session(host, trainer, feeder, plan) == []
         assert answers(host) == read_itself
-        assert not hand_over(host, feeder, other).errors
-        assert not hand_over(host, feeder, folder).errors
+        assert not sync_weights(host, feeder, other).errors
+        assert not sync_weights(host, feeder, folder).errors
         assert answers(host) == read_itself
     finally:
         host.call(driving.release)

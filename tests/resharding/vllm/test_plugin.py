@@ -1,4 +1,4 @@
-"""Hand-overs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
+"""Weight syncs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
 
 import dataclasses
 import threading
@@ -12,7 +12,7 @@ import pytest
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import ReshardError, RolloutError
+from mrl.errors import RolloutError, WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
@@ -42,7 +42,7 @@ def feeder(tiny_engine: EngineHost) -> Iterator[Feeder]:
 
 @pytest.fixture(scope="module")
 def fresh_answers(tiny_model: Path) -> list[list[float]]:
-    """Log-probs of another engine that read the folder itself: no hand-over touched it."""
+    """Log-probs of another engine that read the folder itself: no weight sync touched it."""
     host = EngineHost(
         rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=64),
         model_path=str(tiny_model),
@@ -55,7 +55,7 @@ def fresh_answers(tiny_model: Path) -> list[list[float]]:
     return [a.logprobs.tolist() for a in answers]
 
 
-def hand_over(host: EngineHost, feeder: Feeder, folder: Path, drop: str | None = None) -> Any:
+def sync_weights(host: EngineHost, feeder: Feeder, folder: Path, drop: str | None = None) -> Any:
     """One session; the engine's error is raised, the sender's are returned."""
     weights = {name: w for name, w in read(folder).items() if name != drop}
     version = host.call(driving.version)
@@ -71,7 +71,7 @@ def hand_over(host: EngineHost, feeder: Feeder, folder: Path, drop: str | None =
 def test_what_was_sent_is_what_a_fresh_engine_has(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list[list[float]]
 ) -> None:
-    feeding = hand_over(tiny_engine, feeder, tiny_model)
+    feeding = sync_weights(tiny_engine, feeder, tiny_model)
     assert not feeding.errors and feeding.stats[0].num_bytes == sum(
         w.nbytes for w in read(tiny_model).values()
     )
@@ -98,7 +98,7 @@ def direct_modules(engine: RolloutEngine) -> list[str]:
 def test_only_what_vllm_packs_elsewhere_is_staged(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list[list[float]]
 ) -> None:
-    hand_over(tiny_engine, feeder, tiny_model)
+    sync_weights(tiny_engine, feeder, tiny_model)
     direct = set(tiny_engine.call(direct_modules))
     assert {
         "model.embed_tokens",
@@ -150,19 +150,19 @@ def test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit(
     tiny_engine: EngineHost, tiny_model: Path, tmp_path: Path, feeder: Feeder, fresh_answers: list, where: str
 ) -> None:
     """The broken session carries other weights, so that anything left of it would show."""
-    hand_over(tiny_engine, feeder, tiny_model)
+    sync_weights(tiny_engine, feeder, tiny_model)
     version = tiny_engine.call(driving.version)
     other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=9)
     if where == "finish":
         tiny_engine.call(break_finish)
     else:
         tiny_engine.call(break_loading, where)
-    with pytest.raises(ReshardError, match=f"broken on purpose at {where}"):
-        hand_over(tiny_engine, feeder, other)
+    with pytest.raises(WeightSyncError, match=f"broken on purpose at {where}"):
+        sync_weights(tiny_engine, feeder, other)
     assert tiny_engine.call(driving.version) == version
     with pytest.raises(RolloutError, match=f"serves nothing.*\n(.*\n)*.*broken on purpose at {where}"):
         tiny_engine.call(driving.generate, ASKED)
-    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    assert not sync_weights(tiny_engine, feeder, tiny_model).errors
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
 
 
@@ -174,10 +174,10 @@ def test_the_sender_hears_the_engines_error(
     version = tiny_engine.call(driving.version)
     session = feeder.session(weights, version, version + 1)
     feeding = feeder.send(session, weights)
-    with pytest.raises(ReshardError):
+    with pytest.raises(WeightSyncError):
         tiny_engine.call(driving.receive, session)
     assert "broken on purpose at module" in str(feeding.end().errors[0])
-    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    assert not sync_weights(tiny_engine, feeder, tiny_model).errors
 
 
 @pytest.mark.parametrize(
@@ -191,18 +191,18 @@ def test_the_sender_hears_the_engines_error(
 def test_a_manifest_without_a_parameter_never_commits(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, drop: str
 ) -> None:
-    with pytest.raises(ReshardError, match="vLLM did not load everything"):
-        hand_over(tiny_engine, feeder, tiny_model, drop=drop)
-    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    with pytest.raises(WeightSyncError, match="vLLM did not load everything"):
+        sync_weights(tiny_engine, feeder, tiny_model, drop=drop)
+    assert not sync_weights(tiny_engine, feeder, tiny_model).errors
 
 
 def test_a_stale_session_is_refused_and_the_engine_goes_on(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder
 ) -> None:
-    hand_over(tiny_engine, feeder, tiny_model)
+    sync_weights(tiny_engine, feeder, tiny_model)
     version = tiny_engine.call(driving.version)
     stale = feeder.session(read(tiny_model), version - 1, version)
-    with pytest.raises(ReshardError, match=f"committed version is {version}"):
+    with pytest.raises(WeightSyncError, match=f"committed version is {version}"):
         tiny_engine.call(driving.receive, stale)
     assert len(tiny_engine.call(driving.generate, ASKED)) == len(ASKED)
 
@@ -212,10 +212,10 @@ def test_many_sessions_leave_the_engines_process_as_it_was(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list, sessions: int
 ) -> None:
     for _ in range(5):
-        assert not hand_over(tiny_engine, feeder, tiny_model).errors
+        assert not sync_weights(tiny_engine, feeder, tiny_model).errors
     before = tiny_engine.call(footprint)
     for _ in range(sessions):
-        assert not hand_over(tiny_engine, feeder, tiny_model).errors
+        assert not sync_weights(tiny_engine, feeder, tiny_model).errors
     tiny_engine.call(footprint).require_as(before)
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
 
@@ -252,7 +252,7 @@ def break_processing(engine: RolloutEngine, number: int) -> None:
     modules._layerwise_process = failing
 
 
-def test_a_planned_hand_over_gives_what_a_fresh_engine_has(
+def test_a_planned_weight_sync_gives_what_a_fresh_engine_has(
     tiny_engine: EngineHost, tiny_model: Path, tmp_path: Path, feeder: Feeder, fresh_answers: list
 ) -> None:
     """Other weights first, an error in the middle of them, then the folder's: to the last bit."""
@@ -271,7 +271,7 @@ def test_a_planned_hand_over_gives_what_a_fresh_engine_has(
     assert driving.worst_gap(other, ASKED, tiny_engine.call(driving.generate, ASKED)) < 1e-4
     trainer.set([weights[t.name] for t in tensors])
     tiny_engine.call(break_processing, 7)
-    with pytest.raises(ReshardError, match="broken on purpose at a module"):
+    with pytest.raises(WeightSyncError, match="broken on purpose at a module"):
         planned_session(tiny_engine, trainer, feeder, plan)
     with pytest.raises(RolloutError, match="serves nothing"):
         tiny_engine.call(driving.generate, ASKED)
@@ -329,7 +329,7 @@ def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan:
     def send() -> None:
         try:
             trainer.send(feeder.senders[0], session, plan, 0, group=None)
-        except ReshardError as error:
+        except WeightSyncError as error:
             errors.append(error)
 
     thread = threading.Thread(target=send)
@@ -342,7 +342,7 @@ def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan:
 
 
 def receive_asleep(engine: RolloutEngine, session: Session, tag: str) -> None:
-    """A hand-over while a part of the engine's memory is given away, as `sleep` notes it."""
+    """A weight sync while a part of the engine's memory is given away, as `sleep` notes it."""
     engine._awake.discard(tag)
     try:
         engine.receive(session)
@@ -361,17 +361,17 @@ def generate_asleep(engine: RolloutEngine, tag: str) -> None:
 def test_a_sleeping_engine_takes_and_serves_nothing_and_goes_on_when_awake(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder
 ) -> None:
-    hand_over(tiny_engine, feeder, tiny_model)
+    sync_weights(tiny_engine, feeder, tiny_model)
     version = tiny_engine.call(driving.version)
     session = feeder.session(read(tiny_model), version, version + 1)
-    with pytest.raises(RolloutError, match="wake its weights before a hand-over"):
+    with pytest.raises(RolloutError, match="wake its weights before a weight sync"):
         tiny_engine.call(receive_asleep, session, "weights")
     for tag in ("weights", "kv_cache"):
         with pytest.raises(RolloutError, match=r"sleeps .*wake it first"):
             tiny_engine.call(generate_asleep, tag)
     with pytest.raises(RolloutError, match="wake knows"):
         tiny_engine.call(RolloutEngine.wake, ["weight"])
-    assert not hand_over(tiny_engine, feeder, tiny_model).errors
+    assert not sync_weights(tiny_engine, feeder, tiny_model).errors
     assert len(tiny_engine.call(driving.generate, ASKED)) == len(ASKED)
 
 
@@ -419,7 +419,7 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(
         host.call(driving.generate, ASKED)
     feeder = Feeder(host.call(driving.addresses), SYNC)
     assert len(feeder.senders) == 2
-    assert not hand_over(host, feeder, tiny_model).errors
+    assert not sync_weights(host, feeder, tiny_model).errors
     assert driving.worst_gap(tiny_model, ASKED, host.call(driving.generate, ASKED)) < 1e-4
 
     plan_session = ("1" * 32, 0, 1)
@@ -438,7 +438,7 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(
     assert {p.name[:4] for p in named} == {"psm_", "vllm"} and all(p.exists() for p in named)
     weights = read(tiny_model)
     session = feeder.session(weights, 1, 2)
-    host.start(driving.receive, session)  # killed while both workers wait inside the hand-over
+    host.start(driving.receive, session)  # killed while both workers wait inside the weight sync
     time.sleep(1.0)
     family = host.kill()
     assert sum("python" in p.name() or "VLLM" in p.name() for p in family if p.is_running()) >= 2

@@ -1,4 +1,4 @@
-"""Engines with block-quantised weights: what a hand-over brings is what vLLM reads from a folder quantised by the same rule."""
+"""Engines with block-quantised weights: what a weight sync brings is what vLLM reads from a folder quantised by the same rule."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
 from tests.resharding.leasing import LeasedRank, spread
-from tests.resharding.vllm.test_plugin import described, hand_over, planned_session
+from tests.resharding.vllm.test_plugin import described, planned_session, sync_weights
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -77,9 +77,9 @@ def test_planned_gathered_and_read_from_a_folder_are_the_same_to_the_last_bit(tm
     answers = host.call(driving.generate, ASKED)
     assert [a.logprobs.tolist() for a in answers] == expected
 
-    assert not hand_over(host, feeder, other).errors
+    assert not sync_weights(host, feeder, other).errors
     assert [a.logprobs.tolist() for a in host.call(driving.generate, ASKED)] != expected
-    assert not hand_over(host, feeder, folder).errors
+    assert not sync_weights(host, feeder, folder).errors
     assert [a.logprobs.tolist() for a in host.call(driving.generate, ASKED)] == expected
     trainer.close()
     host.call(driving.release)

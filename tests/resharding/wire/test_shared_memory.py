@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrl.errors import ReshardError
+from mrl.errors import WeightSyncError
 from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
 FORK = multiprocessing.get_context("fork")
@@ -36,7 +36,7 @@ def test_closing_under_a_live_view_is_an_error_and_can_be_repeated() -> None:
     owner = SharedSegment(4096)
     peer = OpenedSegment(owner.export())
     view = peer.buffer[:16]
-    with pytest.raises(ReshardError, match="still holds a tensor"):
+    with pytest.raises(WeightSyncError, match="still holds a tensor"):
         peer.close()
     del view
     peer.close()
@@ -66,25 +66,25 @@ def test_the_memory_ends_with_a_killed_owner() -> None:
     assert OpenedSegment(description).buffer.numel() == 1 << 20
     os.kill(process.pid, signal.SIGKILL)
     process.join(10)
-    with pytest.raises(ReshardError, match="gone or its pid was reused"):
+    with pytest.raises(WeightSyncError, match="gone or its pid was reused"):
         OpenedSegment(description)
 
 
 @pytest.mark.parametrize("claimed", [0, 4097, -1])
 def test_a_size_that_is_not_there_is_refused(claimed: int) -> None:
     owner = SharedSegment(4096)
-    with pytest.raises(ReshardError, match="its description says"):
+    with pytest.raises(WeightSyncError, match="its description says"):
         OpenedSegment(owner.export() | {"num_bytes": claimed})
     owner.close()
 
 
 def test_another_processes_pid_or_an_ordinary_file_is_refused() -> None:
     owner = SharedSegment(4096)
-    with pytest.raises(ReshardError, match="pid was reused"):
+    with pytest.raises(WeightSyncError, match="pid was reused"):
         OpenedSegment(owner.export() | {"start_ticks": 1})
     with tempfile.TemporaryFile() as file:
         file.truncate(4096)
-        with pytest.raises(ReshardError, match=r"not a memfd|not sealed"):
+        with pytest.raises(WeightSyncError, match=r"not a memfd|not sealed"):
             OpenedSegment(owner.export() | {"fd": file.fileno()})
     owner.close()
 
