@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import data_sets
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.tiny_models import write_model
 
@@ -15,14 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(scope="session")
-def data_folder() -> Path:
-    """Folder with gsm8k/ and human_eval/: MRL_DATA, or ../shared/data beside the repository."""
-    folder = Path(os.environ.get("MRL_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    assert (folder / "gsm8k" / "train.jsonl").is_file(), (
-        f"{folder} holds no gsm8k/train.jsonl; put the data sets beside the repository (../shared/data) or set MRL_DATA"
-    )
-    return folder
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Every report says how many rows the tests of data sets have."""
+    terminalreporter.write_line(data_sets.summary())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,10 +1,17 @@
-"""What pyproject.toml promises is there: an extra is for packages that the code imports."""
+"""What pyproject.toml promises is there: a wheel that holds everything, names of our own only, extras that are imported."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
+from pathlib import Path
 
 import pytest
 
+from mrl.files import CONFIGS, shipped
 from tests.test_layers import ROOT, imports, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -17,6 +24,8 @@ MODULES = {
 }
 """Packages whose module has another name, or that Megatron (Transformer Engine) and MLflow's default store import for us."""
 OWN_TOOLS = {"dev"}
+ROWS = Path(__file__).parent / "data/gsm8k/train.jsonl"
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "mrl", "models", "resharding", "launch", "configs")
 
 
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"].keys() - OWN_TOOLS))
@@ -27,3 +36,96 @@ def test_every_package_of_an_extra_is_imported_somewhere(extra: str) -> None:
         module = MODULES.get(package, package.replace("-", "_"))
         named = {name for name in imported if name == module or f".{module}" in f".{name}"}
         assert named, f"extra {extra}: nothing imports {package} ({module})"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of the sources, so that nothing built earlier gets into it."""
+    sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, sources / name)
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(out), str(sources))
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel installed and nothing of the checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--no-compile", "--target", str(folder), str(wheel))
+    return folder
+
+
+def pip(command: str, *words: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", command, "-q", "--no-deps", "--disable-pip-version-check", *words],
+        check=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def hostile_folder(tmp_path: Path) -> Path:
+    """A user's folder with packages named as our top-level folders are; importing one of them is an error."""
+    for name in ("models", "launch", "resharding", "benchmarks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f'raise ImportError("the user\'s own {name}")\n')
+    return tmp_path
+
+
+def test_the_wheel_holds_every_module_and_every_recipe_under_one_name(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    ours = {
+        f"{name.replace('.', '/')}/__init__.py" if path.stem == "__init__" else f"{name.replace('.', '/')}.py"
+        for name, path in modules().items()
+        if name.partition(".")[0] == "mrl"
+    }
+    recipes = {f"mrl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*") if path.is_file()}
+    assert ours | recipes <= names, sorted((ours | recipes) - names)
+    assert {name.partition("/")[0] for name in names} == {"mrl", f"mrl-{PROJECT['version']}.dist-info"}
+
+
+def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
+    installed: Path, hostile_folder: Path
+) -> None:
+    def mrl(*words: str) -> str:
+        command = subprocess.run(
+            [sys.executable, str(installed / "bin/mrl"), *words],
+            cwd=hostile_folder,
+            env={**os.environ, "PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert command.returncode == 0, command.stderr
+        return command.stdout
+
+    assert "rollout.tp" in mrl("settings", "rollout")
+    assert "Qwen3-30B-A3B" in mrl("plan", "configs/qwen3_30b_a3b.yaml", "--hardware", "8x141gb")
+    rows = f"data={{train: {ROWS}, validation: {ROWS}, max_prompt_tokens: 416}}"
+    assert f"train: {ROWS}" in mrl("train", "configs/gsm8k.yaml", "--dry-run", rows)
+    where = [sys.executable, "-c", "import mrl.models; print(mrl.models.__file__)"]
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    found = subprocess.run(
+        where, cwd=hostile_folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert found.stdout.strip() == str(installed / "mrl/models/__init__.py"), found.stderr
+
+
+def test_a_file_of_the_user_comes_before_the_recipe_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = Path("configs/quickstart.yaml")
+    assert shipped(own) == CONFIGS / "quickstart.yaml"
+    own.parent.mkdir()
+    own.write_text("run: {name: mine}\n")
+    assert shipped(own) == own
+    assert shipped(Path("configs/nothing.yaml")) == Path("configs/nothing.yaml")
+    assert shipped(Path("quickstart.yaml")) == Path("quickstart.yaml")

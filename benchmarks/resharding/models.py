@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from mrl.errors import ConfigError
+from mrl.files import CONFIGS
 from mrl.models.layout import Layout
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "models"
 FOLDERS = {
     "qwen3-30b-a3b": "Qwen3-30B-A3B",
     "qwen3-235b-a22b": "Qwen3-235B-A22B",
@@ -34,7 +33,7 @@ def config_of(name: str, *, scale: float, train: Layout) -> dict[str, Any]:
         raise ConfigError(f"--scale {scale} must be above 0 and at most 1")
     if name == "tiny":
         return dict(TINY)
-    hf: dict[str, Any] = json.loads((CONFIGS / FOLDERS[name] / "config.json").read_text())
+    hf: dict[str, Any] = json.loads((CONFIGS / "models" / FOLDERS[name] / "config.json").read_text())
     if scale == 1:
         return hf
     layers = max(_share(hf["num_hidden_layers"], scale, 1), train.pp)

@@ -10,9 +10,7 @@ from pydantic import Field, ValidationError
 
 from mrl.config.sections.base import Section
 from mrl.errors import ConfigError
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-"""The repository's folder of recipes, model facts and hardware facts."""
+from mrl.files import CONFIGS, shipped
 
 
 class Hardware(Section):
@@ -55,7 +53,7 @@ class Hardware(Section):
 def load_hardware(name: str | Path) -> Hardware:
     """Hardware by file, or by the name of one in configs/hardware ("8x80gb")."""
     known = {path.stem: path for path in sorted((CONFIGS / "hardware").glob("*.yaml"))}
-    path = known.get(str(name), Path(name))
+    path = known.get(str(name)) or shipped(Path(name))
     if not path.is_file():
         raise ConfigError(f"hardware '{name}' is neither a file nor one of {sorted(known)}")
     try:

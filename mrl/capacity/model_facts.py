@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mrl.capacity.hardware import CONFIGS
 from mrl.config.sections.model import ModelSection
 from mrl.errors import ConfigError
+from mrl.files import CONFIGS
 from mrl.models.facts import Facts
 from mrl.models.tensors import Row
 from mrl.prepare.new_model import hf_config

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from mrl.errors import ConfigError
+from mrl.files import shipped
 
 Origins = dict[str, str]
 """Dotted path -> "file:line" or "command line"."""
@@ -35,7 +36,7 @@ def merge(
     given: dict[str, Any] = {}
     for word in words:
         _join(given, _word(word))
-    for layer in (*(_read(Path(file)) for file in files), given):
+    for layer in (*(_read(shipped(Path(file))) for file in files), given):
         for path, (key, usual) in (choices or {}).items():
             _drop_other_choice(tree, origins, layer, path, key=key, usual=usual)
         _overlay(tree, origins, layer, "")

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from mrl.capacity.estimate import plan_report
-from mrl.capacity.hardware import CONFIGS, load_hardware
+from mrl.capacity.hardware import load_hardware
 from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.files import CONFIGS
 from mrl.launch.commands.check import check_policy
 from mrl.models.families import family_of
 

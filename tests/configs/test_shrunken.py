@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.capacity.hardware import CONFIGS
+from mrl.files import CONFIGS
 from mrl.observe import metrics_log
 from mrl.prepare import arithmetic
 

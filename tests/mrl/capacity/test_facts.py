@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 
-from mrl.capacity.hardware import CONFIGS, load_hardware
+from mrl.capacity.hardware import load_hardware
 from mrl.capacity.model_facts import find_facts
 from mrl.config.sections.model import ModelSection
 from mrl.errors import ConfigError
+from mrl.files import CONFIGS
 from mrl.models.facts import Facts
 from mrl.observe.devices import peak_flops
 

@@ -4,7 +4,7 @@ import pytest
 
 from mrl.capacity.activations import activations, in_flight
 from mrl.capacity.estimate import plan_report
-from mrl.capacity.hardware import CONFIGS, load_hardware
+from mrl.capacity.hardware import load_hardware
 from mrl.capacity.memory_timeline import SlotMemory, moments
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import engine_memory, kv_cache_bytes
@@ -13,6 +13,7 @@ from mrl.config.load import load
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.training import TrainingSection
+from mrl.files import CONFIGS
 from mrl.models.layout import Layout
 
 GB = 1e9

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from mrl.capacity.estimate import plan_report
-from mrl.capacity.hardware import CONFIGS, load_hardware
+from mrl.capacity.hardware import load_hardware
 from mrl.cli import main
 from mrl.config.load import load
+from mrl.files import CONFIGS
 
 QWEN_30B = CONFIGS / "qwen3_30b_a3b.yaml"
 

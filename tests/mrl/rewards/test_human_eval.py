@@ -1,9 +1,7 @@
 """HumanEval: every canonical solution is accepted, and honest wrong programs are not."""
 
 import ast
-import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from mrl.config.sections.reward import CodeRules, JudgeSection
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.pool.pool import JudgePool
+from tests import data_sets
 
 RULES = CodeRules(seconds=20.0, cpu_seconds=10.0)
 
@@ -21,11 +20,10 @@ WRONG = ("empty body", "constant", "first example only")
 
 
 @pytest.fixture(scope="module")
-def rows(data_folder: Path) -> list[dict[str, Any]]:
-    with gzip.open(data_folder / "human_eval" / "HumanEval.jsonl.gz", "rt") as file:
-        found = [json.loads(line) for line in file]
-    assert len(found) == 164
-    return found
+def rows() -> list[dict[str, Any]]:
+    tasks = data_sets.rows("human_eval")
+    assert len(tasks) == (164 if data_sets.WHOLE else 13)
+    return tasks
 
 
 def body(name: str, row: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """The maths judge against real gold answers, a table of equal and unequal forms, and every attack on it."""
 
-import json
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from mrl.rewards.maths.plain import judge
 from mrl.rewards.maths.symbolic import gate
 from mrl.rewards.maths.verifier import judge_exactly, judge_symbolically, parse_gold
 from mrl.samples import VerdictKind
+from tests import data_sets
 
 RULES = MathsRules()
 
@@ -25,10 +25,9 @@ def value(answer: str, gold: str) -> float | None:
     return verdict.value
 
 
-def test_all_gsm8k_golds_score_one_and_shifted_ones_zero(data_folder: Path) -> None:
-    files = [data_folder / "gsm8k" / name for name in ("train.jsonl", "test.jsonl")]
-    solutions = [json.loads(line)["answer"] for file in files for line in file.read_text().splitlines()]
-    assert len(solutions) == 8792
+def test_all_gsm8k_golds_score_one_and_shifted_ones_zero() -> None:
+    solutions = [row["answer"] for row in data_sets.rows("gsm8k")]
+    assert len(solutions) == (8792 if data_sets.WHOLE else 128)
     golds = [parse_gold(s.rpartition("####")[2], rules=RULES, place="x") for s in solutions]
     own = [judge_exactly(s, g, RULES) for s, g in zip(solutions, golds, strict=True)]
     assert all(v is not None and v.value == 1.0 for v in own)
@@ -37,7 +36,7 @@ def test_all_gsm8k_golds_score_one_and_shifted_ones_zero(data_folder: Path) -> N
         (s, g) for s, g, own_gold in zip(solutions, shifted, golds, strict=True)
         if exact_number(tidy(g)) != exact_number(tidy(own_gold))
     ]  # fmt: skip
-    assert len(different) > 8500
+    assert len(different) > 0.966 * len(solutions)
     verdicts = [judge_exactly(s, g, RULES) for s, g in different]
     assert all(v is not None and v.value == 0.0 for v in verdicts)
 
