@@ -11,7 +11,7 @@ PACKAGES := bubblewrap shellcheck slurm-wlm munge
 .PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow gpu-smoke lint lock setup system-packages clean
 
 help:
-	@echo "make quickstart   install, make data and model, warm start, GRPO, report"
+	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
 	@echo "make test         install, then the whole test suite"
 	@echo "make lint         ruff and pyright"
 	@echo "make test-slow    the long forms of the tests"
@@ -36,14 +36,14 @@ system-packages:
 work/quickstart/train.jsonl: | setup
 	$(BIN)/mrl make arithmetic --out work/quickstart
 
-work/quickstart/warm/config.json: work/quickstart/train.jsonl
-	$(BIN)/mrl warm-start configs/quickstart.yaml configs/quickstart_model.yaml
+work/quickstart/sft/config.json: work/quickstart/train.jsonl
+	$(BIN)/mrl sft configs/quickstart.yaml configs/quickstart_model.yaml
 
-quickstart: setup work/quickstart/warm/config.json
+quickstart: setup work/quickstart/sft/config.json
 	$(BIN)/mrl train configs/quickstart.yaml
 	$(BIN)/mrl report runs/quickstart
 
-quickstart-dapo quickstart-ppo: quickstart-%: setup work/quickstart/warm/config.json
+quickstart-dapo quickstart-ppo: quickstart-%: setup work/quickstart/sft/config.json
 	$(BIN)/mrl train configs/quickstart_$*.yaml
 	$(BIN)/mrl report runs/quickstart_$*
 

@@ -1,8 +1,8 @@
-"""Does each shipped recipe learn? Every recipe from several warm starts of the quickstart's task, for a fixed number of steps.
+"""Does each shipped recipe learn? Every recipe from several supervised starts of the quickstart's task, for a fixed number of steps.
 
     python -m benchmarks.learning --out work/learning [--recipes grpo dapo] [--starts 0 1 2] [--steps 200]
 
-A start is a seed: model and warm start are made from it, and the run draws from it, as `make quickstart` does with seed 0. A run's
+A start is a seed: model and supervised start are made from it, and the run draws from it, as `make quickstart` does with seed 0. A run's
 figure is the mean of its last three readings of the validation accuracy (512 rows, greedy); no run is stopped early and none is left out.
 Runs are bit-reproducible, so a busy machine changes no figure; what is done already is not run again. The table is printed
 from OUT, whichever recipes were asked for.
@@ -22,7 +22,7 @@ from mrl.observe import metrics_log
 
 ROOT = Path(__file__).resolve().parents[1]
 BAR = 0.85
-"""Where a recipe has learned the task; the warm starts are below 0.4."""
+"""Where a recipe has learned the task; the supervised starts are below 0.4."""
 LAST = 3
 """Readings that make a figure."""
 RATE = 2.0e-4
@@ -52,15 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args(arguments)
     for start in options.starts:
-        folder = warm_start(options.out, start)
+        folder = sft_start(options.out, start)
         for recipe in options.recipes:
             readings = train(folder, recipe, steps=options.steps)
             print(f"{recipe}, start {start}: {readings[0]:.3f} -> {figure(readings):.3f}", flush=True)
     print("\n".join(table(options.out, steps=options.steps)))
 
 
-def warm_start(out: Path, start: int) -> Path:
-    """The folder of a start: rows, tokenizer and the warm-started model of that seed."""
+def sft_start(out: Path, start: int) -> Path:
+    """The folder of a start: rows, tokenizer and the supervised model of that seed."""
     folder = out / f"start-{start}"
     if not (folder / "warm/config.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,10 +69,10 @@ def warm_start(out: Path, start: int) -> Path:
             f"run.seed={start}",
             f"model.path={folder}/model",
             f"data={{train: {folder}/train.jsonl, validation: {folder}/validation.jsonl}}",
-            f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm}}",
+            f"sft={{data: {folder}/sft.jsonl, output: {folder}/sft}}",
         ]
         files = [ROOT / "configs/quickstart.yaml", ROOT / "configs/quickstart_model.yaml"]
-        mrl("warm-start", *map(str, files), *words, log=folder / "warm.log")
+        mrl("sft", *map(str, files), *words, log=folder / "sft.log")
     return folder
 
 
@@ -81,7 +81,7 @@ def train(folder: Path, recipe: str, *, steps: int) -> list[float]:
     if (readings := readings_of(folder, recipe, steps=steps)) is None:
         words = [
             f"run={{name: {recipe}, folder: {folder}/runs, seed: {folder.name.rpartition('-')[2]}}}",
-            f"model.path={folder}/warm",
+            f"model.path={folder}/sft",
             f"data={{train: {folder}/train.jsonl, validation: {folder}/validation.jsonl}}",
             f"loop.steps={steps}",
         ]

@@ -42,7 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Configuration words may also stand behind options, which argparse alone refuses."""
+    from mrl.config.other_names import RENAMED_COMMANDS
+
     parser = _parser()
+    command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    if command in RENAMED_COMMANDS:
+        parser.error(f"{command} is renamed to {RENAMED_COMMANDS[command]}")
     options, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(options, "config") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -64,9 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the resolved configuration, check all that it names, stop",
     )
-    _config_command(
-        commands, "warm-start", _warm_start, "supervised start of a new model, exported as a model folder"
-    )
+    _config_command(commands, "sft", _sft, "supervised start of a new model, exported as a model folder")
     make = commands.add_parser("make", help="make task files or a tokenizer")
     make.add_argument("what", choices=["arithmetic", "domains", "tokenizer"])
     make.add_argument("--out", required=True, help="folder to write to")
@@ -132,8 +135,8 @@ def _train(options: argparse.Namespace) -> int:
     return train(config)
 
 
-def _warm_start(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.warm_start import run_ranks
+def _sft(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.sft import run_ranks
 
     return run_ranks(options.config)
 

@@ -88,7 +88,7 @@ class Sample:
     """[T] int32, the stopping token (or the tokens of a stop text) included when the policy produced it."""
     loss_mask: np.ndarray
     """[T] bool: True where the policy produced the token."""
-    sampler_logprobs: np.ndarray
+    rollout_logprobs: np.ndarray
     """[T] float32: log-prob under the policy that sampled, at its temperature, over the whole vocabulary."""
     policy_versions: np.ndarray
     """[T] int32: the weights' version that produced each token."""
@@ -143,7 +143,7 @@ class TrainBatch:
     sample_ids: tuple[str, ...]
     """B ids, for messages and dumps."""
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """Further [N] float32 arrays by their field's name: sampler_logprobs, age, old_logprobs, ref_logprobs,
+    """Further [N] float32 arrays by their field's name: rollout_logprobs, age, old_logprobs, ref_logprobs,
     advantages, returns, values, scores."""
 
     @property

@@ -62,7 +62,7 @@ def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
     from mrl.config.sections.sync import SyncSection
 
     host = EngineHost(
-        rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=64),
+        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
         model_path=str(tiny_model),
         max_length=160,
         seed=1,

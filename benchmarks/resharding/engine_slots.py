@@ -43,7 +43,7 @@ class EngineSlots:
             RolloutSection(
                 tp=kind.tp,
                 quantization=kind.quantization,
-                compiled=False,
+                enforce_eager=True,
                 kv_cache_bytes=64 << 20,
                 max_num_seqs=8,
             ),

@@ -84,7 +84,7 @@ class Parts:
     def throughput(self) -> Throughput:
         """How tokens and operations of a step are told, with the peak of the slowest of the devices."""
         config = self.config
-        peak = config.observe.device_peak_flops
+        peak = config.logging.device_peak_flops
         if peak is None:
             names = self.hybrid.train.broadcast("device_name")
             peaks = [peak_flops(name, config.training.dtype) for name in names]
@@ -103,8 +103,8 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
     clock = PhaseClock()
     with clock.phase("check"):
         inputs = check(config)
-        for doubt in config.doubts:
-            log.warning(doubt)
+        for warning in config.warnings:
+            log.warning(warning)
         print(inputs.dataset.report.text(), flush=True)
     with contextlib.ExitStack() as stack:
         with clock.phase("cluster"):
@@ -142,7 +142,9 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         hybrid = Hybrid(
             config,
             TrainGroup(config, placement, clock, gpus=float(gpus), **options),
-            RolloutGroup(config, placement, clock, sleeps=config.rollout.sleep and gpus, **options),
+            RolloutGroup(
+                config, placement, clock, sleeps=config.rollout.enable_sleep_mode and gpus, **options
+            ),
             clock,
             offloads=config.training.offloads(gpus=gpus),
         )

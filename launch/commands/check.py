@@ -65,7 +65,7 @@ def dry_run(config: Config) -> None:
 
 def check_trackers(config: Config) -> None:
     """Each tracker's package is installed."""
-    trackers.require_installed(config.observe.trackers)
+    trackers.require_installed(config.logging.trackers)
 
 
 def check_loss(config: Config) -> None:

@@ -1,6 +1,6 @@
-"""Weights against the difference between the trainer's and the sampler's log-probs of the same tokens.
+"""Weights against the difference between the trainer's and the engine's log-probs of the same tokens.
 
-Owns w = exp(old_logprobs - sampler_logprobs) at token and sequence level, its truncations and its measurement. Always
+Owns w = exp(old_logprobs - rollout_logprobs) at token and sequence level, its truncations and its measurement. Always
 measured (`measure`), applied only where the configuration says so. Weights carry no gradient and do not change any
 denominator: a token with weight 0 still counts.
 
@@ -32,7 +32,7 @@ def weights(
     kind: str,
     *,
     old_logprobs: Tensor,
-    sampler_logprobs: Tensor,
+    rollout_logprobs: Tensor,
     loss_mask: Tensor,
     low: float = 0.0,
     high: float = math.inf,
@@ -54,7 +54,7 @@ def weights(
     if not 0 <= low < high:
         raise ValueError(f"low = {low}, high = {high}: need 0 <= low < high")
     mask, segments, log_ratio = _log_ratio(
-        old_logprobs, sampler_logprobs, loss_mask, segment_ids, num_segments
+        old_logprobs, rollout_logprobs, loss_mask, segment_ids, num_segments
     )
     token = torch.exp(log_ratio)
     rules: dict[str, Callable[[], Tensor]] = {
@@ -74,7 +74,7 @@ def weights(
 def measure(
     *,
     old_logprobs: Tensor,
-    sampler_logprobs: Tensor,
+    rollout_logprobs: Tensor,
     loss_mask: Tensor,
     num_tokens: float | Tensor | None = None,
     segment_ids: Tensor | None = None,
@@ -83,36 +83,36 @@ def measure(
 ) -> dict[str, Tensor]:
     """The difference at every granularity, as metrics that add up (see losses).
 
-    policy/sampler_mismatch_kl: k3 of KL(sampler || trainer) per token, nats. policy/sampler_difference: mean |log w|.
-    policy/sampler_weight_<token|geometric|product>: means over tokens. policy/sampler_difference_max: largest |log w|.
+    policy/rollout_mismatch_kl: k3 of KL(engine || trainer) per token, nats. policy/rollout_difference: mean |log w|.
+    policy/rollout_weight_<token|geometric|product>: means over tokens. policy/rollout_difference_max: largest |log w|.
     """
     with torch.no_grad():
         mask, segments, log_ratio = _log_ratio(
-            old_logprobs, sampler_logprobs, loss_mask, segment_ids, num_segments
+            old_logprobs, rollout_logprobs, loss_mask, segment_ids, num_segments
         )
         means = {
-            "policy/sampler_mismatch_kl": torch.expm1(log_ratio) - log_ratio,
-            "policy/sampler_difference": log_ratio.abs(),
-            "policy/sampler_weight_token": torch.exp(log_ratio),
-            "policy/sampler_weight_geometric": _geometric(log_ratio, mask, segments, reduce),
-            "policy/sampler_weight_product": _product(log_ratio, segments, reduce),
+            "policy/rollout_mismatch_kl": torch.expm1(log_ratio) - log_ratio,
+            "policy/rollout_difference": log_ratio.abs(),
+            "policy/rollout_weight_token": torch.exp(log_ratio),
+            "policy/rollout_weight_geometric": _geometric(log_ratio, mask, segments, reduce),
+            "policy/rollout_weight_product": _product(log_ratio, segments, reduce),
         }
         metrics = {name: token_mean(values, mask, num_tokens) for name, values in means.items()}
-        return metrics | {"policy/sampler_difference_max": token_max(log_ratio.abs(), mask)}
+        return metrics | {"policy/rollout_difference_max": token_max(log_ratio.abs(), mask)}
 
 
 def _log_ratio(
     old_logprobs: Tensor,
-    sampler_logprobs: Tensor,
+    rollout_logprobs: Tensor,
     loss_mask: Tensor,
     segment_ids: Tensor | None,
     num_segments: int | None,
 ) -> tuple[Tensor, Segments, Tensor]:
     mask = checks.mask("loss_mask", loss_mask)
     segments = Segments.of(mask, segment_ids=segment_ids, num_segments=num_segments)
-    named = {"old_logprobs": old_logprobs.detach(), "sampler_logprobs": sampler_logprobs.detach()}
+    named = {"old_logprobs": old_logprobs.detach(), "rollout_logprobs": rollout_logprobs.detach()}
     arrays = checks.per_token(named, mask, segments)
-    difference = arrays["old_logprobs"] - arrays["sampler_logprobs"]
+    difference = arrays["old_logprobs"] - arrays["rollout_logprobs"]
     return segments.flat(mask), segments, difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 

@@ -84,8 +84,8 @@ def shape(
         shaped = shaped + shaping.overlong_penalty(lengths, **section.overlong.model_dump())
     if section.stop_properly is not None:
         shaped = shaping.stop_properly(shaped, truncated, coefficient=section.stop_properly)
-    if section.missing_end_penalty:
-        shaped = shaping.missing_end_penalty(shaped, finished, penalty=section.missing_end_penalty)
+    if section.missing_eos_penalty:
+        shaped = shaping.missing_eos_penalty(shaped, finished, penalty=section.missing_eos_penalty)
     moments = moments.merged(shaped)
     shaped = shaping.normalise(shaped, group_ids=group_ids, running=moments, **section.normalise.model_dump())
     return (shaped * section.weight, moments), clipped

@@ -38,7 +38,7 @@ class Decision(enum.Enum):
 def keep(section: FilterSection, rewards: Sequence[np.ndarray], *, tolerance: float = 1e-6) -> list[Decision]:
     """One decision per group from its raw rewards [G] (any sizes; NaN marks samples without a verdict).
 
-    Spread is max - min, compared with section.min_spread plus `tolerance` times the largest absolute reward, so that
+    Spread is max - min, compared with section.min_reward_range plus `tolerance` times the largest absolute reward, so that
     equal rewards in different roundings have none. The interval of the mean is open. A group of one has no spread.
     """
     return [_decide(section, np.asarray(group, dtype=np.float64), tolerance) for group in rewards]
@@ -53,7 +53,7 @@ def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> De
             f"rewards: {judged[~np.isfinite(judged)][0]} in a group; rewards are finite, or NaN if unjudged"
         )
     low, high = judged.min(), judged.max()
-    if section.min_spread is not None and high - low <= section.min_spread + tolerance * max(
+    if section.min_reward_range is not None and high - low <= section.min_reward_range + tolerance * max(
         abs(low), abs(high)
     ):
         return Decision.ALL_CORRECT if low >= 1 else Decision.ALL_WRONG if high <= 0 else Decision.NO_SPREAD

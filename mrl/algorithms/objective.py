@@ -46,9 +46,9 @@ class Objective:
         """(loss, metrics) of one packed microbatch.
 
         logprobs, entropy: [N], gradients flow through them. arrays: [N] each: loss_mask (bool), advantages,
-        sampler_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
+        rollout_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
         age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
-        ref_logprobs for kl.place = loss; scores for topr. segment_ids: [N] int64. denominators: num_tokens and
+        ref_logprobs for kl.location = loss; scores for topr. segment_ids: [N] int64. denominators: num_tokens and
         num_sequences of the whole optimizer step, num_fresh_tokens (of age 0) where there is an age, and kl_coefficient
         and entropy_coefficient where a controller moves them. The loss is divided by the step's denominators already;
         metrics follow the rule in losses.
@@ -84,16 +84,16 @@ class Objective:
     def _old_logprobs(self, logprobs: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
         """[N] what the ratio is taken against.
 
-        A token of an earlier version was sampled by weights that are gone: only the sampler's log-prob tells what they
+        A token of an earlier version was sampled by weights that are gone: only the engine's log-prob tells what they
         gave it, and against that ratio and clip see how far the policy has moved since.
         """
-        if self._config.old_logprobs == "sampler":
-            return _array(arrays, "sampler_logprobs", "the rollout (old_logprobs = sampler)")
+        if self._config.old_logprobs == "rollout":
+            return _array(arrays, "rollout_logprobs", "the rollout (old_logprobs = rollout)")
         own = self._own_logprobs(logprobs, arrays)
         if "age" not in arrays:
             return own
-        sampler = _array(arrays, "sampler_logprobs", "the rollout (some tokens are of an earlier version)")
-        return torch.where(arrays["age"] > 0, sampler, own)
+        rollout = _array(arrays, "rollout_logprobs", "the rollout (some tokens are of an earlier version)")
+        return torch.where(arrays["age"] > 0, rollout, own)
 
     def _own_logprobs(self, logprobs: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
         """[N] by the weights before the step's first update."""
@@ -114,8 +114,8 @@ class Objective:
         return correction.weights(
             section.kind,
             old_logprobs=old,
-            sampler_logprobs=_array(
-                arrays, "sampler_logprobs", f"the rollout (correction.kind = {section.kind})"
+            rollout_logprobs=_array(
+                arrays, "rollout_logprobs", f"the rollout (correction.kind = {section.kind})"
             ),
             loss_mask=arrays["loss_mask"],
             **section.model_dump(exclude={"kind"}),
@@ -129,15 +129,15 @@ class Objective:
         denominators: Mapping[str, Any],
         place: dict[str, Any],
     ) -> dict[str, Tensor]:
-        """How far the sampler is from the trainer, over the tokens of the version that is trained; nothing without any."""
+        """How far the engine is from the trainer, over the tokens of the version that is trained; nothing without any."""
         mask, num_tokens = arrays["loss_mask"], denominators["num_tokens"]
         if "age" in arrays:
             mask, num_tokens = mask & (arrays["age"] == 0), denominators["num_fresh_tokens"]
-        if "sampler_logprobs" not in arrays or num_tokens == 0:
+        if "rollout_logprobs" not in arrays or num_tokens == 0:
             return {}
         return correction.measure(
             old_logprobs=old,
-            sampler_logprobs=arrays["sampler_logprobs"],
+            rollout_logprobs=arrays["rollout_logprobs"],
             loss_mask=mask,
             num_tokens=num_tokens,
             **place,
@@ -152,9 +152,9 @@ class Objective:
         place: dict[str, Any],
     ) -> tuple[Tensor | float, dict[str, Tensor]]:
         section = self._config.kl
-        if section.place != "loss":
+        if section.location != "loss":
             return 0.0, {}
-        reference = _array(arrays, "ref_logprobs", "the reference model (kl.place = loss)")
+        reference = _array(arrays, "ref_logprobs", "the reference model (kl.location = loss)")
         mask, segments = _flat_mask(arrays, place)
         named = {"logprobs": logprobs, "ref_logprobs": reference, "old_logprobs": old}
         clean = checks.per_token(named, mask, segments)
@@ -162,7 +162,7 @@ class Objective:
             section.kind, clean["logprobs"], clean["ref_logprobs"].detach(), clamp=section.clamp
         )
         weighted = values
-        if section.times_ratio:
+        if section.unbiased:
             weighted = values * torch.exp((clean["logprobs"] - clean["old_logprobs"].detach()).clamp(-20, 20))
         coefficient = denominators.get("kl_coefficient", section.coefficient)
         term = coefficient * self._aggregate(weighted, mask, segments, denominators, place)

@@ -126,12 +126,12 @@ def _kl_penalty(
 ) -> tuple[Tensor | None, dict[str, float]]:
     """[N] what is subtracted from the token rewards, and the measurement that moves the coefficient."""
     section = config.kl
-    if section.place != "reward":
+    if section.location != "reward":
         return None, {}
     for name in ("old_logprobs", "ref_logprobs"):
         if name not in batch.arrays:
             raise ValueError(
-                f"batch.arrays: no {name}, which kl.place = reward needs; recompute it before this call"
+                f"batch.arrays: no {name}, which kl.location = reward needs; recompute it before this call"
             )
     old, reference = (torch.from_numpy(batch.arrays[n]).double() for n in ("old_logprobs", "ref_logprobs"))
     difference = (old - reference).masked_fill(~work.mask, 0.0)

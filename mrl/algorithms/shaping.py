@@ -48,7 +48,7 @@ def stop_properly(
     return torch.where(touched, rewards * coefficient, rewards)
 
 
-def missing_end_penalty(rewards: Tensor, finished: Tensor, *, penalty: float) -> Tensor:
+def missing_eos_penalty(rewards: Tensor, finished: Tensor, *, penalty: float) -> Tensor:
     """[B] rewards minus `penalty` where the policy did not produce the end-of-text token."""
     _check(rewards, finished=finished)
     return rewards - penalty * (~finished).to(rewards.dtype)

@@ -30,7 +30,7 @@ class State:
         return cls(
             kl=kl_controller(config.kl),
             entropy=entropy_controller(config.entropy),
-            kl_in_loss=config.kl.place == "loss",
+            kl_in_loss=config.kl.location == "loss",
         )
 
     def coefficients(self) -> dict[str, float]:

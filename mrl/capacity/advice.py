@@ -101,7 +101,7 @@ def cache_warnings(concurrent: int, samples: int, rollout: RolloutSection) -> li
         return []
     return [
         f"the KV cache holds {concurrent} sequences of mean length, an engine has {samples} and may run {rollout.max_num_seqs}: "
-        "more device memory, a larger rollout.tp or memory_fraction, or shorter responses make generation faster"
+        "more device memory, a larger rollout.tp or gpu_memory_utilization, or shorter responses make generation faster"
     ]
 
 
@@ -165,7 +165,7 @@ def memory_suggestions(
             found.append("more data-parallel replicas split the optimizer state further")
         elif part == "KV cache":
             found.append(
-                f"a lower rollout.memory_fraction (now {rollout.memory_fraction:g}) leaves room beside the KV cache"
+                f"a lower rollout.gpu_memory_utilization (now {rollout.gpu_memory_utilization:g}) leaves room beside the KV cache"
             )
     return list(dict.fromkeys(found))[:3]
 

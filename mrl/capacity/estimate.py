@@ -33,7 +33,7 @@ class Subject:
 
     @property
     def sleeps(self) -> bool:
-        return self.config.rollout.sleep and self.hardware.kind == "gpu"
+        return self.config.rollout.enable_sleep_mode and self.hardware.kind == "gpu"
 
     @property
     def offloads(self) -> bool:
@@ -193,7 +193,7 @@ def _advice(
     )
     if cache <= 0:
         errors.append(
-            f"rollout.memory_fraction = {config.rollout.memory_fraction:g} of the device is less than the engine's weights: "
+            f"rollout.gpu_memory_utilization = {config.rollout.gpu_memory_utilization:g} of the device is less than the engine's weights: "
             "no KV cache is left; raise it or rollout.tp"
         )
     warnings = advice.layout_warnings(facts, layout, config.training, config.rollout, hardware)

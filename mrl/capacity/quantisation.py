@@ -23,7 +23,7 @@ def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
 
 def warnings(config: Config, facts: Facts, layout: Layout) -> list[str]:
     """What the configuration says for itself, and tensors the trainer cuts inside blocks."""
-    found = config.doubts
+    found = config.warnings
     if config.rollout.quantization == "none":
         return found
     if cut := cut_inside_blocks(from_layout(facts.hf, layout), BLOCK):

@@ -55,7 +55,7 @@ def _kv_bytes(facts: Facts, rollout: RolloutSection) -> int:
 def kv_cache_bytes(
     facts: Facts, rollout: RolloutSection, hardware: Hardware, engine: EngineMemory
 ) -> tuple[int, int]:
-    """(KV cache, working memory) of one engine rank: on GPU what memory_fraction leaves, on CPU what is configured."""
+    """(KV cache, working memory) of one engine rank: on GPU what gpu_memory_utilization leaves, on CPU what is configured."""
     element = ELEMENT_BYTES[rollout.dtype]
     inner = facts.expert_inner * facts.top_k
     per_token = (4 + facts.top_k) * facts.hidden + 3 * inner // rollout.tp
@@ -63,5 +63,5 @@ def kv_cache_bytes(
     working = rollout.max_num_batched_tokens * per_token * element + logits
     if hardware.kind == "cpu":
         return rollout.kv_cache_bytes, working
-    granted = int(rollout.memory_fraction * hardware.memory_bytes)
+    granted = int(rollout.gpu_memory_utilization * hardware.memory_bytes)
     return granted - engine.weights - engine.derived - working, working

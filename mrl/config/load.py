@@ -12,8 +12,8 @@ from typing import Any
 import pydantic
 import yaml
 
-from mrl.config import foreign
 from mrl.config.merge import Origins, merge
+from mrl.config.other_names import answer, renamed
 from mrl.config.root import Config
 from mrl.config.sections.base import Section
 from mrl.errors import ConfigError
@@ -22,16 +22,13 @@ CHOICES = {"algorithm.loss": ("name", "ppo_clip"), "algorithm.correction": ("kin
 """Sections (with the key that chooses and its value without one) whose constants belong to the choice: another loss or correction
 takes its own paper's bounds, not the former's."""
 
-GONE = {"sync.digests": "sync.verify (full, wire or off)"}
-"""Settings that there were, and what is written instead."""
 
-
-def load(files: Iterable[str | Path], words: Iterable[str] = ()) -> Config:
+def load(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Config:
     """The resolved configuration of a run.
 
     Raises ConfigError with one line per problem: dotted path, where the value came from, what is wrong.
     """
-    tree, origins = merge(files, words, choices=CHOICES)
+    tree, origins = merge(files, overrides, choices=CHOICES)
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -45,23 +42,25 @@ def dump(config: Config) -> str:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Command-line words into files and a.b.c=value words; a file named x=y.yaml must be given as ./x=y.yaml."""
-    words = [a for a in arguments if "=" in a and not a.startswith((".", "/"))]
-    return [a for a in arguments if a not in words], words
+    """Arguments of a command as (files, a.b.c=value overrides); a file named x=y.yaml must be given as ./x=y.yaml."""
+    overrides = [a for a in arguments if "=" in a and not a.startswith((".", "/"))]
+    return [a for a in arguments if a not in overrides], overrides
 
 
 def _explain(problem: Any, origins: Origins) -> str:
     parts = [str(p) for p in problem["loc"]]
-    path = ".".join(parts)
+    path, value = ".".join(parts), problem["input"]
     origin = _origin(path, origins)
-    if path in GONE:
-        return f"{path}: there is no such setting any more{origin}; write {GONE[path]}"
+    section = _section_at(parts[:-1])
+    if section and parts and (new := renamed(section, parts[-1], value)):
+        old = repr(value) if parts[-1] in section.model_fields else "the setting"
+        return f"{path}: {old} is renamed to {new}{origin}"
     if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{origin}{foreign.answer(parts[-1]) or _nearest(parts)}"
+        return f"{path}: unknown key{origin}{answer(parts[-1]) or _nearest(parts[-1], section)}"
     if problem["type"] == "missing":
         return f"{path}: required and not given"
     message = problem["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(problem["input"], dict | Section) else f"; got {problem['input']!r}"
+    shown = "" if isinstance(value, dict | Section) else f"; got {value!r}"
     return f"{path or 'configuration'}: {message}{shown}{origin}"
 
 
@@ -70,12 +69,11 @@ def _origin(path: str, origins: Origins) -> str:
     return f" ({inside[0]})" if inside and path else ""
 
 
-def _nearest(parts: Sequence[str]) -> str:
-    section = _section_at(parts[:-1])
+def _nearest(key: str, section: type[pydantic.BaseModel] | None) -> str:
     if section is None:
         return ""
     names = list(section.model_fields)
-    close = difflib.get_close_matches(parts[-1], names, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
     return f"; did you mean '{close[0]}'?" if close else f"; known keys here: {', '.join(names)}"
 
 
@@ -87,8 +85,7 @@ def _section_at(parts: Sequence[str]) -> type[pydantic.BaseModel] | None:
         inner = section_types(section.model_fields[part].annotation)
         if not inner:
             return None
-        wanted = [s for s in inner if s.__name__ in parts or tag_of(s) in parts]
-        section = wanted[0] if wanted else inner[0]
+        section = next((s for s in inner if s.__name__ in parts or tag_of(s) in parts), inner[0])
     return section
 
 

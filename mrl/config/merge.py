@@ -1,6 +1,6 @@
-"""YAML files and `a.b.c=value` words to one tree that remembers where each value came from.
+"""YAML files and `a.b.c=value` overrides make one tree that remembers where each value came from.
 
-Grammar of words as in verl and Hydra: `a.b.c=value`, value read as YAML (`null`, `[1, 2]`, quotes, numbers).
+The grammar of overrides is verl's and Hydra's: `a.b.c=value`, value read as YAML (`null`, `[1, 2]`, quotes, numbers).
 Owns no schema: that is mrl/config/load.py.
 """
 
@@ -22,21 +22,21 @@ Origins = dict[str, str]
 
 def merge(
     files: Iterable[str | Path],
-    words: Iterable[str] = (),
+    overrides: Iterable[str] = (),
     *,
     choices: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[dict[str, Any], Origins]:
-    """Files left to right, then all words at once; later values win, mappings are merged, lists are replaced.
+    """Files left to right, then all overrides at once; later values win, mappings are merged, lists are replaced.
 
     `choices`: dotted paths of mappings in which one key (the value: the key and what it is without one) says what the others
     mean; under a new choice they start empty.
     """
     tree: dict[str, Any] = {}
     origins: Origins = {}
-    given: dict[str, Any] = {}
-    for word in words:
-        _join(given, _word(word))
-    for layer in (*(_read(shipped(Path(file))) for file in files), given):
+    last: dict[str, Any] = {}
+    for override in overrides:
+        _join(last, _parse_override(override))
+    for layer in (*(_read(shipped(Path(file))) for file in files), last):
         for path, (key, usual) in (choices or {}).items():
             _drop_other_choice(tree, origins, layer, path, key=key, usual=usual)
         _overlay(tree, origins, layer, "")
@@ -97,15 +97,15 @@ def _construct(node: yaml.Node) -> Any:
         loader.dispose()
 
 
-def _word(word: str) -> dict[str, Any]:
-    name, equals, text = word.partition("=")
+def _parse_override(override: str) -> dict[str, Any]:
+    name, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*", name):
-        raise ConfigError(f"'{word}' is neither a configuration file nor of the form a.b.c=value")
+        raise ConfigError(f"'{override}' is neither a configuration file nor of the form a.b.c=value")
     try:
         value = yaml.load(text, Loader=_Loader) if text else None
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value in '{word}' is not readable: {error}") from error
-    tree: Any = _locate(value, f"command line ({word})")
+        raise ConfigError(f"the value in '{override}' is not readable: {error}") from error
+    tree: Any = _locate(value, f"command line ({override})")
     for key in reversed(name.split(".")):
         tree = {key: tree}
     return tree
@@ -134,8 +134,8 @@ def _drop_other_choice(
     if key not in chosen or chosen[key].value == held.get(key, usual):
         return
     held.clear()
-    for known in [known for known in origins if known.startswith(path + ".")]:
-        del origins[known]
+    for dropped in [key for key in origins if key.startswith(path + ".")]:
+        del origins[dropped]
 
 
 def _at(tree: dict[str, Any], path: str) -> dict[str, Any]:

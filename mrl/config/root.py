@@ -1,18 +1,18 @@
 """The whole configuration of a run: one section per room, and the rules that cross them."""
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.base import Section
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.export import ExportSection
-from mrl.config.sections.logging import ObserveSection
+from mrl.config.sections.logging import LoggingSection
 from mrl.config.sections.loop import LaunchSection, LoopSection, RunSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.reward import JudgeSection
 from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.sft import WarmStartSection
+from mrl.config.sections.sft import SftSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection
 
@@ -42,12 +42,12 @@ class Config(Section):
     """Order and amount of work."""
     launch: LaunchSection = LaunchSection()
     """Processes and machines."""
-    observe: ObserveSection = ObserveSection()
+    logging: LoggingSection = LoggingSection()
     """Trackers and dumps."""
     export: ExportSection = ExportSection()
     """Checkpoints as Hugging Face folders."""
-    warm_start: WarmStartSection | None = Field(default=None)
-    """Supervised start, run by `mrl warm-start`."""
+    sft: SftSection | None = None
+    """Supervised start, run by `mrl sft`."""
 
     @model_validator(mode="after")
     def _layouts_fit(self) -> "Config":
@@ -92,22 +92,22 @@ class Config(Section):
         return self
 
     @property
-    def doubts(self) -> list[str]:
-        """What works and is probably not meant; told at a run's start and in its plan."""
+    def warnings(self) -> list[str]:
+        """What works and is probably not meant; a run's start and its capacity estimate print it."""
         if self.rollout.quantization == "none":
             return []
-        told, found = f"rollout.quantization = {self.rollout.quantization}", []
-        if self.algorithm.correction.kind == "off" and self.algorithm.old_logprobs != "sampler":
-            found.append(
-                f"{told} with algorithm.correction.kind = off: the sampler's probabilities differ from the trainer's by more "
-                "than rounding, and nothing weighs its tokens; truncated is the usual correction"
+        setting, warnings = f"rollout.quantization = {self.rollout.quantization}", []
+        if self.algorithm.correction.kind == "off" and self.algorithm.old_logprobs != "rollout":
+            warnings.append(
+                f"{setting} with algorithm.correction.kind = off: the engine's probabilities differ from the "
+                "trainer's by more than rounding, and nothing weighs its tokens; truncated is the usual correction"
             )
-        if self.loop.max_sampler_mismatch is not None:
-            found.append(
-                f"{told} with loop.max_sampler_mismatch = {self.loop.max_sampler_mismatch:g}: quantised weights alone make "
-                "differences of tenths and more; measure some steps without a limit first"
+        if self.loop.max_rollout_mismatch is not None:
+            warnings.append(
+                f"{setting} with loop.max_rollout_mismatch = {self.loop.max_rollout_mismatch:g}: quantised weights "
+                "alone make differences of tenths and more; measure some steps without a limit first"
             )
-        return found
+        return warnings
 
     @property
     def updates_per_step(self) -> int:

@@ -35,7 +35,7 @@ class LoadReport:
     """Rows left out because an earlier one has their prompt and domain."""
     contradicting: int = 0
     """Duplicates whose ground truth is another one than the row's that was kept."""
-    over_long: int = 0
+    overlong: int = 0
     """Rows left out because their prompt is longer than `data.max_prompt_tokens`."""
     unusable: int = 0
     """Rows left out because they cannot be read or judged, where `data.unusable` is filter."""
@@ -112,7 +112,7 @@ class _Preparation:
         rows = self._usable(entry)
         rows = self._without_duplicates(rows)
         self.report.without_ground_truth += sum(row.gold is None for row in rows)
-        prompts = self._without_over_long(self._tokenised(rows, entry))
+        prompts = self._without_overlong(self._tokenised(rows, entry))
         name = f"{entry.domain}:{','.join(entry.paths)}"
         share = entry.probability if entry.probability is not None else float(len(prompts))
         return Source(name, prompts, share)
@@ -215,19 +215,19 @@ class _Preparation:
                 f"{entry.path}: {not_shown} rows have tools or chat_template_kwargs and a prompt that no template renders"
             )
 
-    def _without_over_long(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+    def _without_overlong(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         limit = self.section.max_prompt_tokens
         empty = [prompt.row for prompt in prompts if not len(prompt.tokens)]
         if empty:
             raise DataError(f"{empty[0]}: the prompt has no tokens ({len(empty)} such rows)")
         kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
         longer = [prompt for prompt in prompts if len(prompt.tokens) > limit]
-        if longer and self.section.over_long == "refuse":
+        if longer and self.section.overlong == "refuse":
             raise DataError(
                 f"{len(longer)} prompts are longer than data.max_prompt_tokens = {limit}, the first at "
-                f"{longer[0].row} with {len(longer[0].tokens)} tokens; raise the limit or set data.over_long=filter"
+                f"{longer[0].row} with {len(longer[0].tokens)} tokens; raise the limit or set data.overlong=filter"
             )
-        self.report.over_long += len(longer)
+        self.report.overlong += len(longer)
         return kept
 
 

@@ -10,7 +10,7 @@ from mrl.samples import Group, Sample, TrainBatch
 
 
 def pack(groups: Sequence[Group]) -> TrainBatch:
-    """All samples of the groups, in order, as one flat batch with `sampler_logprobs`; prompts carry mask False."""
+    """All samples of the groups, in order, as one flat batch with `rollout_logprobs`; prompts carry mask False."""
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return TrainBatch(
@@ -20,7 +20,7 @@ def pack(groups: Sequence[Group]) -> TrainBatch:
         group_ids=np.array([s.prompt_index for s in samples], dtype=np.int64),
         sample_ids=tuple(s.sample_id for s in samples),
         arrays={
-            "sampler_logprobs": _after_prompts(samples, [s.sampler_logprobs for s in samples], np.float32),
+            "rollout_logprobs": _after_prompts(samples, [s.rollout_logprobs for s in samples], np.float32),
         },
     )
 

@@ -147,7 +147,7 @@ def _sample(prompt: Prompt, index: int, response: Response, text: str) -> Sample
         prompt_tokens=prompt.tokens,
         response_tokens=response.tokens,
         loss_mask=np.ones(len(response.tokens), dtype=np.bool_),
-        sampler_logprobs=response.logprobs,
+        rollout_logprobs=response.logprobs,
         policy_versions=response.policy_versions,
         status=response.status,
         response_text=text,

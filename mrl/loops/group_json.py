@@ -21,7 +21,7 @@ ARRAYS = {
     "prompt_tokens": np.int32,
     "response_tokens": np.int32,
     "loss_mask": np.bool_,
-    "sampler_logprobs": np.float32,
+    "rollout_logprobs": np.float32,
     "policy_versions": np.int32,
     "routed_experts": np.int16,
     "token_values": np.float32,

@@ -102,9 +102,9 @@ class GroupSupply:
             f"dynamic sampling found {len(chosen)} of {wanted} groups in {metrics['group/rounds']:.0f} rounds; "
             f"{metrics.get('group/all_correct_frac', 0.0):.0%} of the groups were all right, {metrics.get('group/all_wrong_frac', 0.0):.0%} all wrong"
         )
-        if section.when_spent == "stop":
+        if section.on_exhausted == "stop":
             raise RolloutError(
-                f"{text}; raise algorithm.filter.max_rounds or max_prompts, or set when_spent: train_on_fewer"
+                f"{text}; raise algorithm.filter.max_rounds or max_prompts, or set on_exhausted: train_on_fewer"
             )
         log.warning("%s; training on fewer", text)
 

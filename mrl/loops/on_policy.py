@@ -151,7 +151,7 @@ class OnPolicyLoop:
 
     def _recompute(self, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
         """The packed batch with reference log-probs and values by the trainer; where they need a pass of their own, also
-        with old log-probs, and the sampler's distance from those."""
+        with old log-probs, and the engine's distance from those."""
         batch, temperature, measured = pack(groups), self._config.rollout.temperature, {}
         arrays = {"age": ages(batch, policy_versions(groups), version=self.version)}
         with self._clock.phase("recompute"):
@@ -173,11 +173,11 @@ class OnPolicyLoop:
 
     @property
     def _recomputes_policy(self) -> bool:
-        """Whether this step makes a pass for the policy's log-probs; while only the critic learns, no update measures the sampler."""
+        """Whether this step makes a pass for the policy's log-probs; while only the critic learns, no update measures the engine."""
         return self._config.algorithm.recomputes_policy or "policy" not in self._updated_roles()
 
     def _measured(self, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """The sampler's distance from the policy's log-probs [N] of the batch of this step; an error where it is too far."""
+        """The engine's distance from the policy's log-probs [N] of the batch of this step; an error where it is too far."""
         loop = self._config.loop
         nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]))
         measured = mismatch.measure(
@@ -187,7 +187,7 @@ class OnPolicyLoop:
             served=policy_versions(self._groups) == self._supply.served_version,
             margin=loop.router_margin,
         )
-        mismatch.check(measured, loop.max_sampler_mismatch, version=self.version)
+        mismatch.check(measured, loop.max_rollout_mismatch, version=self.version)
         return measured
 
     def _estimate(self, batch: TrainBatch, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
@@ -227,7 +227,7 @@ class OnPolicyLoop:
         return metrics
 
     def _measured_update(self, batch: TrainBatch, divisors: dict[str, float]) -> dict[str, float]:
-        """The step's only update of the policy: its own log-probs measure the sampler before any parameter changes."""
+        """The step's only update of the policy: its own log-probs measure the engine before any parameter changes."""
         policy, metrics = self._train.accumulate(batch, divisors)
         return metrics | self._measured(batch, policy) | self._train.step()
 

@@ -45,9 +45,9 @@ class Recorder:
         self._layers = MetricsLog(folder.expert_load)
         for rows in (self._metrics, self._layers):
             rows.resume_at(first_step)
-        self._samples = SamplesLog(folder.samples, limit=config.observe.samples_per_step)
+        self._samples = SamplesLog(folder.samples, limit=config.logging.samples_per_step)
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
-        self._trackers = trackers.start(config.observe, run, history=metrics_log.read(folder.metrics))
+        self._trackers = trackers.start(config.logging, run, history=metrics_log.read(folder.metrics))
         self.progress = Progress(config.loop.steps)
         self.last_row: dict[str, float] = {}
         self._failed_saves = 0

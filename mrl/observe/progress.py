@@ -13,7 +13,7 @@ SHOWN = (
     ("reward", "reward/mean", ".3f"),
     ("accuracy", "val/accuracy", ".3f"),
     ("entropy", "policy/entropy", ".3f"),
-    ("mismatch", "policy/sampler_logprob_diff_max", ".1e"),
+    ("mismatch", "policy/rollout_logprob_diff_max", ".1e"),
     ("grad", "optim/grad_norm", ".2f"),
 )
 

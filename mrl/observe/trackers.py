@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from mrl.config.sections.logging import ObserveSection
+from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe.mlflow_tracker import MlflowTracker
 from mrl.observe.tracked_run import TrackedRun
@@ -127,13 +127,13 @@ def require_installed(names: Iterable[str]) -> None:
     specs = {name: importlib.util.find_spec(name) for name in names}
     if absent := [name for name, spec in specs.items() if spec is None or spec.origin is None]:
         raise ConfigError(
-            f"observe.trackers names {', '.join(absent)}, which is not installed; install the extra: "
-            f"pip install 'mrl[{','.join(absent)}]', or leave it out of observe.trackers"
+            f"logging.trackers names {', '.join(absent)}, which is not installed; install the extra: "
+            f"pip install 'mrl[{','.join(absent)}]', or leave it out of logging.trackers"
         )
 
 
 def start(
-    section: ObserveSection, run: TrackedRun, *, history: Sequence[Mapping[str, float]]
+    section: LoggingSection, run: TrackedRun, *, history: Sequence[Mapping[str, float]]
 ) -> list[GuardedTracker]:
     """A guarded tracker for each name; ConfigError where a package is absent."""
     require_installed(section.trackers)

@@ -30,7 +30,7 @@ class WandbTracker:
         mode = section.mode or wandb.setup().settings.mode
         if mode == "online" and not wandb.login(prompt=False):
             raise ConfigError(
-                "no API key; run `wandb login`, set WANDB_API_KEY, or write observe.wandb.mode=offline"
+                "no API key; run `wandb login`, set WANDB_API_KEY, or write logging.wandb.mode=offline"
             )
         self._run = wandb.init(
             id=_kept_id(run.folder / "wandb_id"),

@@ -1,7 +1,7 @@
 """The quickstart's task: sums of two numbers, as jsonl rows.
 
 Row of train and validation:  {"prompt": "37+58=", "answer": "95", "tag": "carry"}
-Row of warm start:            {"prompt": "37+58=", "response": "95"}
+Row of the supervised start:  {"prompt": "37+58=", "response": "95"}
 The tag says whether a digit is carried. Every pair of summands lies in exactly one of the three files; all are a pure function
 of the seed.
 """
@@ -40,26 +40,24 @@ def write(
     *,
     largest: int = 99,
     num_validation: int = 512,
-    num_warm_start: int = 3000,
+    num_sft: int = 3000,
     seed: int = 0,
 ) -> Path:
-    """Writes train.jsonl, validation.jsonl and warm_start.jsonl; returns the folder.
+    """Writes train.jsonl, validation.jsonl and sft.jsonl; returns the folder.
 
-    All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then warm start, the rest to train.
+    All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then the supervised start, the rest to train.
     """
     pairs = [Sum(a, b) for a in range(largest + 1) for b in range(largest + 1)]
-    if num_validation + num_warm_start >= len(pairs):
-        raise ValueError(
-            f"{num_validation} + {num_warm_start} rows leave nothing of {len(pairs)} sums to train on"
-        )
+    if num_validation + num_sft >= len(pairs):
+        raise ValueError(f"{num_validation} + {num_sft} rows leave nothing of {len(pairs)} sums to train on")
     random.Random(seed).shuffle(pairs)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     validation, rest = pairs[:num_validation], pairs[num_validation:]
-    warm, train = rest[:num_warm_start], rest[num_warm_start:]
+    sft, train = rest[:num_sft], rest[num_sft:]
     _write_rows(folder / "validation.jsonl", (_question(s) for s in validation))
     _write_rows(folder / "train.jsonl", (_question(s) for s in train))
-    _write_rows(folder / "warm_start.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in warm))
+    _write_rows(folder / "sft.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in sft))
     return folder
 
 

@@ -4,7 +4,7 @@
     code    {"prompt": "f=a*3+b:", "answer": {"entry_point": "f", "cases": [...]}}      wants  def f(a,b):return a*3+b
     style   {"prompt": "3 words no e:", "answer": [{"check": "num_words", ...}, ...]}   wants  sun sky moon
 
-Every prompt lies in exactly one of a domain's training file, its validation file and warm_start.jsonl; all are a pure
+Every prompt lies in exactly one of a domain's training file, its validation file and sft.jsonl; all are a pure
 function of the seed.
 """
 
@@ -21,7 +21,7 @@ from mrl.prepare.arithmetic import Sum
 
 WORDS = "sun sky moon tree bird fish hill rain wind snow leaf lake star rock sand fog owl fox cat dog ant bee".split()  # noqa: SIM905
 _OPERATORS = {"+": "plus", "-": "minus", "*": "times"}
-_WARM_ROWS = {"sums": 450, "code": 120, "style": 80}
+_SFT_ROWS = {"sums": 450, "code": 120, "style": 80}
 """Demonstrations of each domain: enough that the start is right sometimes, too few that it is right always."""
 _INPUTS = ((2, 5), (7, 3), (0, 1), (4, 9))
 
@@ -37,20 +37,20 @@ class Task:
 
 
 def write(folder: str | Path, *, num_validation: int = 40, seed: int = 0) -> Path:
-    """Writes {sums,code,style}.jsonl, the same with _validation, and warm_start.jsonl; returns the folder."""
+    """Writes {sums,code,style}.jsonl, the same with _validation, and sft.jsonl; returns the folder."""
     rng = random.Random(seed)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    warm: list[dict[str, Any]] = []
+    sft: list[dict[str, Any]] = []
     for name, tasks in (("sums", _sums()), ("code", _functions()), ("style", _instructions(rng))):
         rng.shuffle(tasks)
-        num_warm = _WARM_ROWS[name]
+        num_sft = _SFT_ROWS[name]
         validation, rest = tasks[:num_validation], tasks[num_validation:]
         _write(folder / f"{name}_validation.jsonl", [_question(task) for task in validation])
-        _write(folder / f"{name}.jsonl", [_question(task) for task in rest[num_warm:]])
-        warm += [{"prompt": task.prompt, "response": task.response} for task in rest[:num_warm]]
-    rng.shuffle(warm)
-    _write(folder / "warm_start.jsonl", warm)
+        _write(folder / f"{name}.jsonl", [_question(task) for task in rest[num_sft:]])
+        sft += [{"prompt": task.prompt, "response": task.response} for task in rest[:num_sft]]
+    rng.shuffle(sft)
+    _write(folder / "sft.jsonl", sft)
     return folder
 
 

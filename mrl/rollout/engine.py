@@ -87,7 +87,7 @@ class RolloutEngine:
             cpu_limits.check_cpu(
                 model_path, tp=self._rollout.tp, expert_parallel=self._rollout.expert_parallel
             )
-        eager = not self._rollout.compiled or (on_cpu and self._rollout.tp > 1)
+        eager = self._rollout.enforce_eager or (on_cpu and self._rollout.tp > 1)
         environment.disable_compilation(on_cpu and eager)
 
         from vllm import EngineArgs
@@ -102,8 +102,8 @@ class RolloutEngine:
             {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
             if on_cpu
             else {
-                "gpu_memory_utilization": self._rollout.memory_fraction,
-                "enable_sleep_mode": self._rollout.sleep,
+                "gpu_memory_utilization": self._rollout.gpu_memory_utilization,
+                "enable_sleep_mode": self._rollout.enable_sleep_mode,
             }
         )
         arguments = EngineArgs(
@@ -117,7 +117,7 @@ class RolloutEngine:
             max_num_seqs=seqs,
             max_num_batched_tokens=min(self._rollout.max_num_batched_tokens, seqs * self._max_length),
             enforce_eager=eager,
-            enable_prefix_caching=self._rollout.prefix_cache and not self._deterministic,
+            enable_prefix_caching=self._rollout.enable_prefix_caching and not self._deterministic,
             # Processed ones are of the tokens that truncation leaves, raw ones have no temperature (the configuration says 1).
             logprobs_mode="raw_logprobs" if self._rollout.truncates else "processed_logprobs",
             load_format="auto" if real_weights else "dummy",
@@ -336,7 +336,7 @@ class RolloutEngine:
         """Only CUDA can give an engine's memory away and take it back."""
         import torch
 
-        return self._rollout.sleep and torch.cuda.is_available()
+        return self._rollout.enable_sleep_mode and torch.cuda.is_available()
 
     def sleep(self) -> None:
         """Level 2: weights and KV cache are dropped (the next version comes by weight sync). Nothing happens on CPU."""

@@ -1,4 +1,4 @@
-"""Next-token cross entropy on the tokens of the loss mask: the warm start's objective."""
+"""Next-token cross entropy on the tokens of the loss mask: the objective of `mrl sft`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def random_batch() -> TrainBatch:
     noise = generator.normal(size=(3, count)).astype(np.float32) / 10
     arrays = {
         "old_logprobs": old,
-        "sampler_logprobs": old + noise[0],
+        "rollout_logprobs": old + noise[0],
         "ref_logprobs": old + noise[1],
         "values": noise[2],
     }
@@ -86,7 +86,7 @@ def test_recipe_improves_rewarded_tokens(name) -> None:
     won = torch.from_numpy(rewards) == 1.0
     assert float(per_sample[won].mean()) < float(per_sample[~won].mean())
     assert float(found["policy/entropy"]) == pytest.approx(1.0)
-    assert {"policy/sampler_mismatch_kl", "policy/ratio_max", "policy/clip_frac_low"} <= set(found)
+    assert {"policy/rollout_mismatch_kl", "policy/ratio_max", "policy/clip_frac_low"} <= set(found)
 
 
 DAPO = [

@@ -31,7 +31,7 @@ SLOW_RECIPES = {
 def shrunken(recipe: str, folder: Path) -> list[str]:
     """The recipe with small words over it; algorithm, recompute and phases stay the recipe's, and the trainer
     leaves its memory while engines serve, as it does on GPUs. Engines are wide: these sizes have no whole block of 128 (tests/launch/test_float8.py has)."""
-    arithmetic.write(folder / "data", largest=9, num_validation=8, num_warm_start=8)
+    arithmetic.write(folder / "data", largest=9, num_validation=8, num_sft=8)
     (folder / "judge.py").write_text(JUDGE)
     family, layout = (RECIPES | SLOW_RECIPES)[recipe]
     new = (
@@ -65,13 +65,13 @@ rollout:
   max_response_tokens: 8
   max_num_seqs: 16
   kv_cache_bytes: 33554432
-  compiled: false
+  enforce_eager: true
 sync: {{bucket_bytes: 1048576}}
 loop:
   steps: 1
   prompts_per_step: 2
   samples_per_prompt: 4
-  max_sampler_mismatch: 1.0e-4
+  max_rollout_mismatch: 1.0e-4
   validation: {{before_training: false, after_training: false, every_steps: 0}}
   checkpoint: {{every_steps: 0, at_end: false}}
 """

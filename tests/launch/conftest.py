@@ -11,9 +11,7 @@ from mrl.prepare import arithmetic, tiny_model
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with train.jsonl, validation.jsonl and model/ (random Qwen3-MoE, 4 layers, 8 experts)."""
-    folder = arithmetic.write(
-        tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_warm_start=100
-    )
+    folder = arithmetic.write(tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_sft=100)
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
     tiny_model.ensure(model, [str(folder / "train.jsonl")], seed=0)

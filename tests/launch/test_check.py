@@ -66,7 +66,7 @@ MODEL_FAULTS = {
 }
 
 WORD_FAULTS = [
-    (("observe.trackers=[mlflow]",), "observe.trackers names mlflow, which is not installed"),
+    (("logging.trackers=[mlflow]",), "logging.trackers names mlflow, which is not installed"),
     (
         ("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
         "nowhere.module cannot be imported",
@@ -85,7 +85,7 @@ WORD_FAULTS = [
     (("data.validation=FOLDER/rows.xml",), "rows.xml"),
     (("model.path=/nowhere/model",), "model.path = /nowhere/model does not exist"),
     (
-        ("model.reference_path=/nowhere/model", "algorithm.kl={place: loss, coefficient: 0.1}"),
+        ("model.reference_path=/nowhere/model", "algorithm.kl={location: loss, coefficient: 0.1}"),
         "/nowhere/model",
     ),
     (
@@ -176,7 +176,7 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
     task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = (
-        "observe.trackers=[mlflow]",
+        "logging.trackers=[mlflow]",
         "judge={kind: plugin, path: 'nowhere:score'}",
         "data.train=/nowhere.jsonl",
     )

@@ -73,7 +73,7 @@ def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path)
         "loop.steps=1000",
         "loop.checkpoint={every_steps: 1, max_failed: 1000}",
         "loop.validation.every_steps=0",
-        "observe.trackers=[tensorboard]",
+        "logging.trackers=[tensorboard]",
     )
     command = Command(
         "train", *words(task, disk, "run", *more), log=tmp_path / "log", under=(*SMALL_DISK, str(disk))

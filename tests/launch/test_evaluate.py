@@ -28,5 +28,5 @@ def test_rows_that_are_left_out_are_counted_where_people_see_it(
     with pytest.raises(DataError, match="has no rows left"):
         evaluate(load([GSM8K], words))
     said = capsys.readouterr().err
-    assert "data: rows: 0, validation_rows: 0, " in said and "over_long: 1" in said
+    assert "data: rows: 0, validation_rows: 0, " in said and "overlong: 1" in said
     assert "read by reward functions alone: page" in said

@@ -22,7 +22,7 @@ FORMS = {
     "fp8_block": (
         "rollout.dtype=bfloat16",
         "algorithm.correction.kind=truncated",
-        "loop.max_sampler_mismatch=null",
+        "loop.max_rollout_mismatch=null",
     ),
 }
 
@@ -49,8 +49,8 @@ def test_published_float8_weights_are_trained_and_served(form: str, published: P
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
     exact = form == "none"
-    assert all((row["policy/sampler_difference_max"] < 1e-4) == exact for row in rows[1:])
-    assert all(row["policy/sampler_mismatch_kl"] < 0.05 for row in rows[1:])
+    assert all((row["policy/rollout_difference_max"] < 1e-4) == exact for row in rows[1:])
+    assert all(row["policy/rollout_mismatch_kl"] < 0.05 for row in rows[1:])
 
 
 def test_published_float8_weights_are_evaluated_as_they_are(published: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_three_steps_on_all_rows(tmp_path: Path) -> None:
         f"run.folder={tmp_path}",
         f"model.path={tmp_path}/model",
         "loop.steps=3",
-        "rollout.compiled=false",
+        "rollout.enforce_eager=true",
         log=tmp_path / "log",
         seconds=360,
     )
@@ -29,4 +29,4 @@ def test_three_steps_on_all_rows(tmp_path: Path) -> None:
     assert [r["step"] for r in rows] == [0, 1, 2, 3]
     assert all("reward/format" in r and "reward/maths" in r for r in rows[1:])
     assert rows[3]["val/prompts"] == 64 and 0 <= rows[3]["val/accuracy"] <= 1
-    assert all(r["optim/grad_norm"] >= 0 and r["policy/sampler_logprob_diff_max"] < 1e-3 for r in rows[1:])
+    assert all(r["optim/grad_norm"] >= 0 and r["policy/rollout_logprob_diff_max"] < 1e-3 for r in rows[1:])

@@ -77,7 +77,7 @@ def groups_of(prompts: list[np.ndarray], responses: list, version: int) -> list[
                 prompt_tokens=prompts[i + j],
                 response_tokens=r.tokens,
                 loss_mask=np.ones(len(r.tokens), np.bool_),
-                sampler_logprobs=r.logprobs,
+                rollout_logprobs=r.logprobs,
                 policy_versions=r.policy_versions,
                 status=r.status,
                 verdict=Verdict(VerdictKind.SCORED, float(j)),
@@ -127,7 +127,7 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
             served = policy_versions(groups) == version
             margins = forward["router_margin"]
             found = measure(batch, forward["logprobs"], margins, served=served, margin=1e-5)
-            assert found["policy/sampler_logprob_diff_max"] < 1e-4, found
+            assert found["policy/rollout_logprob_diff_max"] < 1e-4, found
             before = forward["logprobs"]
             batch, _ = shape_and_estimate(config.algorithm, batch.with_arrays(old_logprobs=before), groups)
             metrics = hybrid.train.update(batch, denominators(batch))
@@ -155,8 +155,8 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
     clear = batch.loss_mask & (forward["router_margin"] > 1e-5)
     assert clear.sum() > 20
     reference, _ = reference_logprobs(tmp_path / "export", batch)
-    sampler = batch.arrays["sampler_logprobs"]
-    assert np.abs(sampler - forward["logprobs"])[clear].max() < 1e-4
+    rollout = batch.arrays["rollout_logprobs"]
+    assert np.abs(rollout - forward["logprobs"])[clear].max() < 1e-4
     assert np.abs(reference - forward["logprobs"])[clear].max() < 1e-4
     assert np.abs(reference_logprobs(Path(config.model.path), batch)[0] - reference)[clear].max() > 1e-3, (
         "the updates changed nothing"

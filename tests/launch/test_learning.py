@@ -39,11 +39,11 @@ NUM_ROWS = 400
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, Hybrid]]:
-    """A model after a short warm start (sums up to 34 + 34), and the hybrid engine serving it."""
+    """A model after a short supervised start (sums up to 34 + 34), and the hybrid engine serving it."""
     from mrl.config.load import load
 
     folder = arithmetic.write(
-        tmp_path_factory.mktemp("sums"), largest=34, num_validation=NUM_ROWS, num_warm_start=400
+        tmp_path_factory.mktemp("sums"), largest=34, num_validation=NUM_ROWS, num_sft=400
     )
     words = [
         f"run.folder={folder}/runs",
@@ -52,21 +52,21 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
         f"loop.steps={STEPS}",
         f"loop.validation={{every_steps: {STEPS}, num_prompts: {NUM_ROWS}}}",
         "loop.checkpoint={every_steps: 0, at_end: false}",
-        "rollout.compiled=false",
-        "loop.max_sampler_mismatch=1e-4",
+        "rollout.enforce_eager=true",
+        "loop.max_rollout_mismatch=1e-4",
     ]
-    warm = [
+    sft = [
         f"model.path={folder}/model",
-        f"warm_start={{data: {folder}/warm_start.jsonl, output: {folder}/warm, steps: 110}}",
+        f"sft={{data: {folder}/sft.jsonl, output: {folder}/sft, steps: 110}}",
     ]
     quickstart = str(ROOT / "configs/quickstart.yaml")
     model = str(ROOT / "configs/quickstart_model.yaml")
-    screen = command.run("warm-start", quickstart, model, *words, *warm, log=folder / "warm.log", seconds=400)
-    strangers = [line for line in screen.splitlines() if not line.startswith("warm start")]
+    screen = command.run("sft", quickstart, model, *words, *sft, log=folder / "sft.log", seconds=400)
+    strangers = [line for line in screen.splitlines() if not line.startswith("sft")]
     assert not strangers, f"lines that are not ours: {strangers[:5]}"
     for rank in range(2):
-        assert (folder / f"runs/quickstart/logs/warm-start/rank-{rank}.log").stat().st_size
-    config = load([quickstart], [*words, f"model.path={folder}/warm"])
+        assert (folder / f"runs/quickstart/logs/sft-start/rank-{rank}.log").stat().st_size
+    config = load([quickstart], [*words, f"model.path={folder}/sft"])
     with (
         cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),
         running(config, folder / "logs") as hybrid,
@@ -117,7 +117,7 @@ class LazyEngines:
 def run(
     config: Config, hybrid: Hybrid, name: str, *, shuffled: bool = False, skipped: int = -1
 ) -> list[dict[str, float]]:
-    """The loop from the warm model on; its metrics rows."""
+    """The loop from the supervised model on; its metrics rows."""
     hybrid.train.broadcast("load_hf", config.model.path)
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config)
@@ -147,7 +147,7 @@ def gain(rows: list[dict[str, float]]) -> float:
 def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid]) -> None:
     rows = run(*started, "real")
     assert 0.05 < rows[0]["val/accuracy"] < 0.9, (
-        "the warm start leaves nothing to learn, or nothing to learn from"
+        "the supervised start leaves nothing to learn, or nothing to learn from"
     )
     control = run(*started, "shuffled", shuffled=True)
     assert gain(rows) > 0.08, [r.get("val/accuracy") for r in rows]

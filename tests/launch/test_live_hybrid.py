@@ -46,7 +46,7 @@ def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         task,
         "training.layout={tp: 1, pp: 1, ep: 1, dp: 2}",
         "training.offload=always",
-        "algorithm.filter={max_rounds: 2, when_spent: train_on_fewer}",
+        "algorithm.filter={max_rounds: 2, on_exhausted: train_on_fewer}",
         "loop.validation={every_steps: 0, before_training: false, after_training: false}",
         "loop.checkpoint={every_steps: 0, at_end: false}",
     )
@@ -107,7 +107,7 @@ def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(
 
 def test_a_budget_that_is_spent_can_end_the_run(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
     config, hybrid = live
-    stop = {"filter": {"max_rounds": 1, "when_spent": "stop"}}
+    stop = {"filter": {"max_rounds": 1, "on_exhausted": "stop"}}
     strict = Config.model_validate(config.model_dump() | {"algorithm": config.algorithm.model_dump() | stop})
     with pytest.raises(
         RolloutError, match="found 0 of 4 groups in 1 rounds; 100% of the groups were all right"
@@ -144,7 +144,7 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
     assert max(loads) > min(loads), "the lengths were to be uneven"
     forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
     found = measure(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
-    assert found["policy/sampler_logprob_diff_max"] < 1e-4, found
+    assert found["policy/rollout_logprob_diff_max"] < 1e-4, found
     hybrid.sync(hybrid.version + 1)
     with pytest.raises(RolloutError, match="together at most model"):
         sampled(hybrid, [rng.integers(3, 15, longest + 1).astype(np.int32)])
@@ -152,7 +152,7 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
 
 def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
     rows = run(live, tmp_path, "even_digits", steps=2)
-    assert all(row["optim/grad_norm"] > 0 and row["policy/sampler_logprob_diff_max"] < 1e-4 for row in rows)
+    assert all(row["optim/grad_norm"] > 0 and row["policy/rollout_logprob_diff_max"] < 1e-4 for row in rows)
 
 
 WARM_UP = 6

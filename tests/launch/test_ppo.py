@@ -28,8 +28,8 @@ def words(task: Path, tmp_path: Path) -> Callable[..., list[str]]:
             f"model={{path: {task}/model, max_length: 16}}",
             f"data.train={task}/train.jsonl",
             f"data.validation={task}/validation.jsonl",
-            "rollout.compiled=false",
-            "algorithm.shaping={missing_end_penalty: 0.5}",  # a random model earns nothing else
+            "rollout.enforce_eager=true",
+            "algorithm.shaping={missing_eos_penalty: 0.5}",  # a random model earns nothing else
             "loop.steps=2",
             "loop.prompts_per_step=4",
             "loop.samples_per_prompt=4",

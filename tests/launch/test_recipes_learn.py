@@ -1,4 +1,4 @@
-"""Every shipped recipe learns the quickstart's task from three warm starts: long runs, about four minutes each on two free cores."""
+"""Every shipped recipe learns the quickstart's task from three supervised starts: long runs, about four minutes each on two free cores."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STEPS = 200
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Rows, tokenizer and warm-started model of each start."""
+    """Rows, tokenizer and supervised model of each start."""
     out = tmp_path_factory.mktemp("learning")
-    return [learning.warm_start(out, start) for start in STARTS]
+    return [learning.sft_start(out, start) for start in STARTS]
 
 
 @pytest.mark.parametrize("recipe", learning.RECIPES)
-def test_a_recipe_learns_from_every_warm_start(recipe: str, starts: list[Path]) -> None:
+def test_a_recipe_learns_from_every_supervised_start(recipe: str, starts: list[Path]) -> None:
     """The mean of the last three readings, and of the starts, is the figure; the largest reading is nobody's."""
     curves = [learning.train(start, recipe, steps=STEPS) for start in starts]
     assert max(curve[0] for curve in curves) <= 0.5, curves

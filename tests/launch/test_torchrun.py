@@ -71,7 +71,7 @@ def test_two_agents_train_two_steps(tmp_path: Path) -> None:
 def test_all_agents_leave_with_a_failure(tmp_path: Path) -> None:
     """A driver that refuses its data ends both agents; the message is node 0's."""
     config = write_run(tmp_path)
-    words = ("data.max_prompt_tokens=1", "data.over_long=refuse")
+    words = ("data.max_prompt_tokens=1", "data.overlong=refuse")
     with contextlib.ExitStack() as stack:
         codes = wait_for(agents(stack, tmp_path, str(config), *words), SECONDS)
     assert all(code != 0 for code in codes), text(tmp_path)

@@ -20,6 +20,6 @@ def words(task: Path, folder: Path, name: str, *more: str) -> list[str]:
         "loop.prompts_per_step=4",
         "loop.samples_per_prompt=4",
         "loop.validation={every_steps: 2, num_prompts: 8}",
-        "loop.max_sampler_mismatch=1e-4",
+        "loop.max_rollout_mismatch=1e-4",
         *more,
     ]

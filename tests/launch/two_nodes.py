@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def write_run(folder: Path, *, steps: int = 2) -> Path:
     """A configuration file (EP2 over two slots of one rank each) with its data; the model is made by the run."""
-    arithmetic.write(str(folder / "data"), largest=9, num_validation=8, num_warm_start=8)
+    arithmetic.write(str(folder / "data"), largest=9, num_validation=8, num_sft=8)
     path = folder / "run.yaml"
     path.write_text(
         f"""
@@ -35,7 +35,7 @@ judge: {{kind: maths, maths: {{extraction: [whole], symbolic: false}}, pool_work
 training:
   layout: {{ep: 2, dp: 2}}
   dtype: float32
-rollout: {{dtype: float32, max_response_tokens: 4, max_num_seqs: 16, kv_cache_bytes: 33554432, compiled: false}}
+rollout: {{dtype: float32, max_response_tokens: 4, max_num_seqs: 16, kv_cache_bytes: 33554432, enforce_eager: true}}
 sync: {{bucket_bytes: 1048576}}
 loop:
   steps: {steps}

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mrl.config.sections.base import Section
+from mrl.config.sections.base import Section, named
 from mrl.config.sections.correction import Correction, NoCorrection
-from mrl.config.sections.names import gone, named
 from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.sections.shaping import FilterSection, ShapingSection
 
@@ -33,12 +32,6 @@ _KlKinds = Literal["k1", "abs", "k2", "k3"]
 Estimator = Annotated[_Estimators, BeforeValidator(named("estimator", _Estimators))]
 Aggregation = Annotated[_Aggregations, BeforeValidator(named("aggregation", _Aggregations))]
 KlKind = Annotated[_KlKinds, BeforeValidator(named("KL kind", _KlKinds))]
-OldLogprobs = Annotated[
-    Literal["auto", "recomputed", "sampler"],
-    BeforeValidator(
-        gone({"decoupled": "write auto, and a correction.kind (truncated is the usual one) for the weights"})
-    ),
-]
 
 WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_process"})
 """Estimators whose papers whiten advantages over the tokens of the batch."""
@@ -145,7 +138,7 @@ class ControllerSection(Section):
 class KlSection(Section):
     """Distance to the reference policy."""
 
-    place: Literal["off", "reward", "loss"] = "off"
+    location: Literal["off", "reward", "loss"] = "off"
     """Subtracted from each token's reward, added to the loss, or neither."""
     kind: KlKind = "k3"
     """Estimator of the KL per token."""
@@ -153,26 +146,26 @@ class KlSection(Section):
     """Weight (start value where the controller moves it)."""
     clamp: float | None = Field(default=10.0, gt=0)
     """Largest absolute estimate of one token, in nats; clamped tokens are counted; None means no clamp."""
-    times_ratio: bool = False
+    unbiased: bool = False
     """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
     controller: ControllerSection = ControllerSection()
     """How the coefficient moves."""
 
     @model_validator(mode="after")
-    def _coefficient_has_a_place(self) -> KlSection:
-        if self.place == "off" and self.coefficient > 0:
+    def _coefficient_is_used(self) -> KlSection:
+        if self.location == "off" and self.coefficient > 0:
             raise ValueError(
-                f"kl.coefficient = {self.coefficient} with kl.place = off; choose reward or loss"
+                f"kl.coefficient = {self.coefficient} with kl.location = off; choose reward or loss"
             )
-        if self.place != "off" and self.coefficient == 0:
-            raise ValueError(f"kl.place = {self.place} needs kl.coefficient above 0")
-        if self.times_ratio and self.place != "loss":
-            raise ValueError(f"kl.times_ratio is for kl.place = loss, not {self.place}")
-        if self.place == "loss" and self.kind == "k1" and not self.times_ratio:
+        if self.location != "off" and self.coefficient == 0:
+            raise ValueError(f"kl.location = {self.location} needs kl.coefficient above 0")
+        if self.unbiased and self.location != "loss":
+            raise ValueError(f"kl.unbiased is for kl.location = loss, not {self.location}")
+        if self.location == "loss" and self.kind == "k1" and not self.unbiased:
             raise ValueError(
-                "kl.kind = k1 with kl.place = loss has no effect on average: its gradient is that of the log-prob, whose mean "
-                "over the policy's own samples is 0; write kl.kind: k2 (the gradient of the KL) or k3, kl.times_ratio: true, "
-                "or kl.place: reward"
+                "kl.kind = k1 with kl.location = loss has no effect on average: its gradient is that of the log-prob, whose mean "
+                "over the policy's own samples is 0; write kl.kind: k2 (the gradient of the KL) or k3, kl.unbiased: true, "
+                "or kl.location: reward"
             )
         return self
 
@@ -218,10 +211,10 @@ class AlgorithmSection(Section):
     """KL to the reference policy."""
     entropy: EntropySection = EntropySection()
     """Entropy bonus."""
-    old_logprobs: OldLogprobs = "auto"
-    """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only where one is needed (auto), or the sampler's."""
+    old_logprobs: Literal["auto", "recomputed", "rollout"] = "auto"
+    """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only where one is needed (auto), or the engine's."""
     correction: Correction = NoCorrection()
-    """Weights exp(old - sampler log-prob) against the difference between trainer and engine."""
+    """Weights exp(old - engine log-prob) against the difference between trainer and engine."""
     shaping: ShapingSection = ShapingSection()
     """Reward shaping of every domain without an entry of its own."""
     shaping_by_domain: dict[str, ShapingSection] = {}
@@ -238,16 +231,16 @@ class AlgorithmSection(Section):
     @property
     def needs_reference(self) -> bool:
         """Whether reference log-probs are read."""
-        return self.kl.place != "off"
+        return self.kl.location != "off"
 
     @property
     def recomputes_policy(self) -> bool:
         """Whether the policy's log-probs need a pass before the updates.
 
-        With one update a step its own are the old ones, and the sampler is measured in it.
+        With one update a step its own are the old ones, and the engine is measured in it.
         """
         one = self.epochs * self.minibatches == 1
-        return self.old_logprobs == "recomputed" or not one or self.kl.place == "reward"
+        return self.old_logprobs == "recomputed" or not one or self.kl.location == "reward"
 
     @property
     def needs_values(self) -> bool:
@@ -257,21 +250,21 @@ class AlgorithmSection(Section):
     @model_validator(mode="after")
     def _old_logprobs_fit(self) -> AlgorithmSection:
         kind = self.correction.kind
-        if self.old_logprobs == "sampler" and kind != "off":
+        if self.old_logprobs == "rollout" and kind != "off":
             raise ValueError(
-                f"correction.kind = {kind} with old_logprobs = sampler: the ratio already holds the difference to the "
-                "sampler; choose correction off, or old_logprobs auto"
+                f"correction.kind = {kind} with old_logprobs = rollout: the ratio already holds the difference to the "
+                "engine; choose correction off, or old_logprobs auto"
             )
         return self
 
     @model_validator(mode="after")
     def _rewards_fit(self) -> AlgorithmSection:
-        if self.estimator.name == "gdpo" and self.kl.place == "reward":
+        if self.estimator.name == "gdpo" and self.kl.location == "reward":
             raise ValueError(
-                "gdpo normalises reward parts on their own and has no place for kl.place = reward; use loss"
+                "gdpo normalises reward parts on their own and has no use for kl.location = reward; use loss"
             )
-        if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.place == "reward":
+        if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.location == "reward":
             raise ValueError(
-                f"{self.estimator.name} normalises process rewards, which a KL on every token would change; use kl.place = loss"
+                f"{self.estimator.name} normalises process rewards, which a KL on every token would change; use kl.location = loss"
             )
         return self

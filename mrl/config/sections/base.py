@@ -1,11 +1,31 @@
-"""The base of every configuration section: strict, frozen, unknown keys are errors."""
+"""The base of every configuration section, and the check of names that users write."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A group of settings. Every field has one sentence of description, shown by `mrl settings`."""
+    """A group of settings, strict and frozen: an unknown key is an error. Every field has a sentence, which `mrl settings` shows."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
     )
+
+
+def named(what: str, literal: Any) -> Callable[[Any], Any]:
+    """A validator whose error lists the names of a Literal, the nearest to the given one first."""
+    names = [str(name) for name in get_args(literal)]
+
+    def check(value: Any) -> Any:
+        if value is None or value in names or not isinstance(value, str):
+            return value
+        close = difflib.get_close_matches(value, names, n=1, cutoff=0.4)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ValueError(f"unknown {what} '{value}': {hint}known: {', '.join(names)}")
+
+    return check

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from mrl.config.sections.base import Section
-from mrl.config.sections.names import named
+from mrl.config.sections.base import Section, named
 
 CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
 """Every value of correction.kind."""
@@ -22,7 +21,7 @@ class NoCorrection(Section):
 
 
 class _Bounded(Section):
-    """Weights exp(old - sampler log-prob), or what is kept of them, between two bounds."""
+    """Weights exp(old - engine log-prob), or what is kept of them, between two bounds."""
 
     @model_validator(mode="after")
     def _ordered(self) -> _Bounded:
@@ -62,7 +61,7 @@ class SequenceMaskCorrection(_Bounded):
     low: float = Field(default=0.999, ge=0)
     """Sequences whose mean weight is below are dropped; verl's bound for geometric means (decoupled_geo_rs)."""
     high: float = Field(default=1.001, gt=0)
-    """Sequences whose mean weight is above are dropped; see policy/sampler_weight_geometric before widening it."""
+    """Sequences whose mean weight is above are dropped; see policy/rollout_weight_geometric before widening it."""
     token_weights: Literal["none", "raw", "truncated"] = "none"
     """Weights of the tokens in kept sequences: none (1), raw, or truncated at token_high."""
     token_high: float = Field(default=2.0, gt=0)

@@ -67,7 +67,7 @@ class DataSection(Section):
     """Column names where train or validation is a plain path."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt in tokens."""
-    over_long: Literal["filter", "refuse"] = "filter"
+    overlong: Literal["filter", "refuse"] = "filter"
     """Longer prompts are left out and counted, or end the run before engines start."""
     unusable: Literal["refuse", "filter"] = "refuse"
     """Rows that are not of the format, or whose ground truth cannot be judged, end the run, or are left out and counted."""

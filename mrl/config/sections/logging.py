@@ -37,7 +37,7 @@ class MlflowSection(Section):
     """Tags of the run."""
 
 
-class ObserveSection(Section):
+class LoggingSection(Section):
     """Trackers and dumps; metrics.jsonl is always written."""
 
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()

@@ -67,8 +67,8 @@ class LoopSection(Section):
     """Share of unjudged samples in a step above which the run stops."""
     phase_deadline_seconds: float = Field(default=1800.0, gt=0)
     """Longest time one phase of a step may take before the run ends with the phase named."""
-    max_sampler_mismatch: float | None = Field(default=None, gt=0)
-    """Largest allowed |sampler - trainer log-prob| outside router near-ties; None only measures."""
+    max_rollout_mismatch: float | None = Field(default=None, gt=0)
+    """Largest allowed |engine - trainer log-prob| outside router near-ties; None only measures."""
     router_margin: float = Field(default=1e-5, ge=0)
     """Tokens whose (prefix's) router margin is below this count as near-ties in the mismatch check."""
     validation: ValidationSection = ValidationSection()

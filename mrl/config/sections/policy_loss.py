@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field
 
-from mrl.config.sections.base import Section
-from mrl.config.sections.names import named
+from mrl.config.sections.base import Section, named
 
 LOSS_NAMES = Literal["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15", "custom"]
 """Every value of loss.name; "custom" imports a function."""

@@ -33,16 +33,16 @@ class RolloutSection(Section):
     max_num_batched_tokens: int = Field(default=8192, ge=1)
     """Tokens an engine computes in one pass, at least one for each of max_num_seqs; what is left of a prompt waits for the next pass."""
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    """KV cache of one engine rank on CPU."""
-    memory_fraction: float = Field(default=0.6, gt=0, le=1)
-    """Share of the device's memory for weights and KV cache on GPU (vLLM's gpu_memory_utilization)."""
-    compiled: bool = True
-    """Let vLLM compile the model (on CPU only without tp); False runs it eagerly."""
-    prefix_cache: bool = True
+    """On CPU alone: KV cache of one engine rank (on GPUs gpu_memory_utilization says how much there is)."""
+    gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1)
+    """On GPUs: share of the device's memory for weights and KV cache."""
+    enforce_eager: bool = False
+    """Run the model eagerly, without compiling it first; on CPU with tp this is always so."""
+    enable_prefix_caching: bool = True
     """Keep KV blocks of common prefixes inside one version."""
     num_threads: int = Field(default=1, ge=1)
     """Intra-op threads of each engine rank on CPU."""
-    sleep: bool = True
+    enable_sleep_mode: bool = True
     """Release the engine's memory while training runs, where the platform can (CUDA)."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end a response; the tokenizer's end-of-text and those of generation_config.json always do."""

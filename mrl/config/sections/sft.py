@@ -6,13 +6,13 @@ from mrl.config.sections.base import Section
 from mrl.config.sections.training import OptimizerSection
 
 
-class WarmStartSection(Section):
+class SftSection(Section):
     """Supervised training on demonstrations, with the same Megatron worker."""
 
     data: str
     """jsonl rows with `prompt` and `response`."""
     output: str
-    """Folder the warm model is exported to (Hugging Face format)."""
+    """Folder the trained model is exported to (Hugging Face format)."""
     steps: int = Field(default=100, ge=1)
     """Optimizer steps."""
     batch_rows: int = Field(default=256, ge=1)

@@ -56,7 +56,7 @@ class ShapingSection(Section):
     """Soft length penalty."""
     stop_properly: float | None = Field(default=None, le=1)
     """Truncated samples: in [0, 1] multiplies a positive reward, below 0 replaces the reward (ProRL)."""
-    missing_end_penalty: float = Field(default=0.0, ge=0)
+    missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from the reward of a sample without an end-of-text token."""
     mask_truncated: bool = False
     """Truncated samples stay in their group's statistics and are not trained on (DAPO's overlong filtering)."""
@@ -75,7 +75,7 @@ class ShapingSection(Section):
 class FilterSection(Section):
     """Dynamic sampling: which groups are worth training on, and what may be spent to find them."""
 
-    min_spread: float | None = Field(default=0.0, ge=0)
+    min_reward_range: float | None = Field(default=0.0, ge=0)
     """A group is kept if max - min of its raw rewards is above this; None does not look at the spread."""
     mean_low: float | None = None
     """A group is kept if its mean reward is above this."""
@@ -85,15 +85,15 @@ class FilterSection(Section):
     """Rounds of generation in one step."""
     max_prompts: int = Field(default=4096, ge=1)
     """Prompts sampled in one step."""
-    when_spent: Literal["train_on_fewer", "stop"] = "train_on_fewer"
+    on_exhausted: Literal["train_on_fewer", "stop"] = "train_on_fewer"
     """What happens when rounds or prompts are spent and groups are missing."""
 
     @model_validator(mode="after")
     def _tests_something(self) -> FilterSection:
         low, high = self.mean_low, self.mean_high
-        if self.min_spread is None and low is None and high is None:
+        if self.min_reward_range is None and low is None and high is None:
             raise ValueError(
-                "filter: min_spread, mean_low and mean_high are all None; give one, or filter: null"
+                "filter: min_reward_range, mean_low and mean_high are all None; give one, or filter: null"
             )
         if low is not None and high is not None and low >= high:
             raise ValueError(f"filter.mean_low = {low} must be below filter.mean_high = {high}")

@@ -65,7 +65,7 @@ def _wrapped(response: str, gold: str, number: int) -> tuple[Sample, Prompt]:
         prompt_tokens=empty,
         response_tokens=empty,
         loss_mask=empty.astype(bool),
-        sampler_logprobs=empty.astype(np.float32),
+        rollout_logprobs=empty.astype(np.float32),
         policy_versions=empty,
         status=Status.FINISHED,
         response_text=response,

@@ -271,7 +271,7 @@ def _smoke_sample(prompt: Prompt) -> Sample:
         prompt_tokens=prompt.tokens,
         response_tokens=one,
         loss_mask=one.astype(bool),
-        sampler_logprobs=one.astype(np.float32),
+        rollout_logprobs=one.astype(np.float32),
         policy_versions=one,
         status=Status.FINISHED,
         response_text="0",

@@ -103,7 +103,7 @@ def batch() -> Batch:
     arrays = {
         "old_logprobs": old,
         "logprobs": old + random(-0.5, 0.5),
-        "sampler_logprobs": old + random(-0.3, 0.3),
+        "rollout_logprobs": old + random(-0.3, 0.3),
         "ref_logprobs": old + random(-0.8, 0.8),
         "advantages": random(-2, 2),
         "token_rewards": random(-1, 1),

@@ -17,7 +17,7 @@ from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, worker
 
 EXTRAS: dict[str, Any] = {
-    "kl": {"place": "loss", "kind": "k3", "coefficient": 0.1},
+    "kl": {"location": "loss", "kind": "k3", "coefficient": 0.1},
     "entropy": {"coefficient": 0.01},
     "correction": {"kind": "truncated", "high": 1.1},
 }
@@ -27,8 +27,8 @@ WITHOUT_A_PASS: list[dict[str, Any]] = [
     {"loss": {"name": "gspo"}},
     {"correction": {"kind": "truncated", "high": 1.1}},
     {"correction": {"kind": "icepop", "low": 0.8, "high": 1.2}},
-    {"kl": {"place": "loss", "kind": "k3", "coefficient": 0.5, "times_ratio": True}},
-    {"old_logprobs": "sampler"},
+    {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.5, "unbiased": True}},
+    {"old_logprobs": "rollout"},
 ]
 """One update a step each, so that nothing needs old log-probs before it."""
 
@@ -99,7 +99,7 @@ def _without_a_pass(
         "margins": float(np.abs(own["router_margin"][mask] - margins).max(initial=0.0)),
         "margins_at": float(margins.min(initial=1.0)),
         "mismatch": max(abs(measured[0][name] - measured[1][name]) for name in measured[0]),
-        "mismatch_at": measured[0]["policy/sampler_logprob_diff_max"],
+        "mismatch_at": measured[0]["policy/rollout_logprob_diff_max"],
     }
 
 

@@ -10,7 +10,7 @@ from mrl.config.sections.algorithm import AlgorithmSection, EntropySection, KlSe
 
 
 def section(**controller) -> KlSection:
-    return KlSection(place="reward", kind="k1", coefficient=0.2, controller=controller)
+    return KlSection(location="reward", kind="k1", coefficient=0.2, controller=controller)
 
 
 def test_adaptive_follows_ziegler() -> None:
@@ -62,7 +62,7 @@ def test_entropy_target(golden) -> None:
 )
 def test_a_restored_controller_continues_as_if_never_stopped(controller) -> None:
     config = AlgorithmSection(
-        kl={"place": "loss", "coefficient": 0.1, "controller": controller},
+        kl={"location": "loss", "coefficient": 0.1, "controller": controller},
         entropy={"coefficient": 0.1, "target": 0.5},
     )
     straight, first = State.of(config), State.of(config)

@@ -10,10 +10,10 @@ from mrl.algorithms.correction import KINDS, measure, weights
 
 def one_token_two_nats_off() -> dict[str, torch.Tensor]:
     """Four tokens, one of them at +2 nats: product 7.389, geometric 1.6487, token 7.389 at one place."""
-    sampler = torch.full((1, 4), -3.0, dtype=torch.float64)
-    old = sampler.clone()
+    rollout = torch.full((1, 4), -3.0, dtype=torch.float64)
+    old = rollout.clone()
     old[0, 2] += 2.0
-    return {"old_logprobs": old, "sampler_logprobs": sampler, "loss_mask": torch.ones(1, 4)}
+    return {"old_logprobs": old, "rollout_logprobs": rollout, "loss_mask": torch.ones(1, 4)}
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_kinds(kind, options, expected) -> None:
 
 def test_measured_at_every_granularity() -> None:
     found = measure(**one_token_two_nats_off())
-    assert float(found["policy/sampler_weight_token"]) == pytest.approx((3 + math.exp(2)) / 4)
-    assert float(found["policy/sampler_weight_geometric"]) == pytest.approx(math.exp(0.5))
-    assert float(found["policy/sampler_weight_product"]) == pytest.approx(math.exp(2))
-    assert float(found["policy/sampler_difference"]) == pytest.approx(0.5)
-    assert float(found["policy/sampler_difference_max"]) == pytest.approx(2.0)
-    assert float(found["policy/sampler_mismatch_kl"]) == pytest.approx((math.exp(2) - 1 - 2) / 4)
+    assert float(found["policy/rollout_weight_token"]) == pytest.approx((3 + math.exp(2)) / 4)
+    assert float(found["policy/rollout_weight_geometric"]) == pytest.approx(math.exp(0.5))
+    assert float(found["policy/rollout_weight_product"]) == pytest.approx(math.exp(2))
+    assert float(found["policy/rollout_difference"]) == pytest.approx(0.5)
+    assert float(found["policy/rollout_difference_max"]) == pytest.approx(2.0)
+    assert float(found["policy/rollout_mismatch_kl"]) == pytest.approx((math.exp(2) - 1 - 2) / 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,7 +56,7 @@ def test_packed_equals_padded_and_no_gradient(kind, batch) -> None:
         return weights(
             kind,
             old_logprobs=old,
-            sampler_logprobs=part.arrays["sampler_logprobs"],
+            rollout_logprobs=part.arrays["rollout_logprobs"],
             loss_mask=part.mask,
             low=0.9,
             high=1.1,
@@ -76,10 +76,10 @@ def test_sequences_cut_over_ranks(kind, batch) -> None:
     common = {"low": 0.9, "high": 1.1}
     arrays = {
         "old_logprobs": packed.arrays["old_logprobs"],
-        "sampler_logprobs": packed.arrays["sampler_logprobs"],
+        "rollout_logprobs": packed.arrays["rollout_logprobs"],
     }
     whole = weights(kind, **arrays, loss_mask=packed.mask, segment_ids=packed.segment_ids, **common)
-    difference = (arrays["old_logprobs"] - arrays["sampler_logprobs"]) * packed.mask
+    difference = (arrays["old_logprobs"] - arrays["rollout_logprobs"]) * packed.mask
     full = {
         True: torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, packed.mask.double()),
         False: torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, difference),
@@ -107,7 +107,7 @@ def test_bad_input() -> None:
         weights("icepopp", **arguments)
     with pytest.raises(ValueError, match=r"low = 2.0, high = 1.0"):
         weights("truncated", low=2.0, high=1.0, **arguments)
-    with pytest.raises(ValueError, match="sampler_logprobs: -inf in sample 0"):
-        weights("off", **(arguments | {"sampler_logprobs": torch.full((1, 4), float("-inf"))}))
+    with pytest.raises(ValueError, match="rollout_logprobs: -inf in sample 0"):
+        weights("off", **(arguments | {"rollout_logprobs": torch.full((1, 4), float("-inf"))}))
     with pytest.raises(ValueError, match="unknown token_weights 'all'"):
         weights("sequence_mask", token_weights="all", **arguments)

@@ -7,7 +7,7 @@ from mrl.algorithms.filtering import Account, Decision, keep
 from mrl.config.sections.shaping import FilterSection
 
 SPREAD = FilterSection()
-MEAN = FilterSection(min_spread=None, mean_low=0.0, mean_high=1.0)
+MEAN = FilterSection(min_reward_range=None, mean_low=0.0, mean_high=1.0)
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ MEAN = FilterSection(min_spread=None, mean_low=0.0, mean_high=1.0)
         (MEAN, "openrlhf keep iff 0 < mean < 1"),
         (MEAN, "roll difficulty_mask defaults (0,1) open interval"),
         (
-            FilterSection(min_spread=None, mean_low=-1.0),
+            FilterSection(min_reward_range=None, mean_low=-1.0),
             "roll default mean_filter drop iff mean<=-1 or >=inf; keep",
         ),
     ],
@@ -40,7 +40,7 @@ def test_reasons() -> None:
         Decision.MEAN_OUTSIDE,
         Decision.KEPT,
     ]
-    wide = FilterSection(min_spread=0.5)
+    wide = FilterSection(min_reward_range=0.5)
     assert not keep(wide, [np.array([0.5, 1.0])])[0]
 
 

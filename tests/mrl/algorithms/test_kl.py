@@ -27,7 +27,7 @@ def test_golden(golden, kind, clamp, variant) -> None:
     assert torch.equal(found, estimate(kind, logprobs, reference, clamp=clamp))
 
 
-def test_times_ratio(golden) -> None:
+def test_the_unbiased_form_multiplies_by_the_ratio(golden) -> None:
     case = golden("C04")
     logprobs, old = case.tensor(case.inputs["logp"]), case.tensor(case.inputs["old_logp"])
     k3 = estimate("k3", logprobs, case.tensor(case.inputs["ref_logp"]))

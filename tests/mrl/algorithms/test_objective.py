@@ -18,14 +18,14 @@ from mrl.errors import ConfigError
 LOSS_NAMES = ["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15"]
 
 EVERYTHING = {
-    "kl": {"place": "loss", "kind": "k3", "coefficient": 0.3, "times_ratio": True},
+    "kl": {"location": "loss", "kind": "k3", "coefficient": 0.3, "unbiased": True},
     "entropy": {"coefficient": 0.2},
     "correction": {"kind": "truncated", "high": 1.1},
 }
 
 
 def arrays_of(part) -> dict[str, Tensor]:
-    names = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "advantages")
+    names = ("old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages")
     return {name: part.arrays[name] for name in names} | {"loss_mask": part.mask}
 
 
@@ -74,7 +74,7 @@ def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
     packed = batch.packed()
     config = AlgorithmSection.model_validate(
         {
-            "kl": {"place": "loss", "kind": "k2", "coefficient": 0.3},
+            "kl": {"location": "loss", "kind": "k2", "coefficient": 0.3},
             "entropy": {"coefficient": 0.2},
             "correction": {"kind": "icepop", "low": 0.8, "high": 1.2},
             "aggregation": {"mode": "token_mean"},
@@ -82,7 +82,7 @@ def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
     )
     loss, metrics = run(config, packed, packed.arrays["logprobs"], packed.arrays["entropy"])
     a, ids = packed.arrays, {"segment_ids": packed.segment_ids, "num_tokens": 50.0}
-    ratio = torch.exp(a["old_logprobs"] - a["sampler_logprobs"])
+    ratio = torch.exp(a["old_logprobs"] - a["rollout_logprobs"])
     policy, _ = policy_loss(
         "ppo_clip",
         logprobs=a["logprobs"],
@@ -127,8 +127,8 @@ def test_old_logprob_modes(batch) -> None:
 
     every = arrays_of(packed)
     assert loss(every) == pytest.approx(by_hand(a["old_logprobs"]), abs=1e-14)
-    assert loss(every, old_logprobs="sampler") == pytest.approx(by_hand(a["sampler_logprobs"]), abs=1e-14)
-    weights = torch.exp(a["old_logprobs"] - a["sampler_logprobs"]).clamp(max=1.1)
+    assert loss(every, old_logprobs="rollout") == pytest.approx(by_hand(a["rollout_logprobs"]), abs=1e-14)
+    weights = torch.exp(a["old_logprobs"] - a["rollout_logprobs"]).clamp(max=1.1)
     corrected = loss(every, correction={"kind": "truncated", "high": 1.1})
     assert corrected == pytest.approx(by_hand(a["old_logprobs"], weights), abs=1e-14)
     without = {name: values for name, values in every.items() if name != "old_logprobs"}
@@ -141,20 +141,20 @@ AGED: list[dict[str, Any]] = [
     {"loss": {"name": "ppo_clip", "clip_low": 0.05, "clip_high": 0.05}},
     {"loss": {"name": "gspo"}},
     {"loss": {"name": "cispo"}, "aggregation": {"mode": "token_mean"}},
-    {"kl": {"place": "loss", "kind": "k3", "coefficient": 0.3, "times_ratio": True}},
+    {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.3, "unbiased": True}},
     {"correction": {"kind": "truncated", "high": 1.1}},
     {"correction": {"kind": "geometric", "high": 1.1}},
-    {"old_logprobs": "sampler"},
+    {"old_logprobs": "rollout"},
 ]
 
 
 @pytest.mark.parametrize("config", AGED, ids=str)
-def test_tokens_of_an_earlier_version_are_held_against_the_sampler(config, batch) -> None:
-    """As if the trainer's log-probs of those tokens were the sampler's: ratio new / sampler, correction weight 1."""
+def test_tokens_of_an_earlier_version_are_held_against_the_engine(config, batch) -> None:
+    """As if the trainer's log-probs of those tokens were the engine's: ratio new / engine, correction weight 1."""
     packed, section = batch.packed(), AlgorithmSection.model_validate(config)
     every = arrays_of(packed)
     aged = torch.arange(len(packed.mask)) % 3 == 0
-    put = torch.where(aged, every["sampler_logprobs"], every["old_logprobs"])
+    put = torch.where(aged, every["rollout_logprobs"], every["old_logprobs"])
 
     def found(**arrays: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         logprobs = packed.arrays["logprobs"].clone().requires_grad_()
@@ -171,10 +171,10 @@ def test_tokens_of_an_earlier_version_are_held_against_the_sampler(config, batch
     torch.testing.assert_close(ours[0], by_hand[0], atol=1e-14, rtol=0)
     torch.testing.assert_close(ours[2], by_hand[2], atol=1e-14, rtol=0)
     unaged = found(**every)
-    assert section.old_logprobs == "sampler" or float((ours[2] - unaged[2]).abs().max()) > 1e-4
-    if section.old_logprobs != "sampler":
-        difference = (every["old_logprobs"] - every["sampler_logprobs"]).abs()[packed.mask & ~aged]
-        assert float(ours[1]["policy/sampler_difference"]) == pytest.approx(float(difference.mean()))
+    assert section.old_logprobs == "rollout" or float((ours[2] - unaged[2]).abs().max()) > 1e-4
+    if section.old_logprobs != "rollout":
+        difference = (every["old_logprobs"] - every["rollout_logprobs"]).abs()[packed.mask & ~aged]
+        assert float(ours[1]["policy/rollout_difference"]) == pytest.approx(float(difference.mean()))
 
 
 @pytest.mark.parametrize("correction", ["icepop", "sequence_mask"])
@@ -191,7 +191,7 @@ def test_a_token_that_a_correction_drops_gets_no_gradient(loss, correction, batc
     weights = correction_weights(
         correction,
         old_logprobs=packed.arrays["old_logprobs"],
-        sampler_logprobs=packed.arrays["sampler_logprobs"],
+        rollout_logprobs=packed.arrays["rollout_logprobs"],
         loss_mask=packed.mask,
         segment_ids=packed.segment_ids,
         low=0.9,
@@ -210,15 +210,15 @@ def test_a_token_that_a_correction_drops_gets_no_gradient(loss, correction, batc
         ("advantages", {}, r"no advantages, which comes from the advantage estimator"),
         (
             "ref_logprobs",
-            {"kl": {"place": "loss", "coefficient": 0.1}},
-            r"no ref_logprobs, .*kl\.place = loss",
+            {"kl": {"location": "loss", "coefficient": 0.1}},
+            r"no ref_logprobs, .*kl\.location = loss",
         ),
         (
-            "sampler_logprobs",
+            "rollout_logprobs",
             {"correction": {"kind": "icepop"}},
-            r"no sampler_logprobs, .*correction\.kind = icepop",
+            r"no rollout_logprobs, .*correction\.kind = icepop",
         ),
-        ("sampler_logprobs", {"old_logprobs": "sampler"}, "no sampler_logprobs"),
+        ("rollout_logprobs", {"old_logprobs": "rollout"}, "no rollout_logprobs"),
     ],
 )
 def test_a_missing_array_names_its_source(missing, config, match, batch) -> None:

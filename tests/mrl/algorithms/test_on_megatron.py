@@ -38,7 +38,7 @@ def mode_of(name: str) -> dict[str, Any]:
 
 
 def kl_of(kind: str) -> dict[str, Any]:
-    return {"place": "loss", "kind": kind, "coefficient": 0.5, "times_ratio": kind == "k1"}
+    return {"location": "loss", "kind": kind, "coefficient": 0.5, "unbiased": kind == "k1"}
 
 
 def correction_of(kind: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ CONFIGS: list[dict[str, Any]] = [
     *({"aggregation": mode_of(n)} | scenarios.EXTRAS for n in typing.get_args(algorithm._Aggregations)),
     *({"kl": kl_of(n)} for n in typing.get_args(algorithm._KlKinds)),
     *({"correction": correction_of(n)} for n in typing.get_args(correction.CORRECTION_KINDS)),
-    {"old_logprobs": "sampler"},
+    {"old_logprobs": "rollout"},
 ]
 
 
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batch(folder: Path) -> TrainBatch:
-    """Old, sampler and reference log-probs near the model's own, so that all ratios are near 1; a third of the samples older."""
+    """Old, engine and reference log-probs near the model's own, so that all ratios are near 1; a third of the samples older."""
     plain = random_batch(10, seed=5)
     logprobs, _ = reference_logprobs(folder, plain, temperature=TEMPERATURE)
     noise = np.random.default_rng(1).normal(size=(3, plain.num_tokens)).astype(np.float32)
@@ -71,7 +71,7 @@ def batch(folder: Path) -> TrainBatch:
     return plain.with_arrays(scores=signs, age=ages, **near)
 
 
-NOISE = {"old_logprobs": 0.2, "sampler_logprobs": 0.3, "ref_logprobs": 0.4}
+NOISE = {"old_logprobs": 0.2, "rollout_logprobs": 0.3, "ref_logprobs": 0.4}
 
 
 def run(
@@ -143,7 +143,7 @@ def test_layouts_and_microbatches_change_nothing(many, one) -> None:
 
 
 def test_the_one_update_of_a_step_needs_no_pass_before_it(many) -> None:
-    """Its gradient, metrics, log-probs, router margins and the sampler's distance are those of an update with a pass for
+    """Its gradient, metrics, log-probs, router margins and the engine's distance are those of an update with a pass for
     old log-probs before it; float32 leaves differences below 1e-5 where the configurations differ by 1e-2 and more."""
     for result in many:
         for tree, differences in zip(scenarios.WITHOUT_A_PASS, result["differences"], strict=True):

@@ -290,7 +290,7 @@ def test_gspos_gradient_is_each_tokens_own(aggregation, weighted, bounds, batch)
     """The value is the sequence's ratio; a correction weighs the gradient of the token it belongs to."""
     weights = None
     if weighted:
-        weights = torch.exp(batch.arrays["old_logprobs"] - batch.arrays["sampler_logprobs"])
+        weights = torch.exp(batch.arrays["old_logprobs"] - batch.arrays["rollout_logprobs"])
         weights = weights.masked_fill((weights < 0.85) | (weights > 1.2), 0.0)
         assert 0.1 < float((weights[batch.mask] == 0).double().mean()) < 0.9
     options = {"aggregation": aggregation, "weights": weights, "clip_low": bounds[0], "clip_high": bounds[1]}

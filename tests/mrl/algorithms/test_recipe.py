@@ -45,7 +45,7 @@ def sample(
         prompt_tokens=np.array([7, 8], dtype=np.int32),
         response_tokens=np.arange(length, dtype=np.int32),
         loss_mask=mask,
-        sampler_logprobs=np.full(length, -1.0, dtype=np.float32),
+        rollout_logprobs=np.full(length, -1.0, dtype=np.float32),
         policy_versions=np.zeros(length, dtype=np.int32),
         status=status,
         domain=domain,
@@ -113,7 +113,7 @@ def test_shaping_runs_in_its_order() -> None:
             "clip_high": 10.0,
             "overlong": {"max_tokens": 5, "buffer_tokens": 2},
             "stop_properly": 0.5,
-            "missing_end_penalty": 1.0,
+            "missing_eos_penalty": 1.0,
             "weight": 2.0,
         },
     }
@@ -155,7 +155,7 @@ def test_masked_truncated_samples_get_no_gradient_from_any_term() -> None:
     """Neither of the policy loss nor of KL or entropy; their own domain's setting decides."""
     config = {
         "shaping": {"mask_truncated": True},
-        "kl": {"place": "loss", "kind": "k3", "coefficient": 0.1},
+        "kl": {"location": "loss", "kind": "k3", "coefficient": 0.1},
         "entropy": {"coefficient": 0.1},
     }
     batch, _ = estimated(config, *CUT)
@@ -205,7 +205,7 @@ def test_kl_in_the_reward_by_hand() -> None:
     """reinforce_pp without whitening: minus 0.1 * k1 on each policy token, summed from the right."""
     config = {
         "estimator": {"name": "reinforce_pp", "whiten": "off"},
-        "kl": {"place": "reward", "kind": "k1", "coefficient": 0.1, "clamp": 1.0},
+        "kl": {"location": "reward", "kind": "k1", "coefficient": 0.1, "clamp": 1.0},
     }
     old = np.zeros(5, dtype=np.float32)
     reference = np.array([9, 9, -0.5, 9, -3.0], dtype=np.float32)
@@ -217,7 +217,7 @@ def test_kl_in_the_reward_by_hand() -> None:
 
 def test_an_adaptive_coefficient_is_used_and_moves() -> None:
     kl = {
-        "place": "reward",
+        "location": "reward",
         "kind": "k1",
         "coefficient": 0.1,
         "controller": {"kind": "adaptive", "target": 0.1, "horizon": 10},
@@ -307,8 +307,8 @@ def test_bad_input() -> None:
     gae = AlgorithmSection.model_validate({"estimator": {"name": "gae"}})
     with pytest.raises(ValueError, match="no values, which gae needs"):
         shape_and_estimate(gae, batch, np.zeros(4))
-    kl = AlgorithmSection.model_validate({"kl": {"place": "reward", "coefficient": 0.1}})
-    with pytest.raises(ValueError, match=r"no old_logprobs, which kl.place = reward needs"):
+    kl = AlgorithmSection.model_validate({"kl": {"location": "reward", "coefficient": 0.1}})
+    with pytest.raises(ValueError, match=r"no old_logprobs, which kl.location = reward needs"):
         shape_and_estimate(kl, batch, np.zeros(4))
     with pytest.raises(ValueError, match="finished: 1 entries, but there are 2 rewards"):
         Outcomes(np.zeros(2), np.ones(1, bool), np.zeros(2, bool), ("a", "b"))

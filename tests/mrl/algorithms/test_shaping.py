@@ -40,9 +40,9 @@ def test_stop_properly(coefficient, scale_negative, expected) -> None:
     assert found.tolist() == expected
 
 
-def test_missing_end_clip_and_length() -> None:
+def test_missing_eos_clip_and_length() -> None:
     rewards = torch.tensor([1.0, 30.0, -5.0])
-    assert shaping.missing_end_penalty(rewards, torch.tensor([True, False, False]), penalty=0.5).tolist() == [
+    assert shaping.missing_eos_penalty(rewards, torch.tensor([True, False, False]), penalty=0.5).tolist() == [
         1,
         29.5,
         -5.5,
@@ -120,4 +120,4 @@ def test_bad_input() -> None:
     with pytest.raises(TypeError, match=r"truncated: dtype torch.float32"):
         shaping.stop_properly(REWARDS, torch.zeros(8), coefficient=0.5)
     with pytest.raises(ValueError, match=r"finished: shape \(2,\)"):
-        shaping.missing_end_penalty(REWARDS, torch.zeros(2, dtype=torch.bool), penalty=1.0)
+        shaping.missing_eos_penalty(REWARDS, torch.zeros(2, dtype=torch.bool), penalty=1.0)

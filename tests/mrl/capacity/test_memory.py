@@ -108,7 +108,7 @@ def test_key_value_cache_counts_heads_and_latent_rows() -> None:
 
 def test_the_cache_gets_what_the_fraction_leaves() -> None:
     facts, hardware = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), load_hardware("8x80gb")
-    rollout = RolloutSection(tp=2, memory_fraction=0.8)
+    rollout = RolloutSection(tp=2, gpu_memory_utilization=0.8)
     engine = engine_memory(facts, rollout)
     cache, working = kv_cache_bytes(facts, rollout, hardware, engine)
     assert cache + working + engine.weights == int(0.8 * hardware.memory_bytes)

@@ -105,7 +105,7 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
             "truncated is the usual correction",
         ),
         (
-            ("rollout.quantization=fp8_block", "loop.max_sampler_mismatch=0.01"),
+            ("rollout.quantization=fp8_block", "loop.max_rollout_mismatch=0.01"),
             "quantised weights alone make",
         ),
         (

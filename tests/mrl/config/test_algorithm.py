@@ -31,7 +31,7 @@ def test_default_is_grpo_without_kl() -> None:
         "ppo_clip",
         "sequence_mean",
     )
-    assert section.kl.place == "off"
+    assert section.kl.location == "off"
     assert not section.needs_reference
     assert not section.needs_values
     assert AlgorithmSection.model_validate(section.model_dump(mode="json")) == section
@@ -76,36 +76,35 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"aggregation": {"mode": "constant"}}, "constant needs a length"),
         ({"aggregation": {"mode": "token_mean", "length": 5}}, "the other modes take none"),
         ({"kl": {"coefficient": 0.1}}, "choose reward or loss"),
-        ({"kl": {"place": "loss"}}, "needs kl.coefficient above 0"),
+        ({"kl": {"location": "loss"}}, "needs kl.coefficient above 0"),
         (
-            {"kl": {"place": "reward", "coefficient": 1, "times_ratio": True}},
-            "times_ratio is for kl.place = loss",
+            {"kl": {"location": "reward", "coefficient": 1, "unbiased": True}},
+            "unbiased is for kl.location = loss",
         ),
         ({"kl": {"controller": {"kind": "adaptive"}}}, "needs kl.controller.target"),
         ({"kl": {"controller": {"kind": "window", "low": 2, "high": 1}}}, "needs low < high"),
         ({"correction": {"kind": "icepop", "low": 5}}, "must be below correction.high"),
         ({"correction": {"kind": "icepop", "token_weights": "raw"}}, "Extra inputs are not permitted"),
         ({"correction": {"high": 2.0}}, "high needs a correction.kind.*: truncated, icepop"),
-        ({"kl": {"place": "loss", "kind": "k1", "coefficient": 0.1}}, "write kl.kind: k2"),
-        ({"old_logprobs": "sampler", "correction": {"kind": "icepop"}}, "already holds the difference"),
-        ({"old_logprobs": "decoupled"}, "is gone: write auto, and a correction.kind"),
+        ({"kl": {"location": "loss", "kind": "k1", "coefficient": 0.1}}, "write kl.kind: k2"),
+        ({"old_logprobs": "rollout", "correction": {"kind": "icepop"}}, "already holds the difference"),
         (
-            {"estimator": {"name": "gdpo"}, "kl": {"place": "reward", "coefficient": 1}},
-            "no place for kl.place = reward",
+            {"estimator": {"name": "gdpo"}, "kl": {"location": "reward", "coefficient": 1}},
+            "no use for kl.location = reward",
         ),
         (
-            {"estimator": {"name": "rloo_process"}, "kl": {"place": "reward", "coefficient": 1}},
-            "use kl.place = loss",
+            {"estimator": {"name": "rloo_process"}, "kl": {"location": "reward", "coefficient": 1}},
+            "use kl.location = loss",
         ),
         (
-            {"estimator": {"name": "grpo_process"}, "kl": {"place": "reward", "coefficient": 1}},
-            "use kl.place = loss",
+            {"estimator": {"name": "grpo_process"}, "kl": {"location": "reward", "coefficient": 1}},
+            "use kl.location = loss",
         ),
         ({"estimator": {"part_weights": {"a": 1}}}, "read by gdpo only"),
         ({"estimator": {"scale": "leave_one_out"}}, "is for rloo"),
         ({"shaping": {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}}, "exceeds max_tokens = 5"),
         ({"shaping": {"clip_low": 1, "clip_high": 1}}, "must be below clip_high"),
-        ({"filter": {"min_spread": None}}, "are all None"),
+        ({"filter": {"min_reward_range": None}}, "are all None"),
         ({"filter": {"mean_low": 1, "mean_high": 0}}, "must be below filter.mean_high"),
         ({"value": {"aggregation": "constant"}}, "choose token_mean or sequence_mean"),
         ({"estimater": {}}, "Extra inputs are not permitted"),

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config import foreign
+from mrl import cli
 from mrl.config.describe import describe
 from mrl.config.load import dump, load, split_arguments
+from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.loops.collect import sampling_of
@@ -114,7 +115,6 @@ def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -
         (["rollout.top_k=20", "rollout.temperature=1.2"], "need rollout.temperature = 1"),
         (["rollout.stop=[a,'']"], "an empty text"),
         (["loop.steps=many"], "loop.steps"),
-        (["sync.digests=false"], r"write sync\.verify \(full, wire or off\)"),
         (["loop.steps"], "neither a configuration file nor"),
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
     ],
@@ -189,8 +189,8 @@ def test_a_path_without_settings_names_the_nearest() -> None:
     ("word", "expected"),
     [
         ("algorithm.lora.rank=8", "algorithm.lora: unknown key .*; not supported: all weights are trained"),
-        ("loop.num_generations=8", "here that is loop.samples_per_prompt"),
-        ("training.optimizer.learning_rate=1", "here that is training.optimizer.lr"),
+        ("loop.num_generations=8", r"did you mean loop\.samples_per_prompt\?"),
+        ("training.optimizer.learning_rate=1", r"did you mean training\.optimizer\.lr\?"),
     ],
 )
 def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected: str) -> None:
@@ -201,8 +201,52 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
 def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     known = [line.split(":")[0] for line in describe().splitlines()]
     plain = {re.sub(r"\[\w+\]", "", path) for path in known}
-    for told in foreign.HERE.values():
-        assert re.match(r"[\w.]+", told)[0] in plain, told
+    for setting in SYNONYMS.values():
+        assert re.match(r"[\w.]+", setting)[0] in plain, setting
+
+
+OLD_NAMES = {
+    "observe.trackers=wandb": "observe: the setting is renamed to logging",
+    "warm_start={data: d, output: o}": "warm_start: the setting is renamed to sft",
+    "data.over_long=filter": "data.over_long: the setting is renamed to overlong",
+    "algorithm.filter.min_spread=0.1": "algorithm.filter.min_spread: the setting is renamed to min_reward_range",
+    "algorithm.filter.when_spent=stop": "algorithm.filter.when_spent: the setting is renamed to on_exhausted",
+    "algorithm.kl.place=loss": "algorithm.kl.place: the setting is renamed to location",
+    "algorithm.kl.times_ratio=true": "algorithm.kl.times_ratio: the setting is renamed to unbiased",
+    "algorithm.old_logprobs=sampler": "algorithm.old_logprobs: 'sampler' is renamed to rollout",
+    "algorithm.old_logprobs=decoupled": "algorithm.old_logprobs: 'decoupled' is renamed to auto, with a correction",
+    "algorithm.shaping.missing_end_penalty=1": "missing_end_penalty: the setting is renamed to missing_eos_penalty",
+    "algorithm.shaping_by_domain={sums: {missing_end_penalty: 1}}": "sums.missing_end_penalty: the setting is renamed",
+    "loop.max_sampler_mismatch=1": "loop.max_sampler_mismatch: the setting is renamed to max_rollout_mismatch",
+    "rollout.compiled=false": "renamed to enforce_eager, which says the opposite: compiled: false is enforce_eager: true",
+    "rollout.memory_fraction=0.5": "rollout.memory_fraction: the setting is renamed to gpu_memory_utilization",
+    "rollout.prefix_cache=true": "rollout.prefix_cache: the setting is renamed to enable_prefix_caching",
+    "rollout.sleep=true": "rollout.sleep: the setting is renamed to enable_sleep_mode",
+    "sync.digests=false": "sync.digests: the setting is renamed to verify (full, wire or off)",
+}
+"""Override with a name of the last release -> what its error says."""
+
+
+@pytest.mark.parametrize(("override", "expected"), OLD_NAMES.items(), ids=OLD_NAMES)
+def test_an_old_name_is_told_its_new_one(minimal: Path, override: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)) as error:
+        load([minimal], [override])
+    assert str(error.value).endswith(f"(command line ({override}))")
+
+
+def test_every_old_name_has_a_case() -> None:
+    cases = " ".join(OLD_NAMES)
+    settings = [old for names in RENAMED.values() for old in names]
+    values = [f"{key}={old}" for names in RENAMED_VALUES.values() for key, old in names]
+    assert [name for name in (*settings, *values) if name not in cases] == []
+
+
+@pytest.mark.parametrize("old", RENAMED_COMMANDS)
+def test_an_old_command_is_told_its_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([old, "a.yaml"])
+    assert exit_.value.code == 2
+    assert f"{old} is renamed to {RENAMED_COMMANDS[old]}" in capsys.readouterr().err
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -217,5 +261,5 @@ def test_every_shipped_file_resolves(path: Path) -> None:
 
 def test_the_quickstart_model_goes_over_the_quickstart() -> None:
     config = load([CONFIGS / "quickstart.yaml", CONFIGS / "quickstart_model.yaml"])
-    assert config.model.new is not None and config.warm_start is not None
-    assert config.warm_start.output == load([CONFIGS / "quickstart.yaml"]).model.path
+    assert config.model.new is not None and config.sft is not None
+    assert config.sft.output == load([CONFIGS / "quickstart.yaml"]).model.path

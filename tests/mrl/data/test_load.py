@@ -81,12 +81,12 @@ def test_columns_that_only_reward_functions_read_are_named(write_rows: Any, plai
     assert second == f"data: {data.report.notes[0]}"
 
 
-def test_over_long_prompts_are_filtered_or_refused(write_rows: Any, plain_tokenizer: Any) -> None:
+def test_overlong_prompts_are_filtered_or_refused(write_rows: Any, plain_tokenizer: Any) -> None:
     train = write_rows([row(1), row(2, prompt="x" * 50)])
     data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)
-    assert (data.report.rows, data.report.over_long) == (1, 1)
+    assert (data.report.rows, data.report.overlong) == (1, 1)
     with pytest.raises(DataError, match=r"rows\.jsonl:2 with 51 tokens"):
-        load_data(DataSection(train=train, max_prompt_tokens=20, over_long="refuse"), MATHS, plain_tokenizer)
+        load_data(DataSection(train=train, max_prompt_tokens=20, overlong="refuse"), MATHS, plain_tokenizer)
 
 
 def test_overlap_with_validation_is_reported_dropped_or_refused(

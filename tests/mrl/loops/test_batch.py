@@ -26,7 +26,7 @@ def sample(prompt: int, index: int, num_prompt: int, num_response: int) -> Sampl
         prompt_tokens=rng.integers(0, 50, num_prompt).astype(np.int32),
         response_tokens=rng.integers(0, 50, num_response).astype(np.int32),
         loss_mask=np.ones(num_response, np.bool_),
-        sampler_logprobs=-rng.random(num_response).astype(np.float32),
+        rollout_logprobs=-rng.random(num_response).astype(np.float32),
         policy_versions=np.zeros(num_response, np.int32),
         status=Status.FINISHED,
     )
@@ -45,8 +45,8 @@ def test_pack_puts_prompt_and_response_together_and_masks_the_prompt() -> None:
     batch = batch_of([(2, 3), (1, 1)])
     assert batch.cu_seqlens.tolist() == [0, 5, 7]
     assert batch.loss_mask.tolist() == [False, False, True, True, True, False, True]
-    assert (batch.arrays["sampler_logprobs"][~batch.loss_mask] == 0).all()
-    assert (batch.arrays["sampler_logprobs"][batch.loss_mask] < 0).all()
+    assert (batch.arrays["rollout_logprobs"][~batch.loss_mask] == 0).all()
+    assert (batch.arrays["rollout_logprobs"][batch.loss_mask] < 0).all()
     assert batch.group_ids.tolist() == [0, 0] and batch.sample_ids == ("0.0", "0.1")
 
 

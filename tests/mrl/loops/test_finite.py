@@ -37,7 +37,7 @@ def sample(
         prompt_tokens=np.array([7], np.int32),
         response_tokens=np.arange(length, dtype=np.int32),
         loss_mask=np.ones(length, np.bool_),
-        sampler_logprobs=np.full(length, -0.5, np.float32),
+        rollout_logprobs=np.full(length, -0.5, np.float32),
         policy_versions=np.zeros(length, np.int32),
         status=status,
         verdict=Verdict(kind, value),

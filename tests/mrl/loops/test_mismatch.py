@@ -10,29 +10,29 @@ from tests.mrl.loops.test_batch import batch_of
 
 def test_near_ties_are_counted_apart() -> None:
     batch = batch_of([(1, 3), (1, 2)])
-    trainer = batch.arrays["sampler_logprobs"].copy()
+    trainer = batch.arrays["rollout_logprobs"].copy()
     trainer[2] += 0.5
     trainer[5] -= 1e-3
     margins = np.full(batch.num_tokens, 1.0, np.float32)
     margins[2:4] = 1e-7
     measured = measure(batch, trainer, margins, served=batch.loss_mask, margin=1e-5)
-    assert measured["policy/sampler_logprob_near_ties"] == 2
-    assert measured["policy/sampler_logprob_diff_max"] == pytest.approx(1e-3, rel=1e-3)
-    assert measured["policy/sampler_logprob_near_tie_diff_max"] == pytest.approx(0.5, rel=1e-3)
+    assert measured["policy/rollout_logprob_near_ties"] == 2
+    assert measured["policy/rollout_logprob_diff_max"] == pytest.approx(1e-3, rel=1e-3)
+    assert measured["policy/rollout_logprob_near_tie_diff_max"] == pytest.approx(0.5, rel=1e-3)
 
 
 def test_tokens_of_an_earlier_version_are_left_out() -> None:
     batch = batch_of([(1, 3), (1, 2)])
-    trainer = batch.arrays["sampler_logprobs"] + np.float32(0.25)
+    trainer = batch.arrays["rollout_logprobs"] + np.float32(0.25)
     trainer[4:] += 1.0
     versions = np.array([0, 1, 1, 1, 0, 0, 0])
     measured = measure(batch, trainer, None, served=versions == 1, margin=1e-5)
-    assert measured["policy/sampler_logprob_diff_max"] == pytest.approx(0.25)
-    assert measured["policy/sampler_logprob_diff_mean"] == pytest.approx(0.25)
+    assert measured["policy/rollout_logprob_diff_max"] == pytest.approx(0.25)
+    assert measured["policy/rollout_logprob_diff_mean"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("found", [2e-4, float("nan")])
 def test_the_check_names_the_version(found: float) -> None:
-    check({"policy/sampler_logprob_diff_max": 1e-5}, 1e-4, version=3)
+    check({"policy/rollout_logprob_diff_max": 1e-5}, 1e-4, version=3)
     with pytest.raises(WeightSyncError, match="version 3"):
-        check({"policy/sampler_logprob_diff_max": found}, 1e-4, version=3)
+        check({"policy/rollout_logprob_diff_max": found}, 1e-4, version=3)

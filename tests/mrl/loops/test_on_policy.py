@@ -18,12 +18,12 @@ from tests.mrl.loops.table_policy import TableRun, config_of, logprobs_of
 DAPO = {
     "loss": {"name": "ppo_clip", "clip_low": 0.02, "clip_high": 0.03},
     "aggregation": {"mode": "token_mean"},
-    "filter": {"min_spread": 0.0, "max_rounds": 4, "when_spent": "train_on_fewer"},
+    "filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"},
 }
 
 
 def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_path: Path) -> None:
-    """Ratio new / sampler for tokens of an earlier version, 1 for today's; the clip acts on the first alone."""
+    """Ratio new / engine for tokens of an earlier version, 1 for today's; the clip acts on the first alone."""
     run, aged, clipped = TableRun(config_of(tmp_path, DAPO, "training.optimizer.lr=3.0")), 0, 0
     run.loop.start()
     for version in range(8):
@@ -32,9 +32,9 @@ def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_pat
         row, groups = run.rows()[-1], run.groups[-1]
         batch, mask = pack(groups), pack(groups).loss_mask
         versions = np.concatenate([s.policy_versions for g in groups for s in g.samples])
-        own, sampler = logprobs_of(before, batch).numpy()[mask], batch.arrays["sampler_logprobs"][mask]
+        own, rollout = logprobs_of(before, batch).numpy()[mask], batch.arrays["rollout_logprobs"][mask]
         old = versions < version
-        ratio = np.where(old, np.exp(own - sampler), 1.0)
+        ratio = np.where(old, np.exp(own - rollout), 1.0)
         up = run.train.batches[-1].arrays["advantages"][mask] > 0
         assert row["policy/ratio_mean"] == pytest.approx(ratio.mean(), rel=1e-5)
         assert row["policy/ratio_max"] == pytest.approx(ratio.max(), rel=1e-5)
@@ -42,8 +42,8 @@ def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_pat
         assert row["policy/clip_frac_low"] == pytest.approx((~up & (ratio < 0.98)).mean(), abs=1e-6)
         assert row["policy/aged_token_frac"] == pytest.approx(old.mean())
         assert row["policy/age_steps"] == (version - versions).max()
-        assert row["policy/sampler_logprob_diff_max"] < 1e-5, "an earlier version is no mismatch"
-        assert row.get("policy/sampler_difference_max", 0.0) < 1e-5
+        assert row["policy/rollout_logprob_diff_max"] < 1e-5, "an earlier version is no mismatch"
+        assert row.get("policy/rollout_difference_max", 0.0) < 1e-5
         aged += old.any()
         clipped += row["policy/clip_frac_high"] + row["policy/clip_frac_low"] > 0
     assert aged >= 4 and clipped >= 4
@@ -54,7 +54,7 @@ ONE_UPDATE: dict[str, dict[str, Any]] = {
     "gspo": {"loss": {"name": "gspo"}},
     "tis": {"correction": {"kind": "truncated", "high": 2.0}},
     "icepop": {"correction": {"kind": "icepop", "low": 0.5, "high": 5.0}},
-    "kl in the loss": {"kl": {"place": "loss", "kind": "k3", "coefficient": 0.1, "times_ratio": True}},
+    "kl in the loss": {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.1, "unbiased": True}},
     "dapo": DAPO,
 }
 
@@ -77,18 +77,18 @@ def test_one_update_needs_no_pass_before_it(algorithm: dict[str, Any], tmp_path:
     torch.testing.assert_close(auto.train.table, recomputed.train.table, atol=1e-6, rtol=0)
     for ours, theirs in zip(auto.rows(), recomputed.rows(), strict=True):
         assert without_volatile(ours) == pytest.approx(without_volatile(theirs), abs=2e-6)
-    assert auto.rows()[-1]["policy/sampler_logprob_diff_max"] < 1e-5
+    assert auto.rows()[-1]["policy/rollout_logprob_diff_max"] < 1e-5
 
 
-def test_the_samplers_own_need_no_pass_either(tmp_path: Path) -> None:
-    run = stepped(tmp_path, {"old_logprobs": "sampler"}, steps=1)
-    assert run.train.called == ["update"] and run.rows()[0]["policy/sampler_logprob_diff_max"] < 1e-5
+def test_the_engines_own_need_no_pass_either(tmp_path: Path) -> None:
+    run = stepped(tmp_path, {"old_logprobs": "rollout"}, steps=1)
+    assert run.train.called == ["update"] and run.rows()[0]["policy/rollout_logprob_diff_max"] < 1e-5
 
 
 FALLS_BACK: dict[str, dict[str, Any]] = {
     "epochs": {"epochs": 2},
     "minibatches": {"minibatches": 2},
-    "kl in the reward": {"kl": {"place": "reward", "kind": "k1", "coefficient": 0.1}},
+    "kl in the reward": {"kl": {"location": "reward", "kind": "k1", "coefficient": 0.1}},
     "asked for": {"old_logprobs": "recomputed"},
 }
 
@@ -97,10 +97,10 @@ FALLS_BACK: dict[str, dict[str, Any]] = {
 def test_the_pass_stays_where_it_is_needed(algorithm: dict[str, Any], tmp_path: Path) -> None:
     run = stepped(tmp_path, algorithm, steps=1)
     assert run.train.called[0] == "forward policy" and "old_logprobs" in run.train.batches[0].arrays
-    assert run.rows()[0]["policy/sampler_logprob_diff_max"] < 1e-5
+    assert run.rows()[0]["policy/rollout_logprob_diff_max"] < 1e-5
 
 
-def test_while_only_the_critic_learns_the_sampler_is_still_measured(tmp_path: Path) -> None:
+def test_while_only_the_critic_learns_the_engine_is_still_measured(tmp_path: Path) -> None:
     words = ("critic={warmup_steps: 2}",)
     run = TableRun(config_of(tmp_path, {"estimator": {"name": "gae"}}, *words))
     run.loop.start()
@@ -108,14 +108,14 @@ def test_while_only_the_critic_learns_the_sampler_is_still_measured(tmp_path: Pa
         run.loop.step()
     warm, last = run.train.called[:4], run.train.called[4:]
     assert warm == ["forward policy", "forward critic"] * 2 and last == ["forward critic", "update"]
-    assert all("policy/sampler_logprob_diff_max" in row for row in run.rows())
+    assert all("policy/rollout_logprob_diff_max" in row for row in run.rows())
 
 
 @pytest.mark.parametrize("old_logprobs", ["auto", "recomputed"])
 def test_engines_with_other_weights_end_the_run_before_a_parameter_changes(
     old_logprobs: str, tmp_path: Path
 ) -> None:
-    run = TableRun(config_of(tmp_path, {"old_logprobs": old_logprobs}, "loop.max_sampler_mismatch=1e-3"))
+    run = TableRun(config_of(tmp_path, {"old_logprobs": old_logprobs}, "loop.max_rollout_mismatch=1e-3"))
     run.loop.start()
     run.loop.step()
     run.engines.damage[:, 0] = 0.1

@@ -41,7 +41,7 @@ def test_reference_critic_and_epochs_count() -> None:
         {
             "estimator": {"name": "gae"},
             "epochs": 2,
-            "kl": {"place": "reward", "kind": "k1", "coefficient": 0.1},
+            "kl": {"location": "reward", "kind": "k1", "coefficient": 0.1},
         }
     )
     headless = FACTS.forward_flops(40, 500, has_head=False)

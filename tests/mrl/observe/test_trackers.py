@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.sections.logging import ObserveSection
+from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe import trackers
 from mrl.observe.tracked_run import TrackedRun
@@ -68,7 +68,7 @@ def test_an_absent_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ConfigError, match=r"mrl\[wandb\]"):
-        trackers.start(ObserveSection(trackers=("wandb",)), TrackedRun(tmp_path, "r", {}, 0), history=[])
+        trackers.start(LoggingSection(trackers=("wandb",)), TrackedRun(tmp_path, "r", {}, 0), history=[])
 
 
 class Keeping:
@@ -95,7 +95,7 @@ def test_a_tracker_takes_the_rows_it_lacks_before_new_ones() -> None:
 
 
 def test_one_word_is_a_list_of_one_tracker() -> None:
-    assert ObserveSection.model_validate({"trackers": "wandb"}).trackers == ("wandb",)
+    assert LoggingSection.model_validate({"trackers": "wandb"}).trackers == ("wandb",)
 
 
 def test_offline_starts_that_nobody_synced_are_put_aside(tmp_path: Path) -> None:

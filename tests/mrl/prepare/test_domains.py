@@ -51,11 +51,11 @@ def test_the_recipe_loads_them_in_exact_shares(folder: Path, tmp_path: Path) -> 
     text = (ROOT / "configs" / "multi_domain.yaml").read_text().replace("work/domains", str(folder))
     (tmp_path / "recipe.yaml").write_text(text)
     config = load([tmp_path / "recipe.yaml"])
-    tokenizer.write_characters([folder / "warm_start.jsonl"], tmp_path / "tokenizer")
+    tokenizer.write_characters([folder / "sft.jsonl"], tmp_path / "tokenizer")
     data = load_data(config.data, config.judge, AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer")))
     taken = [prompt.domain for prompt in data.stream(0).take(200)]
     assert {name: taken.count(name) for name in NAMES} == {"sums": 80, "code": 60, "style": 60}
-    assert data.report.overlapping == data.report.over_long == data.report.duplicates == 0
+    assert data.report.overlapping == data.report.overlong == data.report.duplicates == 0
     unknown = AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer")).unk_token_id
     assert not any(unknown in prompt.tokens for prompt in data.stream(0).take(200))
     assert {p.domain for p in data.validation_prompts(6)} == set(NAMES)

@@ -31,7 +31,7 @@ def make_pair() -> Callable[..., Pair]:
             prompt_tokens=prompt.tokens,
             response_tokens=np.zeros(num_tokens, np.int32),
             loss_mask=np.ones(num_tokens, bool),
-            sampler_logprobs=np.zeros(num_tokens, np.float32),
+            rollout_logprobs=np.zeros(num_tokens, np.float32),
             policy_versions=np.zeros(num_tokens, np.int32),
             status=status,
             response_text=response,

@@ -57,7 +57,7 @@ def test_engine_and_trainer_of_different_shapes_are_refused_by_name(
 def test_an_engine_with_biases_that_no_trainer_has_is_refused_by_name(tmp_path: Path) -> None:
     model = write_model(tmp_path / "biased", "qwen3", **ENGINE_SHAPE, attention_bias=True)
     host = EngineHost(
-        rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=8),
+        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=8),
         model_path=str(model),
         max_length=64,
         seed=1,

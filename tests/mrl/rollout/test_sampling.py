@@ -39,7 +39,7 @@ def truncating(model: Path) -> Iterator[EngineHost]:
     host = EngineHost(
         rollout=RolloutSection(
             dtype="float32",
-            compiled=False,
+            enforce_eager=True,
             kv_cache_bytes=64 << 20,
             max_num_seqs=64,
             top_p=0.9,

@@ -24,7 +24,7 @@ ASKED = {
 
 
 def engine(model: Path, **rollout: Any) -> EngineHost:
-    settings = {"dtype": "float32", "compiled": False, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
+    settings = {"dtype": "float32", "enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
     return EngineHost(
         rollout=RolloutSection(**(settings | rollout)),
         model_path=str(model),

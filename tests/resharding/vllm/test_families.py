@@ -29,7 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def engine(folder: Path, *, real_weights: bool) -> Iterator[EngineHost]:
     host = EngineHost(
-        rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=64),
+        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
         model_path=str(folder),
         max_length=160,
         seed=1,

@@ -44,7 +44,7 @@ def feeder(tiny_engine: EngineHost) -> Iterator[Feeder]:
 def fresh_answers(tiny_model: Path) -> list[list[float]]:
     """Log-probs of another engine that read the folder itself: no weight sync touched it."""
     host = EngineHost(
-        rollout=RolloutSection(dtype="float32", compiled=False, kv_cache_bytes=64 << 20, max_num_seqs=64),
+        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
         model_path=str(tiny_model),
         max_length=160,
         seed=1,

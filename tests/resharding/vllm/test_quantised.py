@@ -29,7 +29,7 @@ ASKED = driving.requests(12, seed=3, ignore_stop=True)
 
 
 def engine(folder: Path, **arguments: object) -> EngineHost:
-    kept = {"compiled": False, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
+    kept = {"enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
     rollout = RolloutSection(**kept, **arguments.pop("rollout", {}))  # type: ignore[arg-type]
     return EngineHost(rollout=rollout, model_path=str(folder), max_length=160, seed=1, **arguments)
 

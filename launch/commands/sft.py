@@ -1,6 +1,6 @@
-"""The supervised start, SPMD under torchrun, without Ray: `torchrun --nproc-per-node N -m mrl.launch.commands.warm_start CONFIG...`.
+"""The supervised start, SPMD under torchrun, without Ray: `torchrun --nproc-per-node N -m mrl.launch.commands.sft CONFIG...`.
 
-`mrl warm-start CONFIG...` starts torchrun on this machine with as many ranks as the training layout has.
+`mrl sft CONFIG...` starts torchrun on this machine with as many ranks as the training layout has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
-from mrl.config.sections.sft import WarmStartSection
+from mrl.config.sections.sft import SftSection
 from mrl.errors import ConfigError, DataError
 from mrl.launch.workers.actor_log import redirect, screen
 from mrl.launch.workers.spmd import run_torchrun, start_worker
@@ -36,16 +36,16 @@ def run_ranks(arguments: Sequence[str]) -> int:
     check_policy(config)
     check_tokenizer(config)
     rows = read_rows(section.data)
-    print(f"warm start: {len(rows)} rows, {section.steps} steps of {section.batch_rows}")
-    code = run_torchrun("mrl.launch.commands.warm_start", arguments, config)
+    print(f"sft: {len(rows)} rows, {section.steps} steps of {section.batch_rows}")
+    code = run_torchrun("mrl.launch.commands.sft", arguments, config)
     if code:
-        print(f"warm start failed with {code}; each rank's own words are in {log_folder(config)}", flush=True)
+        print(f"sft failed with {code}; each rank's own words are in {log_folder(config)}", flush=True)
     return code
 
 
 def log_folder(config: Config) -> Path:
     """Where each rank writes what it and the libraries under it have to say."""
-    return Path(config.run_folder).resolve() / "logs" / "warm-start"
+    return Path(config.run_folder).resolve() / "logs" / "sft"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         _train(config, seen, rank)
     except Exception as error:
-        print(f"warm start, rank {rank}: {type(error).__name__}: {error}", file=seen, flush=True)
+        print(f"sft, rank {rank}: {type(error).__name__}: {error}", file=seen, flush=True)
         raise
 
 
@@ -76,7 +76,7 @@ def _train(config: Config, seen: TextIO, rank: int) -> None:
         metrics = worker.update(shard, cross_entropy, {"num_tokens": float(batch.loss_mask.sum())})
         if rank == 0 and (step % 20 == 0 or step == section.steps):
             print(
-                f"warm start {step}/{section.steps}  loss {metrics['loss']:.4f}  {time.monotonic() - start:.0f} s",
+                f"sft {step}/{section.steps}  loss {metrics['loss']:.4f}  {time.monotonic() - start:.0f} s",
                 file=seen,
                 flush=True,
             )
@@ -92,7 +92,7 @@ def read_rows(path: str) -> list[tuple[str, str]]:
     """(prompt, response) of every row; a bad row is named by file and line."""
     file = Path(path)
     if not file.is_file():
-        raise DataError(f"warm_start.data = {path} does not exist")
+        raise DataError(f"sft.data = {path} does not exist")
     rows = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -101,7 +101,7 @@ def read_rows(path: str) -> list[tuple[str, str]]:
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise DataError(f"{path}:{number}: not a row with prompt and response ({error})") from error
     if not rows:
-        raise DataError(f"warm_start.data = {path} has no rows")
+        raise DataError(f"sft.data = {path} has no rows")
     return rows
 
 
@@ -116,7 +116,7 @@ def encode(rows: Sequence[tuple[str, str]], tokenizer: Any) -> list[tuple[np.nda
 
 
 def rows_of_step(
-    sequences: Sequence[tuple[np.ndarray, np.ndarray]], section: WarmStartSection, *, step: int, seed: int
+    sequences: Sequence[tuple[np.ndarray, np.ndarray]], section: SftSection, *, step: int, seed: int
 ) -> TrainBatch:
     """The batch of a step, drawn by (seed, step) alone."""
     chosen = np.random.default_rng((seed, step)).integers(len(sequences), size=section.batch_rows)
@@ -130,10 +130,10 @@ def rows_of_step(
     )
 
 
-def _section(config: Config) -> WarmStartSection:
-    if config.warm_start is None:
-        raise ConfigError("the configuration has no warm_start section; it needs data, output and steps")
-    return config.warm_start
+def _section(config: Config) -> SftSection:
+    if config.sft is None:
+        raise ConfigError("the configuration has no sft section; it needs data, output and steps")
+    return config.sft
 
 
 if __name__ == "__main__":

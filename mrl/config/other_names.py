@@ -1,0 +1,112 @@
+"""Names that are no settings here: those of the last release, with today's, and the words of other systems. Pure."""
+
+from __future__ import annotations
+
+from mrl.config.root import Config
+from mrl.config.sections.algorithm import AlgorithmSection, KlSection
+from mrl.config.sections.base import Section
+from mrl.config.sections.data import DataSection
+from mrl.config.sections.loop import LoopSection
+from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.shaping import FilterSection, ShapingSection
+from mrl.config.sections.sync import SyncSection
+
+RENAMED: dict[type[Section], dict[str, str]] = {
+    Config: {"observe": "logging", "warm_start": "sft"},
+    DataSection: {"over_long": "overlong"},
+    FilterSection: {"min_spread": "min_reward_range", "when_spent": "on_exhausted"},
+    KlSection: {"place": "location", "times_ratio": "unbiased"},
+    LoopSection: {"max_sampler_mismatch": "max_rollout_mismatch"},
+    RolloutSection: {
+        "compiled": "enforce_eager, which says the opposite: compiled: false is enforce_eager: true",
+        "memory_fraction": "gpu_memory_utilization",
+        "prefix_cache": "enable_prefix_caching",
+        "sleep": "enable_sleep_mode",
+    },
+    ShapingSection: {"missing_end_penalty": "missing_eos_penalty"},
+    SyncSection: {"digests": "verify (full, wire or off)"},
+}
+"""Section -> a former setting of it -> today's setting of the same section."""
+
+RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
+    AlgorithmSection: {
+        ("old_logprobs", "sampler"): "rollout",
+        (
+            "old_logprobs",
+            "decoupled",
+        ): "auto, with a correction.kind (truncated is the usual one) for the weights",
+    },
+}
+"""Section -> (setting, a former value of it) -> today's value."""
+
+RENAMED_COMMANDS = {"warm-start": "sft"}
+"""A former command of `mrl` -> today's."""
+
+SYNONYMS = {
+    "num_generations": "loop.samples_per_prompt",
+    "rollout_n": "loop.samples_per_prompt",
+    "n_samples_per_prompt": "loop.samples_per_prompt",
+    "train_batch_size": "loop.prompts_per_step (prompts, not samples)",
+    "rollout_batch_size": "loop.prompts_per_step (prompts, not samples)",
+    "ppo_mini_batch_size": "algorithm.minibatches (a number of minibatches, not their size)",
+    "ppo_epochs": "algorithm.epochs",
+    "num_iterations": "algorithm.epochs",
+    "learning_rate": "training.optimizer.lr",
+    "actor_learning_rate": "training.optimizer.lr",
+    "max_completion_length": "rollout.max_response_tokens",
+    "max_response_length": "rollout.max_response_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "tensor_model_parallel_size": "training.layout.tp (rollout.tp for engines)",
+    "tensor_parallel_size": "training.layout.tp (rollout.tp for engines)",
+    "pipeline_model_parallel_size": "training.layout.pp",
+    "expert_model_parallel_size": "training.layout.ep",
+    "gpus_per_node": "launch.slots_per_node (a slot is one GPU, or one share of a machine without)",
+    "gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "enforce_eager": "rollout.enforce_eager",
+    "enable_prefix_caching": "rollout.enable_prefix_caching",
+    "enable_sleep_mode": "rollout.enable_sleep_mode",
+    "kv_cache_memory_bytes": "rollout.kv_cache_bytes (CPU alone)",
+    "adv_estimator": "algorithm.estimator.name",
+    "advantage_estimator": "algorithm.estimator.name",
+    "kl_coef": "algorithm.kl.coefficient",
+    "kl_loss_coef": "algorithm.kl.coefficient (with algorithm.kl.location=loss)",
+    "use_kl_loss": "algorithm.kl.location=loss",
+    "use_kl_in_reward": "algorithm.kl.location=reward",
+    "beta": "algorithm.kl.coefficient",
+    "clip_ratio_low": "algorithm.loss.clip_low",
+    "clip_ratio_high": "algorithm.loss.clip_high",
+    "epsilon_high": "algorithm.loss.clip_high",
+    "report_to": "logging.trackers",
+    "logger": "logging.trackers",
+    "save_freq": "loop.checkpoint.every_steps",
+    "test_freq": "loop.validation.every_steps",
+    "total_training_steps": "loop.steps",
+    "max_steps": "loop.steps",
+    "reward_funcs": "judge={kind: plugin, path: file.py:function, style: trl}",
+    "custom_reward_function": "judge={kind: plugin, path: file.py:function, style: verl}",
+}
+"""A word of verl, TRL, OpenRLHF, slime or vLLM -> the setting that does the same."""
+
+UNSUPPORTED = {
+    "lora": "all weights are trained",
+    "lora_rank": "all weights are trained",
+    "peft": "all weights are trained",
+    "reward_model": "rewards come from verifiers and functions; see `mrl settings judge`",
+    "trust_remote_code": "families are implemented here and tokenizers are read without foreign code",
+    "multi_turn": "an episode is one prompt and one response",
+}
+"""A word of other systems -> what there is instead."""
+
+
+def renamed(section: type, key: str, value: object = None) -> str:
+    """Today's name of a former setting of a section, or of a former value of a setting; empty where it never was one."""
+    if key in RENAMED.get(section, {}):
+        return RENAMED[section][key]
+    return RENAMED_VALUES.get(section, {}).get((key, value), "") if isinstance(value, str) else ""
+
+
+def answer(word: str) -> str:
+    """What an error says about a word of another system; empty where the word is in neither table."""
+    if word in SYNONYMS:
+        return f"; did you mean {SYNONYMS[word]}?"
+    return f"; not supported: {UNSUPPORTED[word]}" if word in UNSUPPORTED else ""
