@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--steps", type=int, default=5, help="steps measured after one warm-up")
     bench.add_argument("--json", action="store_true", help="for programs")
     settings = commands.add_parser("settings", help="all settings, or those below a path, one sentence each")
-    settings.add_argument("path", nargs="?", default="", help="for instance judge, or rollout.tp")
+    settings.add_argument("path", nargs="?", default="", help="for instance reward, or rollout.tp")
     settings.set_defaults(run=_settings)
     return parser
 

@@ -17,7 +17,7 @@ class DataError(MrlError, ValueError):
 
 
 class RewardError(MrlError, RuntimeError):
-    """A judge broke its contract (wrong count, NaN, failed start)."""
+    """A verifier broke its contract (wrong count, NaN, failed start)."""
 
 
 class NumericError(MrlError, RuntimeError):

@@ -28,30 +28,30 @@ class Status(enum.Enum):
 
 
 class VerdictKind(enum.Enum):
-    """What a judge could say about a sample."""
+    """What a verifier could say about a sample."""
 
     SCORED = "scored"
-    """The judge looked and gave a value; a wrong answer is scored, with a low value."""
-    UNJUDGED = "unjudged"
-    """The judge itself failed; the sample enters no statistic and no loss."""
-    REFUSED = "refused"
-    """The sample is outside what the judge accepts (limits); it carries the judge's lowest value."""
+    """The verifier looked and gave a value; a wrong answer is scored, with a low value."""
+    NO_REWARD = "no_reward"
+    """The verifier itself failed; the sample enters no statistic and no loss."""
+    REJECTED = "rejected"
+    """The sample is outside what the verifier accepts (limits); it carries the verifier's lowest value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """A judge's answer for one sample. `value` is None exactly when `kind` is UNJUDGED."""
+    """A verifier's answer for one sample. `value` is None exactly when `kind` is NO_REWARD."""
 
     kind: VerdictKind
     value: float | None
     reason: str = ""
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Named components of the value (for instance correctness, format)."""
-    judge: str = ""
+    verifier: str = ""
     version: str = ""
     seconds: float = 0.0
     token_values: np.ndarray | None = None
-    """[T_response] float32 process rewards, where the judge gives them."""
+    """[T_response] float32 process rewards, where the verifier gives them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Prompt:
     tokens: np.ndarray
     """[T] int32."""
     text: str
-    gold: Any
-    """What the domain's judge compares with (parsed and checked at load)."""
+    ground_truth: Any
+    """What the domain's verifier compares with (parsed and checked at load)."""
     domain: str = "default"
     tag: str = ""
     row: str = ""
@@ -108,7 +108,7 @@ class Sample:
         return f"{self.prompt_index}.{self.sample_index}"
 
     def with_verdict(self, verdict: Verdict) -> Sample:
-        """The judged sample; in half the time of dataclasses.replace, because a step does it for every sample."""
+        """The scored sample; in half the time of dataclasses.replace, because a step does it for every sample."""
         return Sample(*_all_but_verdict(self), verdict)  # type: ignore[call-arg]
 
 

@@ -1,6 +1,6 @@
 """Everything a run stands on, from configuration to workers that are up; all of it down again at the end.
 
-Order: the checks (launch/commands/check.py) first, then judges, cluster, workers.
+Order: the checks (launch/commands/check.py) first, then verifiers, cluster, workers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
-from mrl.loops.collect import Collector, Judges
+from mrl.loops.collect import Collector, RewardWorkers
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.loops.throughput import Throughput
 from mrl.observe.devices import peak_flops
 from mrl.observe.phases import PhaseClock
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Prompt
 from mrl.training.hf.folder import read_config
@@ -52,15 +52,15 @@ class Parts:
 
     config: Config
     hybrid: Hybrid
-    judges: Judges
+    reward_workers: RewardWorkers
     dataset: Dataset
     tokenizer: Any
     clock: PhaseClock
 
-    def collector(self, judges: Judges | None = None) -> Collector:
+    def collector(self, reward_workers: RewardWorkers | None = None) -> Collector:
         return Collector(
             self.hybrid.rollout,
-            judges or self.judges,
+            reward_workers or self.reward_workers,
             decoder(self.tokenizer, end_of_text(self.tokenizer, self.config.model.path)),
             clock=self.clock,
             deadline_seconds=self.config.loop.phase_deadline_seconds,
@@ -109,20 +109,20 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
     with contextlib.ExitStack() as stack:
         with clock.phase("cluster"):
             stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
-        judges = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
+        reward_workers = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
-        yield Parts(config, hybrid, judges, inputs.dataset, inputs.tokenizer, clock)
+        yield Parts(config, hybrid, reward_workers, inputs.dataset, inputs.tokenizer, clock)
 
 
 def reward_processes(
     config: Config, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
-) -> contextlib.AbstractContextManager[Judges]:
-    """The judges' processes: on the driver's node, or on each node of the connected cluster."""
-    if config.judge.nodes == "driver":
-        return JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
+) -> contextlib.AbstractContextManager[RewardWorkers]:
+    """The reward workers: on the driver's node, or on each node of the connected cluster."""
+    if config.reward.nodes == "driver":
+        return RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
     group = RewardGroup(config, clock, environment=_environment(config), log_folder=str(log_folder))
     return group.started(trial)
 

@@ -1,7 +1,7 @@
 """`mrl bench step`: a step of the loop against its floor, in the same processes, dtype and threads.
 
 Floor: one generate call per engine for the batch, the update of the same packed batch and, where the step has it, the pass before
-it, called alone and back to back. The step has judging, packing, advantages, the weight sync and all orchestration besides. Validation and saves are in
+it, called alone and back to back. The step has scoring, packing, advantages, the weight sync and all orchestration besides. Validation and saves are in
 neither. Steps and floors alternate, so that a change of the machine's speed hits both.
 """
 

@@ -21,7 +21,7 @@ from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.prepare import tiny_model
 from mrl.rewards.plugins.check import check_plugins
-from mrl.rewards.pool.pool import check_judges, first_of_each_domain
+from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
 from mrl.samples import Prompt
 from mrl.training.hf.folder import check_folder, read_config
 
@@ -48,7 +48,7 @@ def check(config: Config) -> Inputs:
     if faults := dict.fromkeys(line for _, lines in found for line in lines):
         raise _told_together(list(faults))
     tokenizer, _ = found[-1]
-    dataset = load_data(config.data, config.judge, tokenizer)
+    dataset = load_data(config.data, config.reward, tokenizer)
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     check_rewards(config, trial)
     return Inputs(tokenizer, dataset, trial)
@@ -77,7 +77,7 @@ def check_loss(config: Config) -> None:
 
 def check_reward_plugins(config: Config) -> None:
     """Users' reward functions can be read and called."""
-    check_plugins(config.judge)
+    check_plugins(config.reward)
 
 
 def check_data_files(config: Config) -> None:
@@ -154,11 +154,11 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
 
 
 def check_rewards(config: Config, prompts: Sequence[Prompt]) -> None:
-    """One trial sample through the judge of each domain; ConfigError with what the judge said."""
+    """One trial sample through the verifier of each domain; ConfigError with what the verifier said."""
     try:
-        check_judges(config.judge, prompts)
+        try_verifiers(config.reward, prompts)
     except RewardError as error:
-        raise ConfigError(f"judge: {error}") from error
+        raise ConfigError(f"reward: {error}") from error
 
 
 def load_tokenizer(config: Config) -> Any:

@@ -1,4 +1,4 @@
-"""`mrl eval`: greedy accuracy, avg@k and pass@k of a model folder on any data file, with the run's judge. One engine, no trainer, no Ray."""
+"""`mrl eval`: greedy accuracy, avg@k and pass@k of a model folder on any data file, with the run's verifier. One engine, no trainer, no Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mrl.loops.collect import Collector
 from mrl.loops.validate import validate
 from mrl.observe.phases import PhaseClock
 from mrl.observe.samples_log import write_all
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Response, Round
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Group
@@ -65,7 +65,7 @@ def _new_folder(path: str) -> Path:
 def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
     """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
     tokenizer = load_tokenizer(config)
-    dataset = load_validation(config.data, config.judge, tokenizer)
+    dataset = load_validation(config.data, config.reward, tokenizer)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
     if not prompts:
@@ -83,10 +83,12 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
         real_weights=True,
     )
     try:
-        with JudgePool(config.judge, group_size=max(1, config.loop.validation.num_samples)) as judges:
+        with RewardPool(
+            config.reward, group_size=max(1, config.loop.validation.num_samples)
+        ) as reward_workers:
             collector = Collector(
                 _OneEngine(engine),
-                judges,
+                reward_workers,
                 decoder(tokenizer, ends),
                 clock=PhaseClock(),
                 deadline_seconds=config.loop.phase_deadline_seconds,

@@ -2,7 +2,7 @@
 
 To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
 Several drills are separated by commas. Victims: driver, train-N, engine-N, vllm-N (a worker process of engine N; there is one where
-rollout.tp is above 1), judge. They must live on the driver's node. The victim is stopped as soon as the phase begins, so that
+rollout.tp is above 1), reward. They must live on the driver's node. The victim is stopped as soon as the phase begins, so that
 its work in the phase stays undone, and killed a moment later; the phase does not end before that. What was done is written to
 drill.jsonl in the run folder just before the kill.
 """
@@ -45,11 +45,11 @@ class Drill:
     def parse(cls, text: str) -> Drill:
         phase, victim, count = (text.split(":") + ["1"])[:3] if ":" in text else (text, "", "1")
         kind, _, number = victim.partition("-")
-        known = kind in ("driver", "judge") if not number else kind in ("train", "engine", "vllm")
+        known = kind in ("driver", "reward") if not number else kind in ("train", "engine", "vllm")
         if phase not in PHASES or not known or not (count + number).isdigit():
             raise ConfigError(
                 f"{VARIABLE} has {text!r}; a drill is PHASE:VICTIM:COUNT with a phase of {', '.join(PHASES)} and a victim of "
-                "driver, train-N, engine-N, vllm-N, judge"
+                "driver, train-N, engine-N, vllm-N, reward"
             )
         return cls(phase, victim, int(count))
 
@@ -94,7 +94,7 @@ class DrillMaster:
         kind, _, number = victim.partition("-")
         if kind == "driver":
             return os.getpid()
-        if kind == "judge":
+        if kind == "reward":
             return _child(os.getpid(), "mrl.rewards.pool.worker")
         group = self._hybrid.train if kind == "train" else self._hybrid.rollout
         pid = _actor_pid(group, int(number))

@@ -1,6 +1,6 @@
 """Reward processes on every node: one actor with a pool on each, behind the interface of a single pool.
 
-A prompt's samples go to one node, chosen by prompt index, so that judges of whole groups see them together. A node that is
+A prompt's samples go to one node, chosen by prompt index, so that verifiers of whole groups see them together. A node that is
 lost ends the run with its name, as a lost trainer rank does.
 """
 
@@ -16,7 +16,7 @@ from mrl.errors import ConfigError, RewardError
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
-from mrl.rewards.pool.pool import JudgePool, check_judges
+from mrl.rewards.pool.pool import RewardPool, try_verifiers
 from mrl.samples import Prompt, Sample, Verdict
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,12 @@ class RewardActor:
         from mrl.launch.workers.actor_log import redirect
 
         redirect(log_folder, f"rewards-{number}")
-        self._section = config.judge
-        self._pool = JudgePool(config.judge, group_size=config.loop.samples_per_prompt)
+        self._section = config.reward
+        self._pool = RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Tries each prompt's judge on this node; RewardError with what it said."""
-        check_judges(self._section, prompts)
+        """Tries each prompt's verifier on this node; RewardError with what it said."""
+        try_verifiers(self._section, prompts)
 
     def submit_all(self, pairs: Sequence[tuple[Sample, Prompt]]) -> None:
         self._pool.submit_all(pairs)
@@ -92,7 +92,7 @@ class RewardGroup(ActorGroup):
         try:
             self.wait(self.calls("check", trial))
         except RewardError as error:
-            raise ConfigError(f"judge: {error}") from error
+            raise ConfigError(f"reward: {error}") from error
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
         """Hands each node its prompts' samples; returns when all nodes have them."""
@@ -121,7 +121,7 @@ class RewardGroup(ActorGroup):
         return arrived
 
     def flush_groups(self) -> None:
-        """Starts group judges on incomplete groups on all nodes."""
+        """Starts group verifiers on incomplete groups on all nodes."""
         self.wait(self.calls("flush_groups"))
 
     def close(self) -> None:

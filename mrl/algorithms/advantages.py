@@ -28,7 +28,7 @@ def estimate(
     gamma: float = 1.0,
     lam: float = 1.0,
     segment_ids: Tensor | None = None,
-    judged: Tensor | None = None,
+    has_reward: Tensor | None = None,
     reward_mask: Tensor | None = None,
     reward_parts: Tensor | None = None,
     part_weights: Tensor | None = None,
@@ -45,7 +45,7 @@ def estimate(
 
     token_rewards, loss_mask, values, reward_mask: [B, T], or packed [N] with `segment_ids` [N]. An outcome reward
     stands on a sample's last policy token. group_ids: [B] integers, equal for the samples of one prompt, in any
-    order; groups may have any sizes. judged: [B] bool; a sample without a verdict enters no statistic and gets 0,
+    order; groups may have any sizes. has_reward: [B] bool; a sample without a verdict enters no statistic and gets 0,
     whatever its rewards are. reward_mask: positions that carry a process reward (default: all policy tokens).
     reward_parts [B, K] and part_weights [K]: gdpo. outcome_rewards [B]: rloo_process.
 
@@ -61,7 +61,7 @@ def estimate(
         raise ValueError(
             f"group_ids: shape {tuple(group_ids.shape)}, expected [{segments.count}], one per sample"
         )
-    mask = _judged_tokens(mask, judged, segments)
+    mask = _rewarded_tokens(mask, has_reward, segments)
     arrays = checks.per_token({"token_rewards": token_rewards, "values": values}, mask, segments)
     flat = segments.flat(mask)
     active = segments.sum(flat.to(torch.float64)) > 0
@@ -95,10 +95,12 @@ def estimate(
     )
 
 
-def _judged_tokens(mask: Tensor, judged: Tensor | None, segments: Segments) -> Tensor:
-    if judged is None:
+def _rewarded_tokens(mask: Tensor, has_reward: Tensor | None, segments: Segments) -> Tensor:
+    if has_reward is None:
         return mask
-    chosen = checks.mask("judged", checks.per_sample("judged", judged, segments.count, floating=False))
+    chosen = checks.mask(
+        "has_reward", checks.per_sample("has_reward", has_reward, segments.count, floating=False)
+    )
     return mask & segments.shaped(segments.spread(chosen))
 
 

@@ -76,7 +76,7 @@ def per_sample(name: str, values: Tensor, count: int, *, floating: bool = True) 
     if floating and not bool(torch.isfinite(values).all()):
         sample = int((~torch.isfinite(values)).nonzero()[0, 0])
         raise ValueError(
-            f"{name}: {values[sample].item()} in sample {sample}; exclude it or mark it as not judged"
+            f"{name}: {values[sample].item()} in sample {sample}; exclude it or mark it as not scored"
         )
     return values
 

@@ -5,7 +5,7 @@ measured (`measure`), applied only where the configuration says so. Weights carr
 denominator: a token with weight 0 still counts.
 
 Choices where frameworks differ:
-1. sequence_mask judges a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product ("product").
+1. sequence_mask measures a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product ("product").
 2. Kept sequences of sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" bounds them from above.
 3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated bounds w into [low, high] (TIS).
 """

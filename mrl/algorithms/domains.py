@@ -27,16 +27,16 @@ def shape_by_domain(
     outcomes: Outcomes,
     state: State,
 ) -> tuple[Tensor, dict[str, float]]:
-    """([B] shaped rewards, 0 for samples without a verdict; metrics over the judged samples).
+    """([B] shaped rewards, 0 for samples without a verdict; metrics over the scored samples).
 
     rewards [B] float64 with NaN where there is no verdict; lengths [B] in policy tokens; group_ids [B].
     """
     shaped = torch.zeros_like(rewards)
-    judged = torch.from_numpy(outcomes.judged)
+    has_reward = torch.from_numpy(outcomes.has_reward)
     names = np.array(outcomes.domains)
-    clipped = torch.zeros_like(judged)
+    clipped = torch.zeros_like(has_reward)
     for domain in sorted(set(outcomes.domains)):
-        chosen = judged & torch.from_numpy(names == domain)
+        chosen = has_reward & torch.from_numpy(names == domain)
         if not bool(chosen.any()):
             continue
         section = config.shaping_by_domain.get(domain, config.shaping)
@@ -51,7 +51,7 @@ def shape_by_domain(
         )
         shaped[chosen], clipped[chosen] = values[0], changed
         state.moments[domain] = values[1]
-    count = max(1, int(judged.sum()))
+    count = max(1, int(has_reward.sum()))
     return shaped, {
         "reward/raw_mean": float(torch.nan_to_num(rewards).sum()) / count,
         "reward/shaped_mean": float(shaped.sum()) / count,

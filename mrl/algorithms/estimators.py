@@ -25,7 +25,7 @@ class Rollouts:
 
     rewards: Tensor
     mask: Tensor
-    """[N] bool; False on all tokens of samples that were not judged."""
+    """[N] bool; False on all tokens of samples that were not scored."""
     segments: Segments
     groups: Groups
     values: Tensor | None

@@ -28,7 +28,7 @@ class Decision(enum.Enum):
     """No spread, at a value in between."""
     MEAN_OUTSIDE = "mean_outside"
     """Spread, but the mean is outside the open interval."""
-    UNJUDGED = "unjudged"
+    NO_REWARD = "no_reward"
     """No sample of it has a verdict."""
 
     def __bool__(self) -> bool:
@@ -45,19 +45,19 @@ def keep(section: FilterSection, rewards: Sequence[np.ndarray], *, tolerance: fl
 
 
 def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> Decision:
-    judged = rewards[~np.isnan(rewards)]
-    if not len(judged):
-        return Decision.UNJUDGED
-    if not np.isfinite(judged).all():
+    present = rewards[~np.isnan(rewards)]
+    if not len(present):
+        return Decision.NO_REWARD
+    if not np.isfinite(present).all():
         raise ValueError(
-            f"rewards: {judged[~np.isfinite(judged)][0]} in a group; rewards are finite, or NaN if unjudged"
+            f"rewards: {present[~np.isfinite(present)][0]} in a group; rewards are finite, or NaN where there is none"
         )
-    low, high = judged.min(), judged.max()
+    low, high = present.min(), present.max()
     if section.min_reward_range is not None and high - low <= section.min_reward_range + tolerance * max(
         abs(low), abs(high)
     ):
         return Decision.ALL_CORRECT if low >= 1 else Decision.ALL_WRONG if high <= 0 else Decision.NO_SPREAD
-    mean = judged.mean()
+    mean = present.mean()
     below = section.mean_low is not None and mean <= section.mean_low
     above = section.mean_high is not None and mean >= section.mean_high
     return Decision.MEAN_OUTSIDE if below or above else Decision.KEPT

@@ -1,7 +1,7 @@
 """Statistics over the samples of one prompt: mean, standard deviation, leave-one-out, degeneracy.
 
 Owns group arithmetic on [B] tensors in float64. Two-pass variances: E[x^2] - E[x]^2 leaves residues that turn a
-degenerate group into huge advantages. Samples that do not take part (not judged, without tokens) enter nothing.
+degenerate group into huge advantages. Samples that do not take part (not scored, without tokens) enter nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rollout and the judge said about the samples of a batch, as arrays.
+"""What the rollout and the verifier said about the samples of a batch, as arrays.
 
 Owns the reading of groups into arrays [B], in the batch's order. No shaping.
 """
@@ -43,7 +43,7 @@ class Outcomes:
                 raise ValueError(f"{name}: {length} entries, but there are {count} rewards")
 
     @property
-    def judged(self) -> np.ndarray:
+    def has_reward(self) -> np.ndarray:
         """[B] bool."""
         return ~np.isnan(self.rewards)
 
@@ -81,7 +81,7 @@ def policy_lengths(batch: TrainBatch) -> np.ndarray:
 
 def _value(sample: Sample) -> float:
     verdict = sample.verdict
-    if verdict is None or verdict.kind is VerdictKind.UNJUDGED or verdict.value is None:
+    if verdict is None or verdict.kind is VerdictKind.NO_REWARD or verdict.value is None:
         return float("nan")
     return float(verdict.value)
 

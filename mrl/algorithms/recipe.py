@@ -1,4 +1,4 @@
-"""From rewards to advantages as the configuration names it: the one call the loop makes between judging and update.
+"""From rewards to advantages as the configuration names it: the one call the loop makes between scoring and update.
 
 Consumes: a packed batch (with old_logprobs and ref_logprobs where KL is in the reward, values for gae), the samples'
 outcomes, and the run's algorithm state. Produces: the batch with `advantages` and `returns` (and `scores` for topr),
@@ -70,7 +70,7 @@ def shape_and_estimate(
     advantages, more = _finish(config, work, found, advantages)
     cut = torch.from_numpy(truncated_away(config, found))
     trained = work.mask & ~work.segments.spread(cut)
-    more["reward/masked_truncated"] = float((cut & work.judged).sum())
+    more["reward/masked_truncated"] = float((cut & work.has_reward).sum())
     arrays = {
         "advantages": _float32(advantages.masked_fill(~trained, 0.0)),
         "returns": _float32(returns.masked_fill(~trained, 0.0)),
@@ -89,19 +89,19 @@ class _Work:
     """[N] bool, without the samples that have no verdict."""
     segments: Segments
     group_ids: Tensor
-    judged: Tensor
+    has_reward: Tensor
 
     @classmethod
     def of(cls, batch: TrainBatch, outcomes: Outcomes) -> _Work:
         lengths = torch.from_numpy(batch.lengths().astype(np.int64))
         ids = torch.arange(batch.num_samples).repeat_interleave(lengths)
         segments = Segments(ids=ids, count=batch.num_samples, shape=ids.shape)
-        judged = torch.from_numpy(outcomes.judged)
+        has_reward = torch.from_numpy(outcomes.has_reward)
         return cls(
-            mask=torch.from_numpy(batch.loss_mask.astype(np.bool_)) & segments.spread(judged),
+            mask=torch.from_numpy(batch.loss_mask.astype(np.bool_)) & segments.spread(has_reward),
             segments=segments,
             group_ids=torch.from_numpy(batch.group_ids.astype(np.int64)),
-            judged=judged,
+            has_reward=has_reward,
         )
 
 
@@ -140,7 +140,7 @@ def _kl_penalty(
     )
     count = max(1, int(work.mask.sum()))
     mean, coefficient = float(values.sum()) / count, state.kl.coefficient
-    state.kl.update(mean, num_samples=int(work.judged.sum()))
+    state.kl.update(mean, num_samples=int(work.has_reward.sum()))
     return coefficient * values, {
         "reward/kl_reference": mean,
         "reward/kl_coefficient": coefficient,
@@ -173,7 +173,7 @@ def _arguments(
         }
     )
     arguments |= {"token_rewards": on_last, "loss_mask": work.mask, "group_ids": work.group_ids}
-    arguments |= {"segment_ids": work.segments.ids, "judged": work.judged}
+    arguments |= {"segment_ids": work.segments.ids, "has_reward": work.has_reward}
     if outcomes.token_rewards is not None:
         arguments |= _with_process_rewards(section.name, outcomes.token_rewards, on_last, shaped, work)
     elif section.name in ("grpo_process", "rloo_process"):
@@ -214,7 +214,7 @@ def _parts(weights: dict[str, float], outcomes: Outcomes) -> dict[str, Tensor]:
     if missing:
         known = ", ".join(sorted(outcomes.parts)) or "none"
         raise ValueError(
-            f"estimator.part_weights names {', '.join(missing)}, but the judges gave the parts: {known}"
+            f"estimator.part_weights names {', '.join(missing)}, but the verifiers gave the parts: {known}"
         )
     columns = np.stack([outcomes.parts[name] for name in weights], axis=1)
     return {
@@ -261,8 +261,8 @@ def _degenerate(work: _Work, shaped: Tensor, tolerance: float) -> dict[str, floa
     flat = Groups.of(work.group_ids, active).degenerate(shaped, tolerance) & active
     return {
         "group/degenerate_samples_frac": float(flat.sum()) / max(1, int(active.sum())),
-        "reward/without_tokens": float((~active & work.judged).sum()),
-        "reward/unjudged": float((~work.judged).sum()),
+        "reward/without_tokens": float((~active & work.has_reward).sum()),
+        "reward/no_reward": float((~work.has_reward).sum()),
     }
 
 

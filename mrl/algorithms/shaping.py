@@ -1,7 +1,7 @@
 """Reward shaping: functions from rewards [B] and facts about the samples to rewards [B].
 
 Owns the formulas; which apply, to which domain and in which order, is the recipe's. Lengths are counts of policy tokens
-(the mask's sum), never spans that include the environment's tokens. Rewards must be finite: unjudged samples are taken
+(the mask's sum), never spans that include the environment's tokens. Rewards must be finite: samples without a reward are taken
 out before.
 """
 

@@ -16,7 +16,7 @@ from mrl.errors import ConfigError
 
 
 def describe(prefix: str = "") -> str:
-    """All settings, or those at and below a dotted path such as `judge` or `rollout.tp`; ConfigError where there is none.
+    """All settings, or those at and below a dotted path such as `reward` or `rollout.tp`; ConfigError where there is none.
 
     A line is `path: type = default  # sentence`. A section that stands in several places is printed at the first; among
     sections of which one is chosen, each has its name behind its path.

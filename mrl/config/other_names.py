@@ -12,11 +12,14 @@ from mrl.config.sections.shaping import FilterSection, ShapingSection
 from mrl.config.sections.sync import SyncSection
 
 RENAMED: dict[type[Section], dict[str, str]] = {
-    Config: {"observe": "logging", "warm_start": "sft"},
+    Config: {"judge": "reward", "observe": "logging", "warm_start": "sft"},
     DataSection: {"over_long": "overlong"},
     FilterSection: {"min_spread": "min_reward_range", "when_spent": "on_exhausted"},
     KlSection: {"place": "location", "times_ratio": "unbiased"},
-    LoopSection: {"max_sampler_mismatch": "max_rollout_mismatch"},
+    LoopSection: {
+        "max_sampler_mismatch": "max_rollout_mismatch",
+        "max_unjudged_fraction": "max_no_reward_fraction",
+    },
     RolloutSection: {
         "compiled": "enforce_eager, which says the opposite: compiled: false is enforce_eager: true",
         "memory_fraction": "gpu_memory_utilization",
@@ -82,8 +85,8 @@ SYNONYMS = {
     "test_freq": "loop.validation.every_steps",
     "total_training_steps": "loop.steps",
     "max_steps": "loop.steps",
-    "reward_funcs": "judge={kind: plugin, path: file.py:function, style: trl}",
-    "custom_reward_function": "judge={kind: plugin, path: file.py:function, style: verl}",
+    "reward_funcs": "reward={kind: plugin, path: file.py:function, style: trl}",
+    "custom_reward_function": "reward={kind: plugin, path: file.py:function, style: verl}",
 }
 """A word of verl, TRL, OpenRLHF, slime or vLLM -> the setting that does the same."""
 
@@ -91,7 +94,7 @@ UNSUPPORTED = {
     "lora": "all weights are trained",
     "lora_rank": "all weights are trained",
     "peft": "all weights are trained",
-    "reward_model": "rewards come from verifiers and functions; see `mrl settings judge`",
+    "reward_model": "rewards come from verifiers and functions; see `mrl settings reward`",
     "trust_remote_code": "families are implemented here and tokenizers are read without foreign code",
     "multi_turn": "an episode is one prompt and one response",
 }

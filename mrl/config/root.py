@@ -10,7 +10,7 @@ from mrl.config.sections.export import ExportSection
 from mrl.config.sections.logging import LoggingSection
 from mrl.config.sections.loop import LaunchSection, LoopSection, RunSection
 from mrl.config.sections.model import ModelSection
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sft import SftSection
 from mrl.config.sections.sync import SyncSection
@@ -26,7 +26,7 @@ class Config(Section):
     """The policy's starting point."""
     data: DataSection
     """Training and validation rows."""
-    judge: JudgeSection
+    reward: RewardSection
     """How responses are verified."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """Estimator, losses and their constants."""

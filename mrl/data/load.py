@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.config.sections.data import DataEntry, DataSection
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.data.files import from_arrow, read_rows
 from mrl.data.shapes import Row, fields_of, read_row, shape_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.ground_truth import parse_gold
+from mrl.rewards.ground_truth import parse_ground_truth
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10
@@ -38,9 +38,9 @@ class LoadReport:
     overlong: int = 0
     """Rows left out because their prompt is longer than `data.max_prompt_tokens`."""
     unusable: int = 0
-    """Rows left out because they cannot be read or judged, where `data.unusable` is filter."""
+    """Rows left out because they cannot be read or scored, where `data.unusable` is filter."""
     without_ground_truth: int = 0
-    """Rows that are kept and have none (their judge needs none)."""
+    """Rows that are kept and have none (their verifier needs none)."""
     overlapping: int = 0
     """Training prompts that are validation prompts too."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -71,28 +71,28 @@ class Dataset:
         return validation_order(self.validation, count)
 
 
-def load_data(section: DataSection, judge: JudgeSection, tokenizer: Any) -> Dataset:
+def load_data(section: DataSection, reward: RewardSection, tokenizer: Any) -> Dataset:
     """Read, check, tokenise.
 
     Raises DataError that names every bad row it shows by file and line, and ConfigError for arguments that the chat
     template never names.
     """
-    prepare = _Preparation(section, judge, tokenizer, LoadReport())
+    prepare = _Preparation(section, reward, tokenizer, LoadReport())
     train = prepare.sources(section.train_entries())
     validation = prepare.sources(section.validation_entries())
     return prepare.dataset(_without_overlap(train, validation, section, prepare.report), validation)
 
 
-def load_validation(section: DataSection, judge: JudgeSection, tokenizer: Any) -> Dataset:
+def load_validation(section: DataSection, reward: RewardSection, tokenizer: Any) -> Dataset:
     """The held-out rows alone: no training file is opened, so that none need be there. Errors as in `load_data`."""
-    prepare = _Preparation(section, judge, tokenizer, LoadReport())
+    prepare = _Preparation(section, reward, tokenizer, LoadReport())
     return prepare.dataset((), prepare.sources(section.validation_entries()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Preparation:
     section: DataSection
-    judge: JudgeSection
+    reward: RewardSection
     tokenizer: Any
     report: LoadReport
 
@@ -111,7 +111,7 @@ class _Preparation:
     def source(self, entry: DataEntry) -> Source:
         rows = self._usable(entry)
         rows = self._without_duplicates(rows)
-        self.report.without_ground_truth += sum(row.gold is None for row in rows)
+        self.report.without_ground_truth += sum(row.ground_truth is None for row in rows)
         prompts = self._without_overlong(self._tokenised(rows, entry))
         name = f"{entry.domain}:{','.join(entry.paths)}"
         share = entry.probability if entry.probability is not None else float(len(prompts))
@@ -151,10 +151,12 @@ class _Preparation:
     ) -> Row | DataError:
         try:
             row = read_row(columns, place=place, entry=entry, shape=shape, from_arrow=arrow)
-            gold = parse_gold(row.gold, domain=row.domain, section=self.judge, place=place)
+            ground_truth = parse_ground_truth(
+                row.ground_truth, domain=row.domain, section=self.reward, place=place
+            )
         except DataError as error:
             return error
-        return dataclasses.replace(row, gold=gold)
+        return dataclasses.replace(row, ground_truth=ground_truth)
 
     def _without_duplicates(self, rows: Sequence[Row]) -> list[Row]:
         if not self.section.dedupe:
@@ -162,7 +164,7 @@ class _Preparation:
         kept: dict[tuple[str, bytes], Row] = {}
         for row in rows:
             first = kept.setdefault((row.domain, _prompt_key(row)), row)
-            self.report.contradicting += first.gold != row.gold
+            self.report.contradicting += first.ground_truth != row.ground_truth
         self.report.duplicates += len(rows) - len(kept)
         return list(kept.values())
 
@@ -185,7 +187,7 @@ class _Preparation:
                 index=number,
                 tokens=ids,
                 text=text,
-                gold=row.gold,
+                ground_truth=row.ground_truth,
                 domain=row.domain,
                 tag=row.tag,
                 row=row.place,

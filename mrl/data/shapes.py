@@ -61,12 +61,12 @@ _QUESTIONS = ("gsm8k", "math", "ifeval")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """A row, its columns understood, not yet tokenised; `gold` is still as the file has it."""
+    """A row, its columns understood, not yet tokenised; `ground_truth` is still as the file has it."""
 
     place: str
     """file:line."""
     prompt: str | Messages
-    gold: Any
+    ground_truth: Any
     domain: str
     tag: str
     metadata: Mapping[str, Any]
@@ -121,7 +121,7 @@ def read_row(
     return Row(
         place=place,
         prompt=prompt,
-        gold=_gold(columns, fields, shape, place),
+        ground_truth=_ground_truth(columns, fields, shape, place),
         domain=str(_optional(columns, fields.domain) or entry.domain),
         tag=str(_optional(columns, fields.tag) or ""),
         metadata={n: v for n, v in columns.items() if n != fields.prompt or shape == "messages"},
@@ -161,7 +161,7 @@ def _up_to_the_last_question(messages: Messages, place: str) -> Messages:
     return messages[:end]
 
 
-def _gold(columns: Mapping[str, Any], fields: Fields, shape: str, place: str) -> Any:
+def _ground_truth(columns: Mapping[str, Any], fields: Fields, shape: str, place: str) -> Any:
     values = (_optional(columns, name) for name in fields.answer)
     value = next((value for value in values if value is not None), None)
     if value is None and fields.needs_answer:

@@ -1,10 +1,10 @@
-"""Phases generate, judge and filter: from prompts to judged groups.
+"""Phases generate, reward and filter: from prompts to scored groups.
 
 | thread of work | consumes | produces | waits for |
 |---|---|---|---|
 | generate | prompts of the stream | finished responses | the engines' poll |
-| judge | each response as it finishes | verdicts | the judge pool's collect |
-| filter | whole judged groups | kept groups, surplus | nothing |
+| reward | each response as it finishes | verdicts | the reward pool's collect |
+| filter | whole scored groups | kept groups, surplus | nothing |
 
 A round's requests are all handed in before the first is polled and refills come in whole rounds, ordered by prompt index, so
 that the outcome does not depend on which response finishes first.
@@ -42,8 +42,8 @@ class Rollout(Protocol):
     def poll(self, timeout_seconds: float) -> list[Response]: ...
 
 
-class Judges(Protocol):
-    """The judge pool's door."""
+class RewardWorkers(Protocol):
+    """The reward pool's door."""
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None: ...
 
@@ -53,30 +53,36 @@ class Judges(Protocol):
 
 
 class Collector:
-    """Drives engines and judges for one round of prompts at a time."""
+    """Drives engines and verifiers for one round of prompts at a time."""
 
     def __init__(
-        self, rollout: Rollout, judges: Judges, decode: Decode, *, clock: PhaseClock, deadline_seconds: float
+        self,
+        rollout: Rollout,
+        reward_workers: RewardWorkers,
+        decode: Decode,
+        *,
+        clock: PhaseClock,
+        deadline_seconds: float,
     ) -> None:
-        self._rollout, self._judges, self._decode = rollout, judges, decode
+        self._rollout, self._reward_workers, self._decode = rollout, reward_workers, decode
         self.clock, self._deadline_seconds = clock, deadline_seconds
 
     def round(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """All prompts' groups with verdicts, in the prompts' order. Every sample is in its group, unjudged ones too."""
+        """All prompts' groups with verdicts, in the prompts' order. Every sample is in its group, those without a reward too."""
         wanted = Round.of(prompts, sampling)
         verdicts: dict[str, Verdict] = {}
         with self.clock.phase("generate"):
             samples = self._generate(wanted, {p.index: p for p in prompts}, verdicts)
-        with self.clock.phase("judge"):
+        with self.clock.phase("reward"):
             self._await_verdicts(samples, verdicts)
-        judged = [samples[k].with_verdict(verdicts[k]) for k in wanted.request_ids()]
+        scored = [samples[k].with_verdict(verdicts[k]) for k in wanted.request_ids()]
         size = sampling.num_samples
-        return [Group(p, tuple(judged[i * size : (i + 1) * size])) for i, p in enumerate(prompts)]
+        return [Group(p, tuple(scored[i * size : (i + 1) * size])) for i, p in enumerate(prompts)]
 
     def _generate(
         self, wanted: Round, prompts: Mapping[int, Prompt], verdicts: dict[str, Verdict]
     ) -> dict[str, Sample]:
-        """Samples by id, handed to the judges as they come; `prompts` by index."""
+        """Samples by id, handed to the verifiers as they come; `prompts` by index."""
         self._rollout.submit(wanted)
         samples: dict[str, Sample] = {}
         deadline = time.monotonic() + self._deadline_seconds
@@ -89,8 +95,8 @@ class Collector:
                 prompt = prompts[index]
                 samples[response.request_id] = sample = _sample(prompt, number, response, text)
                 arrived.append((sample, prompt))
-            self._judges.submit_all(arrived)
-            verdicts.update(self._judges.collect(0.0))
+            self._reward_workers.submit_all(arrived)
+            verdicts.update(self._reward_workers.collect(0.0))
             if time.monotonic() > deadline:
                 missing = [k for k in wanted.request_ids() if k not in samples]
                 raise RolloutError(
@@ -100,17 +106,17 @@ class Collector:
         return samples
 
     def _await_verdicts(self, samples: dict[str, Sample], verdicts: dict[str, Verdict]) -> None:
-        self._judges.flush_groups()
+        self._reward_workers.flush_groups()
         deadline = time.monotonic() + self._deadline_seconds
         while len(verdicts) < len(samples):
             with self.clock.waiting():
-                found = self._judges.collect(1.0)
+                found = self._reward_workers.collect(1.0)
             verdicts.update(found)
             if time.monotonic() > deadline:
                 missing = [k for k in samples if k not in verdicts]
                 raise RewardError(
                     f"{len(missing)} of {len(samples)} verdicts (first: {missing[:3]}) were not there within "
-                    f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase judge"
+                    f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase reward"
                 )
 
 
@@ -129,15 +135,17 @@ def sampling_of(config: Config) -> Sampling:
 
 def trainable(groups: Sequence[Group]) -> list[Group]:
     """The groups with only the samples that have a verdict and a response; groups left empty are gone."""
-    kept = [Group(g.prompt, tuple(s for s in g.samples if is_judged(s))) for g in groups]
+    kept = [Group(g.prompt, tuple(s for s in g.samples if has_reward(s))) for g in groups]
     return [group for group in kept if group.samples]
 
 
-def is_judged(sample: Sample) -> bool:
+def has_reward(sample: Sample) -> bool:
     """Whether the sample may enter statistics and loss."""
     verdict = sample.verdict
-    judged = verdict is not None and verdict.kind is not VerdictKind.UNJUDGED
-    return judged and sample.status in (Status.FINISHED, Status.TRUNCATED) and len(sample.response_tokens) > 0
+    has_value = verdict is not None and verdict.kind is not VerdictKind.NO_REWARD
+    return (
+        has_value and sample.status in (Status.FINISHED, Status.TRUNCATED) and len(sample.response_tokens) > 0
+    )
 
 
 def _sample(prompt: Prompt, index: int, response: Response, text: str) -> Sample:

@@ -18,7 +18,7 @@ from mrl.config.sections.algorithm import FilterSection
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
 from mrl.loops import nan_guard
-from mrl.loops.collect import Collector, is_judged, sampling_of, trainable
+from mrl.loops.collect import Collector, has_reward, sampling_of, trainable
 from mrl.loops.group_json import from_json, to_json
 from mrl.samples import Group, Status, VerdictKind
 
@@ -31,7 +31,7 @@ class GroupSupply:
     def __init__(self, config: Config, stream: PromptStream) -> None:
         self._config, self._stream = config, stream
         self._surplus: list[Group] = []
-        self.unjudged_fraction = 0.0
+        self.no_reward_fraction = 0.0
         """Of all samples generated for the last step."""
         self.served_version = -1
         """The policy version that the engines put on the last step's new samples; -1 where surplus made up the whole step."""
@@ -53,7 +53,7 @@ class GroupSupply:
             rounds += 1
         kept = sorted(kept, key=lambda group: group.prompt.index)
         chosen, self._surplus = kept[:wanted], kept[wanted:]
-        self.unjudged_fraction = _unjudged(generated)
+        self.no_reward_fraction = _no_reward(generated)
         self.served_version = _newest(generated)
         metrics = (
             _statistics(generated)
@@ -109,10 +109,10 @@ class GroupSupply:
         log.warning("%s; training on fewer", text)
 
 
-def _unjudged(groups: Sequence[Group]) -> float:
+def _no_reward(groups: Sequence[Group]) -> float:
     samples = [s for g in groups for s in g.samples]
-    unjudged = sum(s.verdict is None or s.verdict.kind is VerdictKind.UNJUDGED for s in samples)
-    return unjudged / max(1, len(samples))
+    no_reward = sum(s.verdict is None or s.verdict.kind is VerdictKind.NO_REWARD for s in samples)
+    return no_reward / max(1, len(samples))
 
 
 def _values(group: Group) -> np.ndarray:
@@ -120,27 +120,27 @@ def _values(group: Group) -> np.ndarray:
 
 
 def _statistics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards and lengths of all judged samples generated for the step, before filtering."""
+    """Rewards and lengths of all scored samples generated for the step, before filtering."""
     samples = [s for g in groups for s in g.samples]
-    judged = [s for s in samples if is_judged(s)]
-    if not judged:
+    scored = [s for s in samples if has_reward(s)]
+    if not scored:
         return {"rollout/samples": float(len(samples))}
-    rewards = np.array([s.verdict.value for s in judged if s.verdict is not None])
-    lengths = np.array([len(s.response_tokens) for s in judged])
+    rewards = np.array([s.verdict.value for s in scored if s.verdict is not None])
+    lengths = np.array([len(s.response_tokens) for s in scored])
     high, low = rewards.max(), rewards.min()
     return {
         "reward/mean": float(rewards.mean()),
         "reward/max": float(high),
         "reward/min": float(low),
-        **_parts(judged),
-        **_by_domain(judged),
+        **_parts(scored),
+        **_by_domain(scored),
         "rollout/samples": float(len(samples)),
         "rollout/response_tokens_mean": float(lengths.mean()),
         "rollout/response_tokens_p99": float(np.percentile(lengths, 99)),
-        "rollout/truncated_frac": float(np.mean([s.status is Status.TRUNCATED for s in judged])),
+        "rollout/truncated_frac": float(np.mean([s.status is Status.TRUNCATED for s in scored])),
         "rollout/aborted": float(sum(s.status is Status.ABORTED for s in samples)),
         "rollout/failed": float(sum(s.status is Status.FAILED for s in samples)),
-        "judge/seconds_p99": float(np.percentile([s.verdict.seconds for s in judged if s.verdict], 99)),
+        "reward/seconds_p99": float(np.percentile([s.verdict.seconds for s in scored if s.verdict], 99)),
     }
 
 

@@ -32,7 +32,7 @@ def check_rewards(groups: Sequence[Group]) -> None:
     """BadNumbers for verdicts whose value or token values are not finite; a missing value is not wrong."""
     bad = [s.sample_id for g in groups for s in g.samples if s.verdict and not _finite_verdict(s.verdict)]
     if bad:
-        raise BadNumbers(_message("reward", bad, "the judge must give numbers or no verdict"), bad, groups)
+        raise BadNumbers(_message("reward", bad, "the verifier must give numbers or no verdict"), bad, groups)
 
 
 def check_batch(batch: TrainBatch) -> None:

@@ -2,8 +2,8 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| generate, judge | prompts of the stream | judged groups | Collector (engines, judge pool) |
-| filter | judged groups | groups to train on, surplus for the next step | GroupSupply |
+| generate, reward | prompts of the stream | scored groups | Collector (engines, reward pool) |
+| filter | scored groups | groups to train on, surplus for the next step | GroupSupply |
 | recompute | packed batch | reference log-probs, values; old log-probs and mismatch where they need a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
 | update | minibatches | mismatch where there was no pass for it, new weights, metrics | trainer ranks |
@@ -115,7 +115,7 @@ class OnPolicyLoop:
         self._clock.take_waited()
         groups, metrics = self._supply.groups(self._collector, version=self.version)
         self._engines.rest()
-        metrics |= self._check_judged(groups)
+        metrics |= self._check_rewards(groups)
         self._groups = groups
         self.on_batch(groups)
         lengths = np.zeros(0, np.int64)
@@ -241,14 +241,14 @@ class OnPolicyLoop:
             return ["policy"]
         return ["policy", "critic"] if self.next_step > critic.warmup_steps else ["critic"]
 
-    def _check_judged(self, groups: Sequence[Group]) -> dict[str, float]:
-        fraction = self._supply.unjudged_fraction
-        if fraction > self._config.loop.max_unjudged_fraction:
+    def _check_rewards(self, groups: Sequence[Group]) -> dict[str, float]:
+        fraction = self._supply.no_reward_fraction
+        if fraction > self._config.loop.max_no_reward_fraction:
             raise RewardError(
-                f"{fraction:.1%} of this step's samples could not be judged, more than loop.max_unjudged_fraction = "
-                f"{self._config.loop.max_unjudged_fraction:.1%}; see the judge's reasons in samples.jsonl and the log"
+                f"{fraction:.1%} of this step's samples have no reward, more than loop.max_no_reward_fraction = "
+                f"{self._config.loop.max_no_reward_fraction:.1%}; see the verifier's reasons in samples.jsonl and the log"
             )
-        return {"judge/unjudged_frac": fraction, "rollout/groups": float(len(groups))}
+        return {"reward/no_reward_frac": fraction, "rollout/groups": float(len(groups))}
 
     def _checkpoint_due(self, step: int) -> bool:
         section = self._config.loop.checkpoint

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.loops.collect import Collector, is_judged, sampling_of
+from mrl.loops.collect import Collector, has_reward, sampling_of
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 
@@ -27,7 +27,7 @@ def validate(
     sampling = validation_sampling_of(config)
     groups = collector.round(prompts, dataclasses.replace(sampling, num_samples=1, greedy=True))
     metrics = {"val/accuracy": _mean([_scores(g) for g in groups]), "val/prompts": float(len(prompts))}
-    metrics["val/unjudged"] = float(sum(not is_judged(s) for g in groups for s in g.samples))
+    metrics["val/no_reward"] = float(sum(not has_reward(s) for g in groups for s in g.samples))
     metrics |= _by(groups, "domain") | _by(groups, "tag")
     if k := sampling.num_samples:
         sampled = collector.round(prompts, sampling)
@@ -56,7 +56,7 @@ def correctness(sample: Sample) -> float:
 
 
 def _scores(group: Group) -> list[float]:
-    return [correctness(s) for s in group.samples if is_judged(s)]
+    return [correctness(s) for s in group.samples if has_reward(s)]
 
 
 def _mean(scores: Sequence[Sequence[float]]) -> float:

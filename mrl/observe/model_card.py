@@ -17,7 +17,7 @@ HUB_ROWS = re.compile(r"hf://(?P<name>[^:@]+)")
 LICENSE_KEYS = ("license", "license_name", "license_link", "language")
 """What a derived model keeps of its base's front matter."""
 FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
-NO_FIGURES = ("val/prompts", "val/unjudged")
+NO_FIGURES = ("val/prompts", "val/no_reward")
 
 
 def model_card(
@@ -95,7 +95,7 @@ def _facts(config: Config, *, step: int, dtype: str, base: str | None) -> list[t
 
 def _rewards(config: Config) -> list[str]:
     """The kinds of reward of all domains, each once."""
-    return list(dict.fromkeys(str(part.kind) for part in config.judge.all_judges()))
+    return list(dict.fromkeys(str(part.kind) for part in config.reward.all_verifiers()))
 
 
 def _files(config: Config) -> list[str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-PHASES = ("generate", "judge", "filter", "recompute", "estimate", "update", "save", "sync")
+PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
 """The order of a step; start_up, validate and shutdown lie outside it."""
 
 
@@ -37,7 +37,7 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The driver's thread does nothing here but wait for workers or judges; not nested."""
+        """The driver's thread does nothing here but wait for workers or verifiers; not nested."""
         start = time.monotonic()
         try:
             yield

@@ -61,7 +61,7 @@ def _row(step: int, kind: str, group: Group, sample: Sample) -> dict[str, object
         "sample_id": sample.sample_id,
         "prompt": group.prompt.text,
         "response": sample.response_text,
-        "gold": str(group.prompt.gold),
+        "ground_truth": str(group.prompt.ground_truth),
         "domain": sample.domain,
         "tag": sample.tag,
         "status": sample.status.value,

@@ -28,7 +28,7 @@ _INPUTS = ((2, 5), (7, 3), (0, 1), (4, 9))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt, what its judge wants, and one response that is right."""
+    """A prompt, what its verifier wants, and one response that is right."""
 
     prompt: str
     answer: Any

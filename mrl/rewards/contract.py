@@ -1,9 +1,9 @@
-"""What a judge is given and what it answers. Pools, processes and retries are elsewhere.
+"""What a verifier is given and what it answers. Pools, processes and retries are elsewhere.
 
-A judge is an object with `name`, `version` and `async score(request) -> Verdict`. A group judge has
+A verifier is an object with `name`, `version` and `async score(request) -> Verdict`. A group verifier has
 `async score_group(requests) -> list[Verdict]` instead. One that spends its time waiting for others says so (`waits = True`)
-and is called many times at once. A wrong answer is scored; a judge that could not look
-raises, and the pool makes "unjudged" of it after its retries.
+and is called many times at once. A wrong answer is scored; a verifier that could not look
+raises, and the pool makes "no reward" of it after its retries.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Request:
     group_id: int
     """Index of the prompt."""
     response: str
-    gold: Any
-    """What the domain's gold parser made of the row's answer at load."""
+    ground_truth: Any
+    """What the domain's ground truth parser made of the row's answer at load."""
     prompt: str = ""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The prompt as messages, where the row had them."""
@@ -44,19 +44,19 @@ class Request:
 
 
 @runtime_checkable
-class Judge(Protocol):
+class Verifier(Protocol):
     """Looks at single samples."""
 
     name: str
     version: str
 
     async def score(self, request: Request) -> Verdict | None:
-        """A verdict; None means that this judge does not apply to the sample."""
+        """A verdict; None means that this verifier does not apply to the sample."""
         ...
 
 
 @runtime_checkable
-class GroupJudge(Protocol):
+class GroupVerifier(Protocol):
     """Looks at all samples of a prompt at once."""
 
     name: str
@@ -67,14 +67,14 @@ class GroupJudge(Protocol):
         ...
 
 
-def request_for(sample: Sample, prompt: Prompt, *, gold: Any, deadline_seconds: float) -> Request:
-    """What a judge sees of a sample."""
+def request_for(sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_seconds: float) -> Request:
+    """What a verifier sees of a sample."""
     versions = sample.policy_versions
     return Request(
         sample_id=sample.sample_id,
         group_id=sample.prompt_index,
         response=sample.response_text,
-        gold=gold,
+        ground_truth=ground_truth,
         prompt=prompt.text,
         messages=prompt.messages,
         domain=prompt.domain,
@@ -88,31 +88,31 @@ def request_for(sample: Sample, prompt: Prompt, *, gold: Any, deadline_seconds: 
 
 
 def scored(value: float, reason: str = "", **parts: float) -> Verdict:
-    """The judge looked and gave a value."""
+    """The verifier looked and gave a value."""
     return Verdict(VerdictKind.SCORED, float(value), reason, parts)
 
 
-def refused(reason: str, *, lowest: float = 0.0) -> Verdict:
-    """The sample is outside what the judge accepts."""
-    return Verdict(VerdictKind.REFUSED, lowest, reason)
+def rejected(reason: str, *, min_reward: float = 0.0) -> Verdict:
+    """The sample is outside what the verifier accepts."""
+    return Verdict(VerdictKind.REJECTED, min_reward, reason)
 
 
-def unjudged(reason: str) -> Verdict:
-    """The judge failed; no value."""
-    return Verdict(VerdictKind.UNJUDGED, None, reason)
+def no_reward(reason: str) -> Verdict:
+    """The verifier failed; no value."""
+    return Verdict(VerdictKind.NO_REWARD, None, reason)
 
 
-def checked_value(value: Any, *, judge: str, value_range: tuple[float, float] | None = None) -> float:
+def checked_value(value: Any, *, verifier: str, value_range: tuple[float, float] | None = None) -> float:
     """A reward as a finite float. Raises RewardError for NaN, infinities, other types and values out of range."""
     number = value.item() if isinstance(value, np.generic) else value
     if not isinstance(number, bool | int | float):
         raise RewardError(
-            f"judge {judge}: a reward is a number, not {type(value).__name__} {str(value)[:60]!r}"
+            f"verifier {verifier}: a reward is a number, not {type(value).__name__} {str(value)[:60]!r}"
         )
     if not math.isfinite(number):
-        raise RewardError(f"judge {judge}: the reward is {number}; only finite numbers are rewards")
+        raise RewardError(f"verifier {verifier}: the reward is {number}; only finite numbers are rewards")
     if value_range is not None and not value_range[0] <= number <= value_range[1]:
         raise RewardError(
-            f"judge {judge}: the reward {number} is outside its value_range {list(value_range)}"
+            f"verifier {verifier}: the reward {number} is outside its value_range {list(value_range)}"
         )
     return float(number)

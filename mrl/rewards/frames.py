@@ -1,7 +1,7 @@
-"""Frames between the pool and a judge process: a length, then bytes.
+"""Frames between the pool and a reward worker: a length, then bytes.
 
-Requests go out pickled (from the trusted side); replies come back as JSON with a size limit, because a judge's
-process may have been harmed by what it read. Owns encoding and decoding; who waits for what is elsewhere.
+Requests go out pickled (from the trusted side); replies come back as JSON with a size limit, because a reward
+worker may have been harmed by what it read. Owns encoding and decoding; who waits for what is elsewhere.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FrameBuffer:
         while len(self._bytes) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._bytes)
             if length > self._limit:
-                raise RewardError(f"a judge's reply announces {length} bytes; the limit is {self._limit}")
+                raise RewardError(f"a verifier's reply announces {length} bytes; the limit is {self._limit}")
             end = _HEADER.size + length
             if len(self._bytes) < end:
                 return
@@ -79,7 +79,7 @@ def encode_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "value": verdict.value,
         "reason": verdict.reason[:_MAX_REASON],
         "parts": dict(verdict.parts),
-        "judge": verdict.judge,
+        "verifier": verdict.verifier,
         "version": verdict.version,
         "seconds": verdict.seconds,
         "token_values": None if tokens is None else [float(value) for value in tokens],
@@ -87,39 +87,41 @@ def encode_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
 
 
 def decode_verdict(
-    data: Any, *, judge: str, version: str, value_range: tuple[float, float] | None, num_tokens: int | None
+    data: Any, *, verifier: str, version: str, value_range: tuple[float, float] | None, num_tokens: int | None
 ) -> Verdict | None:
     """A verdict from a reply. Raises RewardError for whatever breaks the contract."""
     if data is None:
         return None
     if not isinstance(data, dict) or data.get("kind") not in {kind.value for kind in VerdictKind}:
-        raise RewardError(f"judge {judge}: the reply {str(data)[:80]!r} is no verdict")
+        raise RewardError(f"verifier {verifier}: the reply {str(data)[:80]!r} is no verdict")
     kind = VerdictKind(data["kind"])
     value = data.get("value")
-    if (value is None) != (kind is VerdictKind.UNJUDGED):
-        raise RewardError(f"judge {judge}: a verdict of kind {kind.value} with the value {value!r}")
+    if (value is None) != (kind is VerdictKind.NO_REWARD):
+        raise RewardError(f"verifier {verifier}: a verdict of kind {kind.value} with the value {value!r}")
     parts = data.get("parts") or {}
     if not isinstance(parts, dict) or len(parts) > _MAX_PARTS:
-        raise RewardError(f"judge {judge}: the parts of a verdict are at most {_MAX_PARTS} named numbers")
+        raise RewardError(
+            f"verifier {verifier}: the parts of a verdict are at most {_MAX_PARTS} named numbers"
+        )
     return Verdict(
         kind=kind,
-        value=None if value is None else checked_value(value, judge=judge, value_range=value_range),
+        value=None if value is None else checked_value(value, verifier=verifier, value_range=value_range),
         reason=str(data.get("reason", ""))[:_MAX_REASON],
-        parts={str(name): checked_value(part, judge=judge) for name, part in parts.items()},
-        judge=str(data.get("judge") or judge),
+        parts={str(name): checked_value(part, verifier=verifier) for name, part in parts.items()},
+        verifier=str(data.get("verifier") or verifier),
         version=str(data.get("version") or version),
-        seconds=checked_value(data.get("seconds", 0.0), judge=judge),
-        token_values=_token_values(data.get("token_values"), judge, num_tokens),
+        seconds=checked_value(data.get("seconds", 0.0), verifier=verifier),
+        token_values=_token_values(data.get("token_values"), verifier, num_tokens),
     )
 
 
-def _token_values(values: Any, judge: str, num_tokens: int | None) -> np.ndarray | None:
+def _token_values(values: Any, verifier: str, num_tokens: int | None) -> np.ndarray | None:
     if values is None:
         return None
     if not isinstance(values, list) or (num_tokens is not None and len(values) != num_tokens):
         shown = len(values) if isinstance(values, list) else type(values).__name__
-        raise RewardError(f"judge {judge}: {shown} token values for a response of {num_tokens} tokens")
-    return np.asarray([checked_value(value, judge=judge) for value in values], dtype=np.float32)
+        raise RewardError(f"verifier {verifier}: {shown} token values for a response of {num_tokens} tokens")
+    return np.asarray([checked_value(value, verifier=verifier) for value in values], dtype=np.float32)
 
 
 def parse_reply(payload: bytes) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def parse_reply(payload: bytes) -> dict[str, Any]:
     try:
         reply = json.loads(payload)
     except (ValueError, RecursionError) as error:
-        raise RewardError(f"a judge's reply is no JSON: {str(error)[:120]}") from error
+        raise RewardError(f"a verifier's reply is no JSON: {str(error)[:120]}") from error
     if not isinstance(reply, dict):
-        raise RewardError(f"a judge's reply is a {type(reply).__name__}, not an object")
+        raise RewardError(f"a verifier's reply is a {type(reply).__name__}, not an object")
     return reply

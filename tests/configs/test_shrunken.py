@@ -13,7 +13,7 @@ from mrl.prepare import arithmetic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 ROOT = CONFIGS.parent
-JUDGE = '''
+PLUGIN = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """Half of a random model's answers: their first letter decides, so that groups have a spread."""
     return float(ord(solution_str[:1] or "0") % 2)
@@ -32,7 +32,7 @@ def shrunken(recipe: str, folder: Path) -> list[str]:
     """The recipe with small words over it; algorithm, recompute and phases stay the recipe's, and the trainer
     leaves its memory while engines serve, as it does on GPUs. Engines are wide: these sizes have no whole block of 128 (tests/launch/test_float8.py has)."""
     arithmetic.write(folder / "data", largest=9, num_validation=8, num_sft=8)
-    (folder / "judge.py").write_text(JUDGE)
+    (folder / "verifier.py").write_text(PLUGIN)
     family, layout = (RECIPES | SLOW_RECIPES)[recipe]
     new = (
         f"{{family: {family}, num_layers: 4, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, "
@@ -48,7 +48,7 @@ data:
   validation: null
   format: auto
   max_prompt_tokens: 16
-judge: {{kind: plugin, path: "{folder}/judge.py:compute_score", style: verl, pool_workers: 1}}
+reward: {{kind: plugin, path: "{folder}/verifier.py:compute_score", style: verl, pool_workers: 1}}
 algorithm:
   minibatches: 1
   shaping:

@@ -75,10 +75,10 @@ WORD_FAULTS = [
         ("algorithm.loss={name: custom, function: 'mrl.algorithms.policy_losses:ppo_clipp'}",),
         "no function 'ppo_clipp'",
     ),
-    (("judge={kind: plugin, path: 'nowhere.module:score'}",), "nowhere.module cannot be imported"),
-    (("judge={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
-    (("judge={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with 7"),
-    (("judge={kind: plugin, path: 'FOLDER/good.py:scores'}",), "has no function 'scores'; it has ['score']"),
+    (("reward={kind: plugin, path: 'nowhere.module:score'}",), "nowhere.module cannot be imported"),
+    (("reward={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
+    (("reward={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with 7"),
+    (("reward={kind: plugin, path: 'FOLDER/good.py:scores'}",), "has no function 'scores'; it has ['score']"),
     (("data.train=/nowhere/rows.jsonl",), "/nowhere/rows.jsonl: no such file"),
     (("data.train=FOLDER/empty.jsonl",), "empty.jsonl"),
     (("data.train=FOLDER/bad.jsonl",), "bad.jsonl:2"),
@@ -177,7 +177,7 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
 ) -> None:
     more = (
         "logging.trackers=[mlflow]",
-        "judge={kind: plugin, path: 'nowhere:score'}",
+        "reward={kind: plugin, path: 'nowhere:score'}",
         "data.train=/nowhere.jsonl",
     )
     lines = refused(["train", *words(task, tmp_path, "run", *more, "training.layout={dp: 3, ep: 3}")], capsys)

@@ -141,12 +141,12 @@ def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
     chain.killed("generate", "engine-0")
     chain.killed("save", "driver")
     last = chain.steps_saved() + 3
-    chain.finish(f"loop.steps={last}", drill="judge:judge:2")
+    chain.finish(f"loop.steps={last}", drill="reward:reward:2")
     witness = chain.witnesses()[-1]
-    assert (witness["victim"], witness["during"]) == ("judge", "judge")
+    assert (witness["victim"], witness["during"]) == ("reward", "reward")
     rows = chain.rows()
     assert [row["step"] for row in rows] == list(range(1, last + 1))
-    assert all(row["judge/unjudged_frac"] == 0 and row["optim/grad_norm"] > 0 for row in rows)
+    assert all(row["reward/no_reward_frac"] == 0 and row["optim/grad_norm"] > 0 for row in rows)
     assert not list(chain.run_folder.glob("checkpoints/*.partial"))
 
 
@@ -169,12 +169,12 @@ def test_deaths_in_each_phase_change_nothing(
 
 
 @pytest.mark.slow
-def test_a_judge_killed_in_each_phase_is_replaced(chain: Chain) -> None:
-    drills = ",".join(f"{phase}:judge:{number}" for number, phase in enumerate(PHASES, start=2))
+def test_a_verifier_killed_in_each_phase_is_replaced(chain: Chain) -> None:
+    drills = ",".join(f"{phase}:reward:{number}" for number, phase in enumerate(PHASES, start=2))
     chain.finish("loop.steps=11", drill=drills)
     assert [w["during"] for w in chain.witnesses()] == list(PHASES)
     rows = chain.rows()
-    assert len(rows) == 11 and all(row["judge/unjudged_frac"] == 0 for row in rows)
+    assert len(rows) == 11 and all(row["reward/no_reward_frac"] == 0 for row in rows)
 
 
 @pytest.mark.slow

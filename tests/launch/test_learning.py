@@ -24,7 +24,7 @@ from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare import arithmetic
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import Prompt, Sample, Verdict
 from tests.launch import command
 from tests.launch.hybrid_runs import running
@@ -74,10 +74,10 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
         yield config, hybrid
 
 
-class ShuffledJudges:
-    """Verdicts of the real judges, dealt out at random, but in each run alike, among the samples of a round."""
+class ShuffledRewards:
+    """Verdicts of the real verifiers, dealt out at random, but in each run alike, among the samples of a round."""
 
-    def __init__(self, pool: JudgePool) -> None:
+    def __init__(self, pool: RewardPool) -> None:
         self._pool, self._random = pool, random.Random(0)
         self._held: list[tuple[str, Verdict]] = []
         self._whole = False
@@ -121,11 +121,13 @@ def run(
     hybrid.train.broadcast("load_hf", config.model.path)
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config)
-    dataset = load_data(config.data, config.judge, tokenizer)
+    dataset = load_data(config.data, config.reward, tokenizer)
     recorder = Recorder(config, folder, clock, first_step=0)
-    with JudgePool(config.judge, group_size=config.loop.samples_per_prompt) as pool:
-        judges = ShuffledJudges(pool) if shuffled else pool
-        collector = Collector(hybrid.rollout, judges, decoder(tokenizer), clock=clock, deadline_seconds=120)
+    with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool:
+        reward_workers = ShuffledRewards(pool) if shuffled else pool
+        collector = Collector(
+            hybrid.rollout, reward_workers, decoder(tokenizer), clock=clock, deadline_seconds=120
+        )
         supply = GroupSupply(config, dataset.stream(0))
         prompts = dataset.validation_prompts(NUM_ROWS)
         loop = OnPolicyLoop(

@@ -13,7 +13,7 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.loop import LaunchSection
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
@@ -29,7 +29,7 @@ from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.pool.pool import RewardPool
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.launch.test_hybrid import groups_of
 
@@ -75,17 +75,19 @@ def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) 
     """The real loop with a reward of rewards.py and changed loop settings; its metrics rows."""
     config, hybrid = live
     hybrid.rest()
-    judge = JudgeSection.model_validate(
+    reward = RewardSection.model_validate(
         {"kind": "plugin", "style": "verl", "path": f"{REWARDS}:{reward}", "pool_workers": 1}
     )
     config = Config.model_validate(
-        config.model_dump() | {"judge": judge.model_dump(), "loop": config.loop.model_dump() | loop}
+        config.model_dump() | {"reward": reward.model_dump(), "loop": config.loop.model_dump() | loop}
     )
     run_folder, clock, tokenizer = RunFolder(folder), PhaseClock(), load_tokenizer(config)
-    supply = GroupSupply(config, load_data(config.data, config.judge, tokenizer).stream(0))
+    supply = GroupSupply(config, load_data(config.data, config.reward, tokenizer).stream(0))
     recorder = Recorder(config, run_folder, clock, first_step=0)
-    with JudgePool(config.judge, group_size=config.loop.samples_per_prompt) as judges:
-        collector = Collector(hybrid.rollout, judges, decoder(tokenizer), clock=clock, deadline_seconds=60)
+    with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as reward_workers:
+        collector = Collector(
+            hybrid.rollout, reward_workers, decoder(tokenizer), clock=clock, deadline_seconds=60
+        )
         try:
             OnPolicyLoop(config, Continued(hybrid), collector, supply, [], recorder).run()
         finally:

@@ -36,15 +36,15 @@ def rank(requests):
 
 @contextlib.contextmanager
 def group(folder: Path, *words: str) -> Iterator[RewardGroup]:
-    """Of a one-node Ray, with samples judged by whole groups of 4."""
+    """Of a one-node Ray, with samples scored by whole groups of 4."""
     (folder / "plugin.py").write_text(PLUGIN)
-    judge = [
-        "judge.kind=plugin",
-        f"judge.path={folder}/plugin.py:rank",
-        "judge.group=true",
-        "judge.nodes=all",
+    reward = [
+        "reward.kind=plugin",
+        f"reward.path={folder}/plugin.py:rank",
+        "reward.group=true",
+        "reward.nodes=all",
     ]
-    config = load([str(write_run(folder))], [*judge, *words])
+    config = load([str(write_run(folder))], [*reward, *words])
     with cluster(config.launch, num_slots=1):
         environment = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}
         made = RewardGroup(config, PhaseClock(), environment=environment, log_folder=str(folder / "logs"))
@@ -53,7 +53,7 @@ def group(folder: Path, *words: str) -> Iterator[RewardGroup]:
 
 
 def prompt(index: int) -> Prompt:
-    return Prompt(index=index, tokens=np.zeros(1, np.int32), text="", gold="1", row=f"rows:{index}")
+    return Prompt(index=index, tokens=np.zeros(1, np.int32), text="", ground_truth="1", row=f"rows:{index}")
 
 
 def pairs(index: int) -> list[tuple[Sample, Prompt]]:
@@ -94,20 +94,20 @@ def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path:
         assert rewards.collect(0.1) == [], "the seventh group is not whole"
         rewards.flush_groups()
         assert {k: v.value for k, v in collect(rewards, 2).items()} == {"6.0": 0.0, "6.1": 1.0}
-        (judge,) = reward_processes()
-        actor = judge.parent()
+        (reward,) = reward_processes()
+        actor = reward.parent()
         assert actor is not None
         rewards.submit_all(pairs(7))
         os.kill(actor.pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="rewards of node 0 died"):
             collect(rewards, 4)
-    assert not psutil.wait_procs([judge], timeout=20)[1]
+    assert not psutil.wait_procs([reward], timeout=20)[1]
 
 
-def test_a_judge_that_fails_on_a_node_ends_the_start_with_the_nodes_name(tmp_path: Path) -> None:
+def test_a_verifier_that_fails_on_a_node_ends_the_start_with_the_nodes_name(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"rewards of node 0.*no function 'rang'"),
-        group(tmp_path, f"judge.path={tmp_path}/plugin.py:rang"),
+        group(tmp_path, f"reward.path={tmp_path}/plugin.py:rang"),
     ):
         pass
     assert not reward_processes()

@@ -15,7 +15,7 @@ def words(task: Path, folder: Path, name: str, *more: str) -> list[str]:
         f"model={{path: {task}/model, max_length: 16}}",
         f"data.train={task}/train.jsonl",
         f"data.validation={task}/validation.jsonl",
-        f"judge={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
+        f"reward={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
         "training.optimizer={lr: 1e-3}",
         "loop.prompts_per_step=4",
         "loop.samples_per_prompt=4",

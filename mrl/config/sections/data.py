@@ -22,7 +22,7 @@ class ColumnMap(Section):
     prompt: str | None = None
     """Column with the prompt, text or messages; by default what the format says."""
     answer: str | None = None
-    """Column with the gold answer or task; by default what the format says."""
+    """Column with the ground truth or task; by default what the format says."""
     domain: str | None = None
     """Column with the domain, where one file mixes several."""
     tag: str | None = None
@@ -39,7 +39,7 @@ class DataEntry(Section):
     path: str | tuple[str, ...]
     """File or files (.jsonl, .json, .parquet, .csv) or data sets of the hub (hf://name:configuration@split), in this order."""
     domain: str = "default"
-    """Domain of these rows: chooses judge, shaping and curves."""
+    """Domain of these rows: chooses verifier, shaping and curves."""
     probability: float | None = Field(default=None, gt=0)
     """Share of the training prompts, relative to the other entries; by default in proportion to the rows."""
     format: Format = "auto"
@@ -70,7 +70,7 @@ class DataSection(Section):
     overlong: Literal["filter", "refuse"] = "filter"
     """Longer prompts are left out and counted, or end the run before engines start."""
     unusable: Literal["refuse", "filter"] = "refuse"
-    """Rows that are not of the format, or whose ground truth cannot be judged, end the run, or are left out and counted."""
+    """Rows that are not of the format, or whose ground truth cannot be verified, end the run, or are left out and counted."""
     dedupe: bool = True
     """Keep the first of rows with the same prompt and domain; the number left out is reported."""
     overlap: Literal["report", "drop", "refuse"] = "report"

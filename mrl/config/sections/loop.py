@@ -56,15 +56,15 @@ class LoopSection(Section):
     """The on-policy loop."""
 
     steps: int = Field(default=100, ge=0)
-    """Optimizer rounds (one generate, judge, update and sync each)."""
+    """Optimizer rounds (one generate, reward, update and sync each)."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups trained on in one step."""
     samples_per_prompt: int = Field(default=8, ge=1)
     """Group size G."""
     deterministic: bool = False
     """Same seed, config and machine give the same tokens and losses to the last bit."""
-    max_unjudged_fraction: float = Field(default=0.05, ge=0, le=1)
-    """Share of unjudged samples in a step above which the run stops."""
+    max_no_reward_fraction: float = Field(default=0.05, ge=0, le=1)
+    """Share of samples without a reward in a step above which the run stops."""
     phase_deadline_seconds: float = Field(default=1800.0, gt=0)
     """Longest time one phase of a step may take before the run ends with the phase named."""
     max_rollout_mismatch: float | None = Field(default=None, gt=0)

@@ -1,4 +1,4 @@
-"""How responses are verified: which judge for which domain, its rules, and the pool that runs judges."""
+"""How responses are verified: which verifier for which domain, its rules, and the pool that runs verifiers."""
 
 from typing import Literal
 
@@ -23,7 +23,7 @@ class MathsRules(Section):
     several: Literal["wrong", "last"] = "wrong"
     """A response with different final answers in the same place: wrong, or the last one counts."""
     percent: Literal["ignore", "value", "wrong"] = "ignore"
-    """A percent sign in the answer is dropped, divides by 100, or makes the answer wrong unless the gold has one."""
+    """A percent sign in the answer is dropped, divides by 100, or makes the answer wrong unless the ground truth has one."""
     symbolic: bool = True
     """Answers that are no plain numbers are compared symbolically, in a process that can be killed."""
     relative_tolerance: float = Field(default=0.0, ge=0, lt=1)
@@ -78,48 +78,48 @@ class RepetitionRules(Section):
     """Size of the penalty when every n-gram is a repetition."""
 
 
-class JudgePart(Section):
-    """One judge."""
+class RewardPart(Section):
+    """One verifier."""
 
     kind: Kind | None = None
-    """Which judge."""
+    """Which verifier."""
     name: str = ""
     """Name in the verdict's parts; by default the kind."""
     weight: float = 1.0
     """Factor in a sum of parts."""
     maths: MathsRules = MathsRules()
-    """Rules of the maths judge."""
+    """Rules of the maths verifier."""
     code: CodeRules = CodeRules()
-    """Rules of the code judge."""
+    """Rules of the code verifier."""
     instructions: InstructionRules = InstructionRules()
-    """Rules of the instruction judge."""
+    """Rules of the instruction verifier."""
     format: FormatRules = FormatRules()
-    """Rules of the format judge."""
+    """Rules of the format verifier."""
     repetition: RepetitionRules = RepetitionRules()
-    """Rules of the repetition judge."""
+    """Rules of the repetition verifier."""
     path: str | None = None
     """Plug-in as package.module:function or file.py:function; base URL of a code service."""
     style: Style = "native"
     """Calling convention of the plug-in."""
     group: bool = False
     """The plug-in scores all samples of a prompt in one call."""
-    truncated: Literal["judge", "lowest"] = "judge"
-    """A response cut off at its limit is judged as it is, or carries the lowest value."""
-    lowest: float = 0.0
-    """Value of a refused response."""
+    truncated: Literal["score", "min_reward"] = "score"
+    """A response cut off at its limit is scored as it is, or carries the lowest value."""
+    min_reward: float = 0.0
+    """Value of a rejected response."""
     value_range: tuple[float, float] | None = None
-    """A value outside makes the judge, not the sample, count as failed."""
+    """A value outside makes the verifier, not the sample, count as failed."""
     deadline_seconds: float = Field(default=10.0, gt=0)
     """Longest work on one sample, counted from the start of the work."""
     memory_mib: int = Field(default=2048, ge=128)
-    """Private memory of a judge's process."""
+    """Private memory of a reward worker."""
     workers: int | None = Field(default=None, ge=1)
-    """Processes for this judge; by default the pool's number."""
+    """Processes for this verifier; by default the pool's number."""
     concurrency: int = Field(default=64, ge=1)
-    """Samples (groups) that one process has in flight where the judge waits: async plug-ins and code services."""
+    """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code services."""
 
     @model_validator(mode="after")
-    def _path_where_needed(self) -> "JudgePart":
+    def _path_where_needed(self) -> "RewardPart":
         if self.kind in ("plugin", "code_service") and not self.path:
             raise ValueError(f"kind = {self.kind} needs path")
         if self.kind == "plugin" and ":" not in (self.path or ""):
@@ -132,19 +132,19 @@ class JudgePart(Section):
 
     @property
     def label(self) -> str:
-        return self.name or self.kind or "judge"
+        return self.name or self.kind or "reward"
 
 
-class JudgeSpec(JudgePart):
-    """What judges one domain: one judge, or a weighted sum of several."""
+class RewardSpec(RewardPart):
+    """What rewards one domain: one verifier, or a weighted sum of several."""
 
-    parts: tuple[JudgePart, ...] = ()
-    """Judges whose weighted values are added; kind is left out then."""
+    parts: tuple[RewardPart, ...] = ()
+    """Verifiers whose weighted values are added; kind is left out then."""
 
     @model_validator(mode="after")
-    def _kind_or_parts(self) -> "JudgeSpec":
+    def _kind_or_parts(self) -> "RewardSpec":
         if self.parts and self.kind is not None:
-            raise ValueError("kind and parts exclude each other; put the judge into parts")
+            raise ValueError("kind and parts exclude each other; put the verifier into parts")
         if any(part.kind is None for part in self.parts):
             raise ValueError("every one of parts needs a kind")
         names = [part.label for part in self.parts]
@@ -152,33 +152,33 @@ class JudgeSpec(JudgePart):
             raise ValueError(f"parts have the names {names}; give each its own name")
         return self
 
-    def judges(self) -> tuple[JudgePart, ...]:
-        """The judges whose weighted values make the reward."""
+    def verifiers(self) -> tuple[RewardPart, ...]:
+        """The verifiers whose weighted values make the reward."""
         return self.parts or (self,)
 
 
-class JudgeSection(JudgeSpec):
-    """The judges of a run and the pool of processes they work in."""
+class RewardSection(RewardSpec):
+    """The verifiers of a run and the pool of processes they work in."""
 
-    domains: dict[str, JudgeSpec] = {}
-    """The judge of each domain; a domain that is not named here has the judge above."""
+    domains: dict[str, RewardSpec] = {}
+    """The verifier of each domain; a domain that is not named here has the verifier above."""
     pool_workers: int = Field(default=2, ge=1)
     """Processes per kind of work (on each node that has any)."""
     nodes: Literal["driver", "all"] = "driver"
     """Reward processes run on the driver's node, or on every node of the run, each with its share of the prompts."""
     retries: int = Field(default=2, ge=0)
-    """Further attempts after a judge failed on a sample."""
+    """Further attempts after a verifier failed on a sample."""
     tasks_per_worker: int = Field(default=2000, ge=1)
     """A worker is replaced after so many samples."""
     idle_seconds: float = Field(default=900.0, gt=0)
     """A worker without work for so long ends; the next sample starts another one."""
     queue_limit: int = Field(default=4096, ge=1)
     """Samples waiting; above it, handing in another one waits."""
-    unjudged_alarm: float = Field(default=0.02, ge=0, le=1)
-    """Share of unjudged samples above which a warning is written."""
+    no_reward_alarm: float = Field(default=0.02, ge=0, le=1)
+    """Share of samples without a reward above which a warning is written."""
 
     @model_validator(mode="after")
-    def _some_judge(self) -> "JudgeSection":
+    def _some_verifier(self) -> "RewardSection":
         if self.kind is None and not self.parts and not self.domains:
             raise ValueError("needs kind (maths, code, instructions, format, plugin, ...), parts or domains")
         for domain, spec in self.domains.items():
@@ -186,17 +186,17 @@ class JudgeSection(JudgeSpec):
                 raise ValueError(f"domains.{domain} needs kind or parts")
         return self
 
-    def all_judges(self) -> list[JudgePart]:
-        """Every judge of every domain."""
+    def all_verifiers(self) -> list[RewardPart]:
+        """Every verifier of every domain."""
         own = [self] if self.kind is not None or self.parts else []
-        return [part for spec in (*own, *self.domains.values()) for part in spec.judges()]
+        return [part for spec in (*own, *self.domains.values()) for part in spec.verifiers()]
 
-    def for_domain(self, domain: str) -> JudgeSpec:
-        """The judge of a domain. Raises KeyError where there is none."""
+    def for_domain(self, domain: str) -> RewardSpec:
+        """The verifier of a domain. Raises KeyError where there is none."""
         if domain in self.domains:
             return self.domains[domain]
         if self.kind is None and not self.parts:
             raise KeyError(
-                f"judge.domains has no {domain!r} (it has {sorted(self.domains)}) and there is no default"
+                f"reward.domains has no {domain!r} (it has {sorted(self.domains)}) and there is no default"
             )
         return self

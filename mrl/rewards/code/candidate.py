@@ -1,6 +1,6 @@
 """One conversation with a candidate: requests and replies in lock step, output drained and capped, one deadline.
 
-consumes      calls of the judge
+consumes      calls of the verifier
 produces      decoded replies, or CandidateEnded with the outcome
 waits for     the reply descriptor, standard output and error together, until the deadline of the whole process
 never does    believe an exit status or printed text: they only ever explain a failure
@@ -29,7 +29,7 @@ _SIGSYS_STATUS = 128 + 31
 
 
 class Outcome(enum.Enum):
-    """How a candidate fared. That a judge failed is an exception, not an outcome."""
+    """How a candidate fared. That a verifier failed is an exception, not an outcome."""
 
     ACCEPTED = "accepted"
     WRONG = "wrong"
@@ -153,16 +153,16 @@ class Session:
         }
 
     def _await_ready(self) -> None:
-        """The runner's first word; without it the judge has failed, not the candidate."""
+        """The runner's first word; without it the verifier has failed, not the candidate."""
         while not self._replies:
             if time.monotonic() > self._deadline or not (self._reply_open or self._replies):
                 words = bytes(self._output[self._stderr][-200:])
                 raise RewardError(
-                    f"code judge: the sandbox did not start: {words.decode('utf-8', 'replace')!a}"
+                    f"code verifier: the sandbox did not start: {words.decode('utf-8', 'replace')!a}"
                 )
             self._wait(writing=None, reading_replies=True, ending=False)
         if parse_reply(self._replies.pop(0)) != {"ready": True}:
-            raise RewardError("code judge: the sandbox's runner did not say that it is ready")
+            raise RewardError("code verifier: the sandbox's runner did not say that it is ready")
 
     def _send(self, message: dict[str, Any]) -> None:
         left = memoryview(frame(json.dumps(message).encode()))

@@ -1,7 +1,7 @@
-"""Programs judged by a remote service with SandboxFusion's HTTP interface (POST {url}/run_code).
+"""Programs scored by a remote service with SandboxFusion's HTTP interface (POST {url}/run_code).
 
-Here too the judge is on this side: inputs go out one run at a time and what comes back is compared here. A service
-that is down, overloaded or answers nonsense makes the judge fail (unjudged after retries); only what the candidate
+Here too the verifier is on this side: inputs go out one run at a time and what comes back is compared here. A service
+that is down, overloaded or answers nonsense makes the verifier fail (no reward after retries); only what the candidate
 did is scored. A call of a function is turned into a program that writes its value, tagged, into a file the service
 returns; standard output is the answer of stdin tasks alone.
 """
@@ -23,7 +23,7 @@ from mrl.config.sections.reward import CodeRules
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome
 from mrl.rewards.code.values import ForeignValue, decode, encode
-from mrl.rewards.code.verifier import judge_with, program_in
+from mrl.rewards.code.verifier import program_in, verify_with
 from mrl.rewards.contract import Request, scored
 from mrl.samples import Verdict
 
@@ -104,7 +104,7 @@ class RemoteSession:
         return _checked(data, self._url)
 
 
-class CodeServiceJudge:
+class CodeServiceVerifier:
     """Scores the last code block of a response at a service."""
 
     name, version = "code_service", "1"
@@ -112,7 +112,7 @@ class CodeServiceJudge:
 
     def __init__(self, url: str, rules: CodeRules) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"judge.path = {url!r}: a code service is an http:// or https:// address")
+            raise ConfigError(f"reward.path = {url!r}: a code service is an http:// or https:// address")
         self._url, self._rules = url, rules
 
     async def score(self, request: Request) -> Verdict:
@@ -124,9 +124,9 @@ class CodeServiceJudge:
             return RemoteSession(self._url, self._rules, seconds=seconds)
 
         verdict = await asyncio.to_thread(
-            judge_with, session, program, request.gold, self._rules, seconds=request.deadline_seconds
+            verify_with, session, program, request.ground_truth, self._rules, seconds=request.deadline_seconds
         )
-        return dataclasses.replace(verdict, judge=self.name, version=self.version)
+        return dataclasses.replace(verdict, verifier=self.name, version=self.version)
 
 
 def _checked(data: bytes, url: str) -> dict[str, Any]:

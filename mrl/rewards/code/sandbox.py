@@ -74,8 +74,8 @@ def find_boundary() -> Boundary:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise RewardError(
-            "code judge: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; install it "
-            "(Debian: apt-get install bubblewrap) or use judge.kind=code_service"
+            "code verifier: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; install it "
+            "(Debian: apt-get install bubblewrap) or use reward.kind=code_service"
         )
     cgroup.sweep()
     probe = cgroup.make(memory_bytes=256 * _MIB, processes=16)
@@ -88,9 +88,9 @@ def find_boundary() -> Boundary:
             return boundary
         said.append(f"{boundary.python}{' as another user' if boundary.own_uid else ''}: {problem}")
     raise RewardError(
-        "code judge: the sandbox cannot be set up here, and programs are not run without one. Tried: "
+        "code verifier: the sandbox cannot be set up here, and programs are not run without one. Tried: "
         + " | ".join(said)
-        + ". Allow user namespaces for this process or use judge.kind=code_service"
+        + ". Allow user namespaces for this process or use reward.kind=code_service"
     )
 
 
@@ -133,7 +133,7 @@ class BoundaryRun:
             else None
         )
         if boundary.has_cgroup and self._cgroup is None:
-            raise RewardError("code judge: a cgroup could be made at start-up and cannot be made now")
+            raise RewardError("code verifier: a cgroup could be made at start-up and cannot be made now")
         requests_out, self.requests = os.pipe()
         self.replies, replies_in = os.pipe()
         filter_fd, runner_fd = _in_memory(filter_program()), _in_memory(_RUNNER.read_bytes())

@@ -7,7 +7,7 @@
                {"entry_point": "add", "test_list": ["assert add(1, 2) == 3", ...]}
 
 A JSON text of any of these works too. Asserts and their context are the data set's, so they are trusted; they run in
-the judge, never beside the candidate.
+the verifier, never beside the candidate.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The code judge: runs a program in the sandbox and compares what it answers with what the task expects.
+"""The code verifier: runs a program in the sandbox and compares what it answers with what the task expects.
 
-Three parties: the judge (here; holds expected values and asserts, runs no candidate code), the runner inside the
+Three parties: the verifier (here; holds expected values and asserts, runs no candidate code), the runner inside the
 boundary, and the candidate. Asserts run here, against a proxy that sends each call into the sandbox.
 """
 
@@ -20,7 +20,7 @@ from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome,
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask
 from mrl.rewards.code.values import same
-from mrl.rewards.contract import Request, refused, scored
+from mrl.rewards.contract import Request, rejected, scored
 from mrl.samples import Verdict
 
 NAME = "code"
@@ -30,17 +30,17 @@ MAX_PROGRAM_BYTES = 256 * 1024
 _FENCE = re.compile(r"^```[ \t]*([A-Za-z0-9_+-]*)[ \t]*$", re.MULTILINE)
 
 
-def judge(program: str, task: CodeTask, rules: CodeRules = CodeRules(), *, seconds: float = 60.0) -> Verdict:  # noqa: B008
-    """Judge one program against a task; `seconds` bounds all its processes together.
+def verify(program: str, task: CodeTask, rules: CodeRules = CodeRules(), *, seconds: float = 60.0) -> Verdict:  # noqa: B008
+    """Verify one program against a task; `seconds` bounds all its processes together.
 
     Raises RewardError where the sandbox cannot be set up: nothing is ever run without it.
     """
-    return judge_with(
+    return verify_with(
         lambda left: Session(find_boundary(), rules, seconds=left), program, task, rules, seconds=seconds
     )
 
 
-def judge_with(
+def verify_with(
     make_session: Callable[[float], CandidateSession],
     program: str,
     task: CodeTask,
@@ -48,16 +48,16 @@ def judge_with(
     *,
     seconds: float,
 ) -> Verdict:
-    """Judge with sessions of any kind, local or remote."""
+    """Verify with sessions of any kind, local or remote."""
     start = time.monotonic()
     source = task.context + "\n" + program if task.context else program
     if len(source.encode("utf-8", "replace")) > MAX_PROGRAM_BYTES:
-        verdict = refused(f"program larger than {MAX_PROGRAM_BYTES} bytes")
+        verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
     else:
         source = source.encode("utf-8", "replace").decode()
         run = _Run(make_session, source, task, rules, start + seconds)
         verdict = run.asserts() if task.test else run.cases()
-    return dataclasses.replace(verdict, judge=NAME, version=VERSION, seconds=time.monotonic() - start)
+    return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
 
 
 class CandidateSession(Protocol):
@@ -207,7 +207,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-class CodeJudge:
+class CodeVerifier:
     """Scores the last code block of a response."""
 
     name, version = NAME, VERSION
@@ -220,4 +220,4 @@ class CodeJudge:
         program = program_in(request.response)
         if program is None:
             return scored(0.0, "no program in the response")
-        return judge(program, request.gold, self._rules, seconds=request.deadline_seconds)
+        return verify(program, request.ground_truth, self._rules, seconds=request.deadline_seconds)

@@ -1,4 +1,4 @@
-"""The single checks instruction judges are composed of. Each is a pure function of the response and its arguments.
+"""The single checks instruction verifiers are composed of. Each is a pure function of the response and its arguments.
 
 All are linear in the response's length. Register one with `@check`; its keyword-only arguments are its schema.
 """

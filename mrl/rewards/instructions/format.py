@@ -10,13 +10,13 @@ from mrl.samples import Verdict
 _PLACES = MathsRules(extraction=("boxed", "hashes", "answer"))
 
 
-def judge_format(response: str, rules: FormatRules) -> Verdict:
+def verify_format(response: str, rules: FormatRules) -> Verdict:
     """1 for a response in shape, else 0 with the first thing that is not."""
     wrong = _objection(response, rules)
     return scored(float(not wrong), wrong or "in shape")
 
 
-def judge_repetition(response: str, rules: RepetitionRules) -> Verdict:
+def verify_repetition(response: str, rules: RepetitionRules) -> Verdict:
     """Minus max_penalty times the share of n-grams (of words) that occurred before; 0 for a text without n-grams."""
     words = response.lower().split()
     num_ngrams = len(words) - rules.ngram + 1
@@ -50,8 +50,8 @@ def _objection(response: str, rules: FormatRules) -> str:
     return ""
 
 
-class FormatJudge:
-    """Scores with `judge_format`."""
+class FormatVerifier:
+    """Scores with `verify_format`."""
 
     name, version = "format", "1"
 
@@ -59,11 +59,11 @@ class FormatJudge:
         self._rules = rules
 
     async def score(self, request: Request) -> Verdict:
-        return judge_format(request.response, self._rules)
+        return verify_format(request.response, self._rules)
 
 
-class RepetitionJudge:
-    """Scores with `judge_repetition`."""
+class RepetitionVerifier:
+    """Scores with `verify_repetition`."""
 
     name, version = "repetition", "1"
 
@@ -71,4 +71,4 @@ class RepetitionJudge:
         self._rules = rules
 
     async def score(self, request: Request) -> Verdict:
-        return judge_repetition(request.response, self._rules)
+        return verify_repetition(request.response, self._rules)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mrl.config.sections.reward import InstructionRules
 from mrl.errors import DataError
-from mrl.rewards.contract import Request, refused, scored
+from mrl.rewards.contract import Request, rejected, scored
 from mrl.rewards.instructions.checks import CHECKS, arguments_error
 from mrl.rewards.instructions.ifeval import checks_of
 from mrl.samples import Verdict
@@ -61,10 +61,10 @@ def _parsed(raw: str, place: str) -> Any:
         raise DataError(f"{place}: the checks are no JSON: {error}") from error
 
 
-def judge(response: str, checks: Sequence[Check], rules: InstructionRules = InstructionRules()) -> Verdict:  # noqa: B008
+def verify(response: str, checks: Sequence[Check], rules: InstructionRules = InstructionRules()) -> Verdict:  # noqa: B008
     """All checks on the text after the last closing think tag; an empty response passes nothing."""
     if len(response) > MAX_CHARS:
-        return refused(f"response longer than {MAX_CHARS} characters")
+        return rejected(f"response longer than {MAX_CHARS} characters")
     text = response.rpartition("</think>")[2].strip()
     passed = [bool(text) and CHECKS[check.name](text, **check.arguments) for check in checks]
     share = sum(passed) / len(passed)
@@ -79,8 +79,8 @@ def judge(response: str, checks: Sequence[Check], rules: InstructionRules = Inst
     )
 
 
-class InstructionJudge:
-    """Scores with `judge`."""
+class InstructionVerifier:
+    """Scores with `verify`."""
 
     name, version = "instructions", "2"
 
@@ -88,4 +88,4 @@ class InstructionJudge:
         self._rules = rules
 
     async def score(self, request: Request) -> Verdict:
-        return judge(request.response, request.gold, self._rules)
+        return verify(request.response, request.ground_truth, self._rules)

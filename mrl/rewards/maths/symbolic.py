@@ -1,8 +1,8 @@
 """Symbolic comparison of two answers with math-verify, behind a gate. Runs only in a process that can be killed.
 
-The gate is a grammar of what an answer may look like given the gold: commands, letters and relations must occur in
-the gold or be on a short list, and sizes are capped before any parser sees the text. No parser that evaluates
-Python is used (math-verify's plain-expression reader is one and is left out). Direction is fixed: gold first.
+The gate is a grammar of what an answer may look like given the ground truth: commands, letters and relations must occur in
+the ground truth or be on a short list, and sizes are capped before any parser sees the text. No parser that evaluates
+Python is used (math-verify's plain-expression reader is one and is left out). Direction is fixed: ground truth first.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ _ALLOWED = re.compile(r"[0-9A-Za-z+\-*/^_(){}\[\],.;:|!=<>&%' \\]*")
 _TEXT = re.compile(r"(?:\\(?:text|textbf|mathrm|textrm|mbox)\{ ?)?\(?([A-Za-z][A-Za-z '\-]*)\)?(?: ?\})?")
 
 
-def compare(answer: str, gold: str, rules: MathsRules) -> Verdict:
-    """Verdict on a tidied answer that is not plainly a number, or whose gold is not."""
-    word = text_answer(gold)
+def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
+    """Verdict on a tidied answer that is not plainly a number, or whose ground truth is not."""
+    word = text_answer(ground_truth)
     if word is not None:
         right = text_answer(answer) == word
         return scored(float(right), "same text" if right else "other text")
-    objection = gate(answer, gold)
+    objection = gate(answer, ground_truth)
     if objection:
         return scored(0.0, objection)
     try:
         parsed = parse(answer)
     except Exception as error:  # a parser's refusal of text that is no mathematics is the sample's fault
         return scored(0.0, f"not readable as mathematics ({type(error).__name__})")
-    parsed_gold = parse(gold)
-    objection = _shape_objection(parsed, parsed_gold)
+    parsed_ground_truth = parse(ground_truth)
+    objection = _shape_objection(parsed, parsed_ground_truth)
     if objection:
         return scored(0.0, objection)
     from math_verify import verify
 
     # timeout_seconds=None: math-verify's own limit is an alarm signal; ours is the process' deadline.
-    right = bool(verify(parsed_gold, parsed, timeout_seconds=None))
+    right = bool(verify(parsed_ground_truth, parsed, timeout_seconds=None))
     return scored(float(right), "equal" if right else "not equal")
 
 
@@ -90,27 +90,29 @@ def text_answer(text: str) -> str | None:
     return " ".join(found[1].lower().split())
 
 
-def gate(answer: str, gold: str) -> str:
+def gate(answer: str, ground_truth: str) -> str:
     """Why an answer is not even parsed; empty when it may be."""
     if not _ALLOWED.fullmatch(answer):
         return "characters that no answer needs"
-    commands, gold_commands = set(_COMMAND.findall(answer)), set(_COMMAND.findall(gold))
-    if gold_commands & _ORDER or re.search("[<>]", gold):
-        gold_commands |= _ORDER
-    foreign = commands - gold_commands - _ALWAYS - {"{", "}", "%"}
+    commands, ground_truth_commands = set(_COMMAND.findall(answer)), set(_COMMAND.findall(ground_truth))
+    if ground_truth_commands & _ORDER or re.search("[<>]", ground_truth):
+        ground_truth_commands |= _ORDER
+    foreign = commands - ground_truth_commands - _ALWAYS - {"{", "}", "%"}
     if foreign:
-        return f"command \\{min(foreign)[:20]} that the gold does not have"
-    plain, gold_plain = _COMMAND.sub("#", answer), _COMMAND.sub("#", gold)
+        return f"command \\{min(foreign)[:20]} that the ground truth does not have"
+    plain, ground_truth_plain = _COMMAND.sub("#", answer), _COMMAND.sub("#", ground_truth)
     for sign in _RELATIONS:
-        ordered = sign in "<>" and bool(gold_commands & _ORDER)
-        if sign in plain and sign not in gold_plain and not ordered:
-            return f"{sign!r}: a relation, list or function the gold does not have"
-    if plain.count(",") != gold_plain.count(",") or plain.count("=") > gold_plain.count("="):
-        return "another number of parts than the gold"
+        ordered = sign in "<>" and bool(ground_truth_commands & _ORDER)
+        if sign in plain and sign not in ground_truth_plain and not ordered:
+            return f"{sign!r}: a relation, list or function the ground truth does not have"
+    if plain.count(",") != ground_truth_plain.count(",") or plain.count("=") > ground_truth_plain.count("="):
+        return "another number of parts than the ground truth"
     letters = set(_LETTERS.findall(plain)) - _WORDS - {"e", "i"}
-    extra = {c for run in letters for c in run} - {c for run in _LETTERS.findall(gold_plain) for c in run}
-    if extra or any(len(run) > 4 and run not in gold_plain for run in letters):
-        return "free variables or words the gold does not have"
+    extra = {c for run in letters for c in run} - {
+        c for run in _LETTERS.findall(ground_truth_plain) for c in run
+    }
+    if extra or any(len(run) > 4 and run not in ground_truth_plain for run in letters):
+        return "free variables or words the ground truth does not have"
     if re.search(r"[0-9] +[0-9.]", plain):
         return "numbers side by side"
     return _size_objection(plain, answer)
@@ -179,18 +181,18 @@ def parse(text: str) -> Any:
     return latex2sympy(normalize_latex(_as_latex(text), config=config), is_real=True, convert_degrees=False)
 
 
-def parse_gold(text: str) -> None:
-    """Raises ValueError for a gold answer that cannot be compared with; called when data is loaded."""
-    gold = tidy(text)
-    if not gold:
-        raise ValueError("the gold answer is empty")
-    if text_answer(gold) is not None:
+def parse_ground_truth(text: str) -> None:
+    """Raises ValueError for a ground truth that cannot be compared with; called when data is loaded."""
+    ground_truth = tidy(text)
+    if not ground_truth:
+        raise ValueError("the ground truth is empty")
+    if text_answer(ground_truth) is not None:
         return
-    objection = _size_objection(_COMMAND.sub("#", gold), gold)
+    objection = _size_objection(_COMMAND.sub("#", ground_truth), ground_truth)
     if objection:
         raise ValueError(objection)
     try:
-        parsed = parse(gold)
+        parsed = parse(ground_truth)
     except Exception as error:  # the grammar raises several unrelated kinds; all mean the same here
         raise ValueError(
             f"not readable as mathematics ({type(error).__name__}: {str(error)[:120]})"
@@ -209,7 +211,7 @@ def _as_latex(text: str) -> str:
     return re.sub(r"(?<![A-Za-z\\])sqrt", r"\\sqrt", text).replace("**", "^")
 
 
-def _shape_objection(parsed: Any, gold: Any) -> str:
+def _shape_objection(parsed: Any, ground_truth: Any) -> str:
     import sympy
 
     if not isinstance(parsed, sympy.Basic | sympy.MatrixBase):
@@ -218,8 +220,8 @@ def _shape_objection(parsed: Any, gold: Any) -> str:
         return f"more than {MAX_NODES} nodes"
     if parsed.has(sympy.nan, sympy.zoo):
         return "undefined value"
-    if parsed.has(sympy.oo, -sympy.oo) and not gold.has(sympy.oo, -sympy.oo):
+    if parsed.has(sympy.oo, -sympy.oo) and not ground_truth.has(sympy.oo, -sympy.oo):
         return "infinite value"
-    if {str(s) for s in parsed.free_symbols} - {str(s) for s in gold.free_symbols}:
-        return "free variables the gold does not have"
+    if {str(s) for s in parsed.free_symbols} - {str(s) for s in ground_truth.free_symbols}:
+        return "free variables the ground truth does not have"
     return ""

@@ -1,6 +1,6 @@
-"""The maths judge in two stages: an exact integer and rational path, then symbolic comparison (only where it can be killed).
+"""The maths verifier in two stages: an exact integer and rational path, then symbolic comparison (only where it can be killed).
 
-Owns what is right and what a gold answer may be; deadlines and processes are the pool's.
+Owns what is right and what a ground truth may be; deadlines and processes are the pool's.
 """
 
 from __future__ import annotations
@@ -19,59 +19,61 @@ VERSION = "1"
 
 _LAST_BOX = {"extraction": ("boxed",), "several": "last"}
 
-_exact_gold = functools.lru_cache(maxsize=4096)(exact_number)
+_exact_ground_truth = functools.lru_cache(maxsize=4096)(exact_number)
 
 
-def judge_exactly(response: str, gold: str, rules: MathsRules) -> Verdict | None:
+def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdict | None:
     """The verdict where plain numbers decide; None where a symbolic comparison has to."""
     answer = final_answer(response, rules)
     if answer.text is None:
         return scored(0.0, answer.reason)
     percent = "value" if rules.percent == "value" else "ignore"
-    right = _exact_gold(tidy(gold), percent=percent)
-    given = exact_number(answer.text, percent=rules.percent if "%" not in gold else percent)
+    right = _exact_ground_truth(tidy(ground_truth), percent=percent)
+    given = exact_number(answer.text, percent=rules.percent if "%" not in ground_truth else percent)
     if right is not None and given is not None:
         equal = abs(given - right) <= rules.relative_tolerance * abs(right)
         return scored(
-            float(equal), "equal numbers" if equal else f"{_short(answer.text)}, not {_short(gold)}"
+            float(equal), "equal numbers" if equal else f"{_short(answer.text)}, not {_short(ground_truth)}"
         )
-    if answer.text == tidy(gold):
+    if answer.text == tidy(ground_truth):
         return scored(1.0, "same text")
     if not rules.symbolic:
         return scored(0.0, f"{_short(answer.text)} is no number")
     return None
 
 
-def judge_symbolically(response: str, gold: str, rules: MathsRules) -> Verdict:
+def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> Verdict:
     """The slow path; only for processes that can be killed."""
     from mrl.rewards.maths.symbolic import compare
 
     answer = final_answer(response, rules)
     if answer.text is None:
         return scored(0.0, answer.reason)
-    return compare(answer.text, tidy(gold), rules)
+    return compare(answer.text, tidy(ground_truth), rules)
 
 
-def parse_gold(raw: object, *, rules: MathsRules, place: str) -> str:
-    """The gold answer as tidy text: of a solution that boxes its answer, the last box. Raises DataError for one that
+def parse_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
+    """The ground truth as tidy text: of a solution that boxes its answer, the last box. Raises DataError for one that
     nothing could equal."""
     text = tidy(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
     if text and "boxed" in text:
         text = final_answer(text, rules.model_copy(update=_LAST_BOX)).text
     if not text:
-        raise DataError(f"{place}: a gold answer is a number or text, not {raw!r}")
+        raise DataError(f"{place}: a ground truth is a number or text, not {raw!r}")
     if exact_number(text) is not None:
         return text
     if not rules.symbolic:
         raise DataError(
-            f"{place}: the gold answer {text[:80]!r} is no number and judge.maths.symbolic is false"
+            f"{place}: the ground truth {text[:80]!r} is no number and reward.maths.symbolic is false"
         )
-    from mrl.rewards.maths.symbolic import parse_gold as check
+    from mrl.rewards.maths.symbolic import parse_ground_truth as check
 
     try:
         check(text)
     except ValueError as error:
-        raise DataError(f"{place}: the gold answer {text[:80]!r} cannot be compared with: {error}") from error
+        raise DataError(
+            f"{place}: the ground truth {text[:80]!r} cannot be compared with: {error}"
+        ) from error
     return text
 
 
@@ -79,7 +81,7 @@ def _short(text: str) -> str:
     return ascii(text[:40])
 
 
-class ExactJudge:
+class ExactVerifier:
     """First stage in the pool: None means that the symbolic stage has to look."""
 
     name, version = NAME, VERSION
@@ -88,10 +90,10 @@ class ExactJudge:
         self._rules = rules
 
     async def score(self, request: Request) -> Verdict | None:
-        return judge_exactly(request.response, request.gold, self._rules)
+        return verify_exactly(request.response, request.ground_truth, self._rules)
 
 
-class SymbolicJudge:
+class SymbolicVerifier:
     """Second stage in the pool."""
 
     name, version = NAME, VERSION
@@ -101,4 +103,4 @@ class SymbolicJudge:
         import math_verify  # noqa: F401  (before the executor is forked, so that a new one starts at once)
 
     async def score(self, request: Request) -> Verdict | None:
-        return judge_symbolically(request.response, request.gold, self._rules)
+        return verify_symbolically(request.response, request.ground_truth, self._rules)

@@ -1,6 +1,6 @@
 """Whether users' reward functions can be read, asked in a process of its own: their modules may do anything while they are read.
 
-`python -m mrl.rewards.plugins.check` reads pickled JudgeParts from its standard input and answers with a JSON list, one text for each
+`python -m mrl.rewards.plugins.check` reads pickled RewardParts from its standard input and answers with a JSON list, one text for each
 part: empty, or why its function cannot be had.
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from mrl.config.sections.reward import JudgePart, JudgeSection
+from mrl.config.sections.reward import RewardPart, RewardSection
 from mrl.errors import ConfigError
 from mrl.rewards.plugins.plugin import load_plugin
 from mrl.rewards.pool.process import child_environment
@@ -21,15 +21,15 @@ from mrl.rewards.pool.process import child_environment
 DEADLINE_SECONDS = 60.0
 
 
-def check_plugins(section: JudgeSection) -> None:
+def check_plugins(section: RewardSection) -> None:
     """ConfigError with one line for each plug-in whose file or function is not there, or cannot be called in its style."""
-    parts = [part for part in section.all_judges() if part.kind == "plugin"]
+    parts = [part for part in section.all_verifiers() if part.kind == "plugin"]
     faults = dict.fromkeys(fault for fault in _answers(parts) if fault)
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def _answers(parts: Sequence[JudgePart]) -> list[str]:
+def _answers(parts: Sequence[RewardPart]) -> list[str]:
     if not parts:
         return []
     names = ", ".join(dict.fromkeys(str(part.path) for part in parts))
@@ -42,22 +42,22 @@ def _answers(parts: Sequence[JudgePart]) -> list[str]:
             timeout=DEADLINE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return [f"judge.path = {names}: reading it took more than {DEADLINE_SECONDS:g} s"]
+        return [f"reward.path = {names}: reading it took more than {DEADLINE_SECONDS:g} s"]
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return [
-            f"judge.path = {names}: reading it ended the process with {done.returncode} ({''.join(said)})"
+            f"reward.path = {names}: reading it ended the process with {done.returncode} ({''.join(said)})"
         ]
     return json.loads(done.stdout)
 
 
-def _fault(part: JudgePart) -> str:
+def _fault(part: RewardPart) -> str:
     try:
         load_plugin(part)
     except ConfigError as error:
         return str(error)
     except BaseException as error:  # whatever the user's module raises while it is read, SystemExit too
-        return f"judge.path = {part.path!r} cannot be read: {type(error).__name__}: {error}"
+        return f"reward.path = {part.path!r} cannot be read: {type(error).__name__}: {error}"
     return ""
 
 

@@ -6,7 +6,7 @@
     openrlhf  reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
 
 Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that wait for
-a service; one that computes or blocks is better a plain function. None means "does not apply". Runs in a judge process.
+a service; one that computes or blocks is better a plain function. None means "does not apply". Runs in a reward worker.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from mrl.config.sections.reward import JudgePart
+from mrl.config.sections.reward import RewardPart
 from mrl.errors import ConfigError, RewardError
-from mrl.rewards.contract import GroupJudge, Judge, Request, checked_value, scored
+from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
 from mrl.samples import Verdict, VerdictKind
 
 _KEYWORDS = {
@@ -35,8 +35,8 @@ _KEYWORDS = {
 }
 
 
-def load_plugin(part: JudgePart) -> Judge | GroupJudge:
-    """The judge around a user's function. Raises ConfigError naming what cannot be found or does not fit."""
+def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
+    """The verifier around a user's function. Raises ConfigError naming what cannot be found or does not fit."""
     module, function = find_function(part.path or "")
     check_signature(function, part)
     version = source_hash(module)
@@ -55,11 +55,11 @@ def find_function(path: str) -> tuple[ModuleType, Callable[..., Any]]:
     function = getattr(module, name, None)
     if not callable(function):
         offered = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
-        raise ConfigError(f"judge.path = {path!r}: {place} has no function {name!r}; it has {offered}")
+        raise ConfigError(f"reward.path = {path!r}: {place} has no function {name!r}; it has {offered}")
     return module, function
 
 
-def check_signature(function: Callable[..., Any], part: JudgePart) -> None:
+def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
     """Raises ConfigError where the function cannot be called in its style."""
     signature = inspect.signature(function)
     keywords = _KEYWORDS[part.style]
@@ -73,7 +73,7 @@ def check_signature(function: Callable[..., Any], part: JudgePart) -> None:
     except TypeError as error:
         wanted = ", ".join(keywords) or ("requests" if part.group else "request")
         raise ConfigError(
-            f"judge.path = {part.path!r}: a {part.style} function is called with ({wanted}), and this one has the "
+            f"reward.path = {part.path!r}: a {part.style} function is called with ({wanted}), and this one has the "
             f"signature {signature}: {error}"
         ) from error
 
@@ -97,7 +97,7 @@ def source_hash(module: ModuleType) -> str:
 class SinglePlugin:
     """Scores one sample per call."""
 
-    def __init__(self, function: Callable[..., Any], part: JudgePart, name: str, version: str) -> None:
+    def __init__(self, function: Callable[..., Any], part: RewardPart, name: str, version: str) -> None:
         self._function, self._part = function, part
         self.name, self.version = name, version
         self.waits = is_async(function)
@@ -110,7 +110,7 @@ class SinglePlugin:
 class GroupPlugin:
     """Scores all samples of a prompt in one call."""
 
-    def __init__(self, function: Callable[..., Any], part: JudgePart, name: str, version: str) -> None:
+    def __init__(self, function: Callable[..., Any], part: RewardPart, name: str, version: str) -> None:
         self._function, self._part = function, part
         self.name, self.version = name, version
         self.waits = is_async(function)
@@ -148,7 +148,7 @@ def _verl_arguments(request: Request) -> dict[str, Any]:
     return {
         "data_source": request.metadata.get("data_source") or request.tag or request.domain,
         "solution_str": request.response,
-        "ground_truth": request.gold,
+        "ground_truth": request.ground_truth,
         "extra_info": dict(extra) if isinstance(extra, dict) else extra or {},
     }
 
@@ -173,7 +173,7 @@ def _openrlhf_arguments(requests: Sequence[Request]) -> dict[str, Any]:
     return {
         "queries": [request.prompt + request.response for request in requests],
         "prompts": [request.prompt for request in requests],
-        "labels": [request.gold for request in requests],
+        "labels": [request.ground_truth for request in requests],
     }
 
 
@@ -195,42 +195,44 @@ def _only(answers: Any, count: int, name: str) -> list[Any]:
     if isinstance(answers, int | float) and count == 1:
         answers = [answers]
     if not isinstance(answers, list | tuple):
-        raise RewardError(f"judge {name}: answered with {type(answers).__name__}, not a list of {count}")
+        raise RewardError(f"verifier {name}: answered with {type(answers).__name__}, not a list of {count}")
     if len(answers) != count:
-        raise RewardError(f"judge {name}: {len(answers)} rewards for {count} samples")
+        raise RewardError(f"verifier {name}: {len(answers)} rewards for {count} samples")
     return list(answers)
 
 
-def _verdict(answer: Any, part: JudgePart, name: str) -> Verdict | None:
+def _verdict(answer: Any, part: RewardPart, name: str) -> Verdict | None:
     if answer is None:
         return None
     if isinstance(answer, Verdict):
-        if answer.kind is not VerdictKind.UNJUDGED:
-            checked_value(answer.value, judge=name, value_range=part.value_range)
+        if answer.kind is not VerdictKind.NO_REWARD:
+            checked_value(answer.value, verifier=name, value_range=part.value_range)
         return answer
     if isinstance(answer, dict):
         if "score" not in answer:
             raise RewardError(
-                f"judge {name}: a reward object has 'score'; this one has {sorted(map(str, answer))}"
+                f"verifier {name}: a reward object has 'score'; this one has {sorted(map(str, answer))}"
             )
         numbers = {
             str(k): float(v) for k, v in answer.items() if k != "score" and isinstance(v, bool | int | float)
         }
-        return scored(checked_value(answer["score"], judge=name, value_range=part.value_range), "", **numbers)
-    return scored(checked_value(answer, judge=name, value_range=part.value_range))
+        return scored(
+            checked_value(answer["score"], verifier=name, value_range=part.value_range), "", **numbers
+        )
+    return scored(checked_value(answer, verifier=name, value_range=part.value_range))
 
 
 def _import(place: str, path: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ImportError as error:
-        raise ConfigError(f"judge.path = {path!r}: {place} cannot be imported: {error}") from error
+        raise ConfigError(f"reward.path = {path!r}: {place} cannot be imported: {error}") from error
 
 
 def _load_file(place: str) -> ModuleType:
     file = Path(place)
     if not file.is_file():
-        raise ConfigError(f"judge.path: no file {place} (working directory {Path.cwd()})")
+        raise ConfigError(f"reward.path: no file {place} (working directory {Path.cwd()})")
     spec = importlib.util.spec_from_file_location(f"mrl_plugin_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

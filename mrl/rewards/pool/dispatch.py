@@ -1,15 +1,15 @@
-"""The thread that drives judge processes.
+"""The thread that drives reward workers.
 
 consumes      tasks put into lanes
 produces      calls of each task's `done`, exactly once
 waits for     replies, the ends of processes, deadlines; all in one place, with a time-out always
 unblocked by  a byte on the wake-up pipe
 
-Policy: a deadline counts from the start of the work. A judge process that dies, hangs or breaks its contract is
+Policy: a deadline counts from the start of the work. A reward worker that dies, hangs or breaks its contract is
 killed by pid and replaced, and its task tried again; what failed together (a batch, or all that a process was waiting for)
 is tried one by one. When a task has used
-up its attempts the judge's health decides: where the process died on this sample while others were judged (or a
-sample judged before is judged again), the sample is wrong; otherwise it is unjudged.
+up its attempts the verifier's health decides: where the process died on this sample while others were scored (or a
+sample scored before is scored again), the sample is wrong; otherwise it has no reward.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mrl.config.sections.reward import JudgePart
+from mrl.config.sections.reward import RewardPart
 from mrl.errors import RewardError
-from mrl.rewards.contract import scored, unjudged
+from mrl.rewards.contract import no_reward, scored
 from mrl.rewards.frames import decode_verdict, parse_reply
-from mrl.rewards.pool.process import End, JudgeProcess
+from mrl.rewards.pool.process import End, WorkerProcess
 from mrl.rewards.pool.queues import Batch, Lane, Task, Worker
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-"""A judge process that is not ready by then counts as failed."""
+"""A reward worker that is not ready by then counts as failed."""
 GRACE_SECONDS = 40.0
-"""Beyond the deadline, for judges that keep it themselves, before their process is killed."""
+"""Beyond the deadline, for verifiers that keep it themselves, before their process is killed."""
 WAITING_GRACE_SECONDS = 5.0
-"""The same for judges that wait, counted from the last reply: their process ends each overdue wait itself, and one that
+"""The same for verifiers that wait, counted from the last reply: their process ends each overdue wait itself, and one that
 is silent for so long is blocked."""
 _TICK_SECONDS = 0.5
 
 
 class Dispatcher:
-    """Owns every judge process of a pool."""
+    """Owns every reward worker of a pool."""
 
     def __init__(self, *, retries: int, tasks_per_worker: int, idle_seconds: float) -> None:
         self._retries = retries
@@ -66,7 +66,7 @@ class Dispatcher:
         self.counts: collections.Counter[str] = collections.Counter()
         self.failure: BaseException | None = None
         """What ended the thread, if it ended by itself."""
-        self._thread = threading.Thread(target=self._run, name="judges", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rewards", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -81,7 +81,7 @@ class Dispatcher:
         self.wake()
         self._thread.join(deadline_seconds)
         if self._thread.is_alive():
-            raise RewardError(f"judges: the dispatcher did not end within {deadline_seconds:g} s")
+            raise RewardError(f"rewards: the dispatcher did not end within {deadline_seconds:g} s")
 
     def wake(self) -> None:
         """One byte in the pipe is enough: `_step` forgets it before it looks at the arrivals."""
@@ -97,7 +97,7 @@ class Dispatcher:
                 self._step()
         except BaseException as error:
             self.failure = error
-            _log.exception("judges: the dispatcher failed")
+            _log.exception("rewards: the dispatcher failed")
             raise
         finally:
             for lane in self._lanes:
@@ -158,7 +158,7 @@ class Dispatcher:
             self._give_up(lane)
 
     def _begin(self, lane: Lane, now: float) -> None:
-        process = JudgeProcess(lane.part, lane.stage)
+        process = WorkerProcess(lane.part, lane.stage)
         worker = Worker(process, started=now)
         lane.workers.append(worker)
         self._selector.register(process.replies, selectors.EVENT_READ, (lane, worker, "replies"))
@@ -192,14 +192,14 @@ class Dispatcher:
             return
         number = reply.get("number")
         if not isinstance(number, int) or number not in worker.running:
-            raise RewardError(f"a judge's reply answers no open request: {str(reply)[:200]}")
+            raise RewardError(f"a verifier's reply answers no open request: {str(reply)[:200]}")
         batch = worker.running.pop(number).tasks
         worker.idle_since = time.monotonic()
         if "verdicts" in reply:
             self._verdicts(lane, worker, batch, reply["verdicts"])
         elif "limit" in reply:
             self.counts["limit"] += 1
-            verdict = scored(lane.part.lowest, str(reply["limit"]))
+            verdict = scored(lane.part.min_reward, str(reply["limit"]))
             for task in batch:
                 task.done([verdict] * len(task.requests))
         else:
@@ -245,7 +245,7 @@ class Dispatcher:
                 verdicts.append(
                     decode_verdict(
                         data,
-                        judge=worker.name,
+                        verifier=worker.name,
                         version=worker.version,
                         value_range=lane.part.value_range,
                         num_tokens=None if tokens is None else len(tokens),
@@ -278,7 +278,7 @@ class Dispatcher:
         lane.broken_reason = reason
         lane.start_again_at = time.monotonic() + min(0.2 * 2**lane.start_failures, 30.0)
         self.counts["starts_failed"] += 1
-        _log.warning("judge %s: cannot start: %s", lane.label, reason)
+        _log.warning("verifier %s: cannot start: %s", lane.label, reason)
         if lane.start_failures > self._retries:
             self._give_up(lane)
 
@@ -286,7 +286,7 @@ class Dispatcher:
         while lane.queue:
             task = lane.queue.pop()
             task.done(
-                [unjudged(f"judge {lane.label} cannot start: {lane.broken_reason}")] * len(task.requests)
+                [no_reward(f"verifier {lane.label} cannot start: {lane.broken_reason}")] * len(task.requests)
             )
 
     def _expire(self, now: float) -> None:
@@ -320,10 +320,10 @@ class Dispatcher:
             self._exhausted(lane, task, reason, died=died)
 
     def _exhausted(self, lane: Lane, task: Task, reason: str, *, died: bool) -> None:
-        lost = [unjudged(f"judge {lane.label} failed {task.attempts} times, last: {reason}")] * len(
+        lost = [no_reward(f"verifier {lane.label} failed {task.attempts} times, last: {reason}")] * len(
             task.requests
         )
-        guilty = [scored(lane.part.lowest, f"judge {lane.label} dies of this sample: {reason}")] * len(
+        guilty = [scored(lane.part.min_reward, f"verifier {lane.label} dies of this sample: {reason}")] * len(
             task.requests
         )
         if not died or task.is_control:
@@ -337,7 +337,7 @@ class Dispatcher:
             self._control(lane, task, lost, guilty)
 
     def _control(self, lane: Lane, task: Task, lost: Sequence[Verdict], guilty: Sequence[Verdict]) -> None:
-        """Judge a sample again that was judged before: it tells a bad judge from a bad sample."""
+        """Verifies a sample again that was scored before: it tells a bad verifier from a bad sample."""
 
         def decide(verdicts: Sequence[Verdict | None]) -> None:
             failed = any(verdict is not None and verdict.value is None for verdict in verdicts)
@@ -362,8 +362,8 @@ def _limit(lane: Lane, worker: Worker) -> float | None:
     return max(oldest.since, worker.idle_since) + allowed + WAITING_GRACE_SECONDS
 
 
-def lanes_of(part: JudgePart, stages: Sequence[str], *, num_workers: int) -> Lane:
-    """The first lane of a judge, each linked to the next stage's."""
+def lanes_of(part: RewardPart, stages: Sequence[str], *, num_workers: int) -> Lane:
+    """The first lane of a verifier, each linked to the next stage's."""
     lanes = [Lane(part, stage, num_workers=num_workers) for stage in stages]
     for lane, following in itertools.pairwise(lanes):
         lane.next_lane = following

@@ -1,6 +1,6 @@
 """Work in a forked child that can be killed at any moment without losing the parent's imports.
 
-The parent (a judge process) stays clean: it never reads a response itself. A child that exceeds its deadline or
+The parent (a reward worker) stays clean: it never reads a response itself. A child that exceeds its deadline or
 memory is killed by pid and the next request gets a new one, which costs a fork and no import.
 """
 
@@ -86,10 +86,10 @@ class ForkedExecutor:
         os.close(self._from_child)
         self._pid = 0
         if died:
-            return {"failed": f"the judge's process died with status {os.waitstatus_to_exitcode(status)}"}
+            return {"failed": f"the reward worker died with status {os.waitstatus_to_exitcode(status)}"}
         if used < STARVED_SHARE * deadline_seconds:
             return {
-                "failed": f"the judge's process got {used:.2f} s of processor time in {deadline_seconds:g} s"
+                "failed": f"the reward worker got {used:.2f} s of processor time in {deadline_seconds:g} s"
             }
         return {"limit": f"time limit of {deadline_seconds:g} s"}
 
@@ -118,7 +118,7 @@ class ForkedExecutor:
                 try:
                     reply = self._work(pickle.loads(payload))
                 except MemoryError:
-                    limit = f"memory limit of {self._memory_bytes >> 20} MiB (judge.memory_mib)"
+                    limit = f"memory limit of {self._memory_bytes >> 20} MiB (reward.memory_mib)"
                     reply = json.dumps({"limit": limit}).encode()
                 _write_all(replies, frame(reply))
         os._exit(0)

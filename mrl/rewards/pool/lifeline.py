@@ -1,4 +1,4 @@
-"""No judge process outlives the process it works for.
+"""No reward worker outlives the process it works for.
 
 `python -m mrl.rewards.pool.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that parent.
 """

@@ -1,4 +1,4 @@
-"""Judges at work while others still generate: hand samples in as they finish, collect verdicts as they come.
+"""Verifiers at work while others still generate: hand samples in as they finish, collect verdicts as they come.
 
 consumes      submit(sample, prompt), from one thread
 produces      collect(timeout) -> [(sample_id, Verdict)], each submitted sample exactly once, in order of completion
@@ -19,10 +19,10 @@ from types import TracebackType
 
 import numpy as np
 
-from mrl.config.sections.reward import JudgePart, JudgeSection, JudgeSpec
+from mrl.config.sections.reward import RewardPart, RewardSection, RewardSpec
 from mrl.errors import RewardError
-from mrl.rewards.contract import Request, refused, request_for, unjudged
-from mrl.rewards.ground_truth import gold_of
+from mrl.rewards.contract import Request, no_reward, rejected, request_for
+from mrl.rewards.ground_truth import ground_truth_of
 from mrl.rewards.pool.dispatch import Dispatcher, lanes_of
 from mrl.rewards.pool.queues import Lane, Task
 from mrl.rewards.pool.tickets import Ticket
@@ -35,20 +35,20 @@ _ALARM_FROM = 50
 """Samples before a rate says anything."""
 
 
-class JudgePool:
-    """The judges of a run. Processes start on first need and end with `close`, or with this process."""
+class RewardPool:
+    """The verifiers of a run. Processes start on first need and end with `close`, or with this process."""
 
-    def __init__(self, section: JudgeSection, *, group_size: int | None = None) -> None:
-        """`group_size` is needed where a judge scores whole groups: its work starts when so many samples are in."""
-        grouped = [part.label for part in section.all_judges() if part.group]
+    def __init__(self, section: RewardSection, *, group_size: int | None = None) -> None:
+        """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples are in."""
+        grouped = [part.label for part in section.all_verifiers() if part.group]
         if grouped and group_size is None:
-            raise RewardError(f"judges {grouped} score whole groups; JudgePool needs group_size")
+            raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
         self._section = section
         self._group_size = group_size
         self._lanes: dict[str, Lane] = {}
         self._lanes_by_part: dict[int, Lane] = {}
         self._open: dict[str, Ticket] = {}
-        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, JudgePart]]] = (
+        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, RewardPart]]] = (
             collections.defaultdict(list)
         )
         self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
@@ -69,10 +69,10 @@ class JudgePool:
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]], *, deadline_seconds: float = 600.0) -> None:
         """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline, for a
-        sample that is being judged already, and for a domain without a judge.
+        sample that is being scored already, and for a domain without a verifier.
 
         The dispatcher is woken once, after the last: woken by the first it would compete with the caller for the
-        interpreter, and send the judges many small batches.
+        interpreter, and send the verifiers many small batches.
         """
         self._check_alive()
         deadline = time.monotonic() + deadline_seconds
@@ -95,7 +95,7 @@ class JudgePool:
             return found
 
     def flush_groups(self) -> None:
-        """Start group judges on the groups that are incomplete: no more of their samples will come."""
+        """Start group verifiers on the groups that are incomplete: no more of their samples will come."""
         for key in list(self._waiting_groups):
             self._start_group(key)
         self._dispatcher.wake()
@@ -110,12 +110,12 @@ class JudgePool:
         return {**self._kinds, **self._dispatcher.counts}
 
     def close(self) -> None:
-        """End every judge process. What is still open stays unjudged and is not reported."""
+        """End every reward worker. What is still open stays without a reward and is not reported."""
         if not self._closed:
             self._closed = True
             self._dispatcher.stop()
 
-    def __enter__(self) -> JudgePool:
+    def __enter__(self) -> RewardPool:
         return self
 
     def __exit__(
@@ -125,14 +125,14 @@ class JudgePool:
 
     def _submit(self, sample: Sample, prompt: Prompt, deadline: float) -> None:
         spec = self._spec(prompt)
-        ticket = Ticket(sample.sample_id, spec.judges(), len(sample.response_tokens))
+        ticket = Ticket(sample.sample_id, spec.verifiers(), len(sample.response_tokens))
         with self._room:
             self._await_room(deadline)
             if sample.sample_id in self._open:
-                raise RewardError(f"judges: sample {sample.sample_id} is being judged already")
+                raise RewardError(f"rewards: sample {sample.sample_id} is being scored already")
             self._open[sample.sample_id] = ticket
         if sample.status in (Status.FAILED, Status.ABORTED):
-            self._finish(ticket, unjudged(f"no response to judge: generation {sample.status.value}"))
+            self._finish(ticket, no_reward(f"no response to verify: generation {sample.status.value}"))
             return
         for part in ticket.parts:
             self._hand_in(ticket, part, sample, prompt)
@@ -144,22 +144,26 @@ class JudgePool:
             return
         self._dispatcher.wake()
         if not self._room.wait_for(lambda: len(self._open) < limit, timeout=deadline - time.monotonic()):
-            raise RewardError(f"judges: {limit} samples are waiting and none was judged by the deadline")
+            raise RewardError(f"rewards: {limit} samples are waiting and none was scored by the deadline")
 
-    def _spec(self, prompt: Prompt) -> JudgeSpec:
+    def _spec(self, prompt: Prompt) -> RewardSpec:
         try:
             return self._section.for_domain(prompt.domain)
         except KeyError as error:
             raise RewardError(
-                f"{prompt.row}: domain {prompt.domain!r} has no judge: {error.args[0]}"
+                f"{prompt.row}: domain {prompt.domain!r} has no verifier: {error.args[0]}"
             ) from error
 
-    def _hand_in(self, ticket: Ticket, part: JudgePart, sample: Sample, prompt: Prompt) -> None:
-        if sample.status is Status.TRUNCATED and part.truncated == "lowest":
-            self._answered(ticket, part, refused("cut off at the response limit", lowest=part.lowest))
+    def _hand_in(self, ticket: Ticket, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
+        if sample.status is Status.TRUNCATED and part.truncated == "min_reward":
+            self._answered(
+                ticket, part, rejected("cut off at the response limit", min_reward=part.min_reward)
+            )
             return
-        gold = gold_of(part, gold=prompt.gold, alone=len(ticket.parts) == 1)
-        request = request_for(sample, prompt, gold=gold, deadline_seconds=part.deadline_seconds)
+        ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(ticket.parts) == 1)
+        request = request_for(
+            sample, prompt, ground_truth=ground_truth, deadline_seconds=part.deadline_seconds
+        )
         if not part.group:
             self._start((request,), (ticket,), part)
             return
@@ -173,23 +177,23 @@ class JudgePool:
         requests = tuple(request for _, request, _ in members)
         self._start(requests, tuple(ticket for ticket, _, _ in members), members[0][2])
 
-    def _start(self, requests: tuple[Request, ...], tickets: tuple[Ticket, ...], part: JudgePart) -> None:
+    def _start(self, requests: tuple[Request, ...], tickets: tuple[Ticket, ...], part: RewardPart) -> None:
         def done(verdicts: Sequence[Verdict | None]) -> None:
             for ticket, verdict in zip(tickets, verdicts, strict=True):
                 self._answered(ticket, part, verdict)
 
         self._dispatcher.put(self._lane(part), Task(requests, done))
 
-    def _lane(self, part: JudgePart) -> Lane:
+    def _lane(self, part: RewardPart) -> Lane:
         """The one of a part; parts that differ in weight and name alone share it."""
         if id(part) not in self._lanes_by_part:  # the section keeps its parts
-            key = part.model_dump_json(include=set(JudgePart.model_fields) - {"weight", "name"})
+            key = part.model_dump_json(include=set(RewardPart.model_fields) - {"weight", "name"})
             if key not in self._lanes:
                 self._lanes[key] = lanes_of(part, stages_of(part), num_workers=self._section.pool_workers)
             self._lanes_by_part[id(part)] = self._lanes[key]
         return self._lanes_by_part[id(part)]
 
-    def _answered(self, ticket: Ticket, part: JudgePart, verdict: Verdict | None) -> None:
+    def _answered(self, ticket: Ticket, part: RewardPart, verdict: Verdict | None) -> None:
         """Called from the dispatcher's thread, or from submit where no process is asked."""
         with self._room:
             complete = ticket.answer(part.label, verdict)
@@ -201,41 +205,43 @@ class JudgePool:
             self._open.pop(ticket.sample_id, None)
             self._kinds[verdict.kind.value] += 1
             self._room.notify()
-        if verdict.kind is VerdictKind.UNJUDGED:
-            _log.warning("judges: sample %s is unjudged: %s", ticket.sample_id, verdict.reason)
+        if verdict.kind is VerdictKind.NO_REWARD:
+            _log.warning("rewards: sample %s has no reward: %s", ticket.sample_id, verdict.reason)
             self._alarm()
         self._verdicts.put((ticket.sample_id, verdict))
 
     def _alarm(self) -> None:
         total = sum(self._kinds.values())
-        share = self._kinds[VerdictKind.UNJUDGED.value] / max(total, 1)
-        if total >= _ALARM_FROM and share > self._section.unjudged_alarm and not self._alarmed:
+        share = self._kinds[VerdictKind.NO_REWARD.value] / max(total, 1)
+        if total >= _ALARM_FROM and share > self._section.no_reward_alarm and not self._alarmed:
             self._alarmed = True
-            _log.error("judges: %.1f%% of %d samples are unjudged; a judge is failing", 100 * share, total)
+            _log.error(
+                "rewards: %.1f%% of %d samples have no reward; a verifier is failing", 100 * share, total
+            )
 
     def _check_alive(self) -> None:
         if self._closed:
-            raise RewardError("judges: the pool is closed")
+            raise RewardError("rewards: the pool is closed")
         if self._dispatcher.failure is not None:
-            raise RewardError(f"judges: the dispatcher failed: {self._dispatcher.failure!r}") from None
+            raise RewardError(f"rewards: the dispatcher failed: {self._dispatcher.failure!r}") from None
 
 
-def check_judges(
-    section: JudgeSection, prompts: Sequence[Prompt], *, deadline_seconds: float = 120.0
+def try_verifiers(
+    section: RewardSection, prompts: Sequence[Prompt], *, deadline_seconds: float = 120.0
 ) -> None:
-    """Start every judge and run one sample per domain through it, before engines start.
+    """Start every verifier and run one sample per domain through it, before engines start.
 
-    Raises RewardError naming the domain and what the judge said.
+    Raises RewardError naming the domain and what the verifier said.
     """
-    if any(part.kind == "code" for part in section.all_judges()):
+    if any(part.kind == "code" for part in section.all_verifiers()):
         from mrl.rewards.code.sandbox import find_boundary
 
         boundary = find_boundary()
         _log.log(
-            logging.INFO if boundary.has_cgroup else logging.WARNING, "code judge: %s", boundary.describe()
+            logging.INFO if boundary.has_cgroup else logging.WARNING, "code verifier: %s", boundary.describe()
         )
     once = section.model_copy(update={"retries": 0})
-    with JudgePool(once, group_size=1) as pool:
+    with RewardPool(once, group_size=1) as pool:
         waiting = {}
         for number, prompt in enumerate(first_of_each_domain(prompts)):
             sample = _smoke_sample(dataclasses.replace(prompt, index=number))
@@ -246,15 +252,15 @@ def check_judges(
             for sample_id, verdict in pool.collect(max(0.0, deadline - time.monotonic())):
                 domain = waiting.pop(sample_id)
                 if (
-                    verdict.kind is VerdictKind.UNJUDGED
-                    and verdict.reason != "no judge applies to this sample"
+                    verdict.kind is VerdictKind.NO_REWARD
+                    and verdict.reason != "no verifier applies to this sample"
                 ):
                     raise RewardError(
-                        f"the judge of domain {domain!r} failed on a trial sample: {verdict.reason}"
+                        f"the verifier of domain {domain!r} failed on a trial sample: {verdict.reason}"
                     )
     if waiting:
         raise RewardError(
-            f"the judges of domains {sorted(waiting.values())} gave no verdict in {deadline_seconds:g} s"
+            f"the verifiers of domains {sorted(waiting.values())} gave no verdict in {deadline_seconds:g} s"
         )
 
 

@@ -1,4 +1,4 @@
-"""The pool's handle of one judge process: start, send, kill by pid. Owns no policy."""
+"""The pool's handle of one reward worker: start, send, kill by pid. Owns no policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from mrl.config.sections.reward import JudgePart
+from mrl.config.sections.reward import RewardPart
 from mrl.rewards.frames import FrameBuffer, frame
 
 _KEPT_ERROR_BYTES = 2000
@@ -21,7 +21,7 @@ _NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memo
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class End:
-    """How a judge process ended."""
+    """How a reward worker ended."""
 
     status: int
     """Exit status; negative for a signal's number."""
@@ -31,19 +31,19 @@ class End:
     def described(self, memory_mib: int) -> str:
         """Status and last words; where memory may have been the cause, the setting that limits it too."""
         text = f"its process ended with status {self.status}: {self.last_words}"
-        refused = any(words in self.last_words for words in _NO_MEMORY)
-        if refused or self.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
-            text += f" (judge.memory_mib = {memory_mib} is what it may allocate)"
+        out_of_memory = any(words in self.last_words for words in _NO_MEMORY)
+        if out_of_memory or self.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
+            text += f" (reward.memory_mib = {memory_mib} is what it may allocate)"
         return text
 
 
-class JudgeProcess:
+class WorkerProcess:
     """A process of `mrl.rewards.pool.worker`, in its own session so that its children go with it.
 
     It must be started from a thread that lives as long as it should: it dies with that thread.
     """
 
-    def __init__(self, part: JudgePart, stage: str) -> None:
+    def __init__(self, part: RewardPart, stage: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mrl.rewards.pool.worker", str(os.getpid())],
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Queues by kind of work. One lane holds the tasks and the processes of one judge's one stage.
+"""Queues by kind of work. One lane holds the tasks and the processes of one verifier's one stage.
 
 Samples of different prompts take turns inside a lane, so a prompt with slow samples delays the others by at most one
 task per turn. Owns order and bookkeeping; processes are driven by `dispatch`.
@@ -10,9 +10,9 @@ import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from mrl.config.sections.reward import JudgePart
+from mrl.config.sections.reward import RewardPart
 from mrl.rewards.contract import Request
-from mrl.rewards.pool.process import JudgeProcess
+from mrl.rewards.pool.process import WorkerProcess
 from mrl.rewards.registry import keeps_deadline
 from mrl.samples import Verdict
 
@@ -23,7 +23,7 @@ Done = Callable[[Sequence[Verdict | None]], None]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Task:
-    """Work that one judge call does: one sample, or all samples of a group."""
+    """Work that one verifier call does: one sample, or all samples of a group."""
 
     requests: tuple[Request, ...]
     done: Done
@@ -34,7 +34,7 @@ class Task:
     successes_at_failure: int = -1
     """The lane's successes when this task failed first; -1 before."""
     is_control: bool = False
-    """Runs to find out whether the judge is healthy."""
+    """Runs to find out whether the verifier is healthy."""
 
     @property
     def group_id(self) -> int:
@@ -43,7 +43,7 @@ class Task:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Batch:
-    """What one message asks of a judge process."""
+    """What one message asks of a reward worker."""
 
     tasks: tuple[Task, ...]
     since: float
@@ -56,15 +56,15 @@ class Batch:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Worker:
-    """A judge process and what it is doing."""
+    """A reward worker and what it is doing."""
 
-    process: JudgeProcess
+    process: WorkerProcess
     started: float
     ready: bool = False
     name: str = ""
     version: str = ""
     capacity: int = 1
-    """Batches it has at once: one, or many where the judge spends its time waiting."""
+    """Batches it has at once: one, or many where the verifier spends its time waiting."""
     running: dict[int, Batch] = dataclasses.field(default_factory=dict)
     """By the number that the reply will carry."""
     idle_since: float = 0.0
@@ -106,9 +106,9 @@ class FairQueue:
 
 
 class Lane:
-    """Tasks and processes of one stage of one judge."""
+    """Tasks and processes of one stage of one verifier."""
 
-    def __init__(self, part: JudgePart, stage: str, *, num_workers: int) -> None:
+    def __init__(self, part: RewardPart, stage: str, *, num_workers: int) -> None:
         self.part = part
         self.stage = stage
         self.cheap = stage == "exact" or part.kind in _BATCHED
@@ -126,7 +126,7 @@ class Lane:
         self.start_again_at = 0.0
         self.broken_reason = ""
         self.version = ""
-        """Of the first process; another one is refused, so that one run has one judge."""
+        """Of the first process; another one is refused, so that one run has one verifier."""
 
     @property
     def label(self) -> str:

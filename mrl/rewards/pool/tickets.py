@@ -1,4 +1,4 @@
-"""One sample's way through its judges: which parts are still out, and the verdict they add up to."""
+"""One sample's way through its verifiers: which parts are still out, and the verdict they add up to."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mrl.config.sections.reward import JudgePart
-from mrl.rewards.contract import unjudged
+from mrl.config.sections.reward import RewardPart
+from mrl.rewards.contract import no_reward
 from mrl.samples import Verdict, VerdictKind
 
 
 @dataclasses.dataclass(slots=True)
 class Ticket:
-    """A sample that is being judged."""
+    """A sample that is being scored."""
 
     sample_id: str
-    parts: tuple[JudgePart, ...]
+    parts: tuple[RewardPart, ...]
     num_tokens: int
     answers: dict[str, Verdict | None] = dataclasses.field(default_factory=dict)
 
@@ -29,18 +29,18 @@ class Ticket:
         return combine(self.parts, self.answers)
 
 
-def combine(parts: tuple[JudgePart, ...], answers: Mapping[str, Verdict | None]) -> Verdict:
+def combine(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]) -> Verdict:
     """The weighted sum of the parts' values.
 
-    A part that does not apply (None) is left out; one unjudged part makes the sample unjudged; the sample is refused
-    when every part that applies refuses.
+    A part that does not apply (None) is left out; one part without a reward leaves the sample without one; the sample is rejected
+    when every part that applies rejects it.
     """
     applying = [(part, verdict) for part in parts if (verdict := answers[part.label]) is not None]
-    failed = next((verdict for _, verdict in applying if verdict.kind is VerdictKind.UNJUDGED), None)
+    failed = next((verdict for _, verdict in applying if verdict.kind is VerdictKind.NO_REWARD), None)
     if failed is not None:
         return failed
     if not applying:
-        return unjudged("no judge applies to this sample")
+        return no_reward("no verifier applies to this sample")
     if len(parts) == 1:
         return _weighted(*applying[0])
     kinds = {verdict.kind for _, verdict in applying}
@@ -49,27 +49,27 @@ def combine(parts: tuple[JudgePart, ...], answers: Mapping[str, Verdict | None])
         named[part.label] = float(verdict.value or 0.0)
         named |= {f"{part.label}.{name}": value for name, value in verdict.parts.items()}
     return Verdict(
-        kind=VerdictKind.REFUSED if kinds == {VerdictKind.REFUSED} else VerdictKind.SCORED,
+        kind=VerdictKind.REJECTED if kinds == {VerdictKind.REJECTED} else VerdictKind.SCORED,
         value=sum(part.weight * float(verdict.value or 0.0) for part, verdict in applying),
         reason="; ".join(f"{part.label}: {verdict.reason}" for part, verdict in applying if verdict.reason)[
             :500
         ],
         parts=named,
-        judge="+".join(verdict.judge or part.label for part, verdict in applying),
+        verifier="+".join(verdict.verifier or part.label for part, verdict in applying),
         version="+".join(verdict.version for _, verdict in applying),
         seconds=sum(verdict.seconds for _, verdict in applying),
         token_values=_summed_tokens(applying),
     )
 
 
-def _weighted(part: JudgePart, verdict: Verdict) -> Verdict:
+def _weighted(part: RewardPart, verdict: Verdict) -> Verdict:
     if part.weight == 1.0:
         return verdict
     tokens = None if verdict.token_values is None else np.float32(part.weight) * verdict.token_values
     return dataclasses.replace(verdict, value=part.weight * float(verdict.value or 0.0), token_values=tokens)
 
 
-def _summed_tokens(applying: list[tuple[JudgePart, Verdict]]) -> np.ndarray | None:
+def _summed_tokens(applying: list[tuple[RewardPart, Verdict]]) -> np.ndarray | None:
     given = [(part.weight, v.token_values) for part, v in applying if v.token_values is not None]
     if not given:
         return None

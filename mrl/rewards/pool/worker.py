@@ -1,11 +1,11 @@
-"""A judge process: `python -m mrl.rewards.pool.worker PARENT_PID`.
+"""A reward worker: `python -m mrl.rewards.pool.worker PARENT_PID`.
 
-consumes      frames on standard input: first (JudgePart, stage), then (number, requests), pickled
+consumes      frames on standard input: first (RewardPart, stage), then (number, requests), pickled
 produces      frames on the descriptor standard output had: {"ready"} or {"broken"}, then one JSON reply per number
 waits for     the next frame; ends at end of input and with its parent
-never does    let a judge's own printing reach the channel: standard output is turned into standard error
+never does    let a verifier's own printing reach the channel: standard output is turned into standard error
 
-A judge that computes answers one frame after the other. A judge that waits (`waits`: an async function, a service) has
+A verifier that computes answers one frame after the other. A verifier that waits (`waits`: an async function, a service) has
 many frames in flight on one event loop, each with its deadline; replies come in any order.
 """
 
@@ -23,18 +23,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from mrl.config.sections.reward import JudgePart
+from mrl.config.sections.reward import RewardPart
 from mrl.errors import MrlError, RewardError
-from mrl.rewards.contract import GroupJudge, Judge, Request
+from mrl.rewards.contract import GroupVerifier, Request, Verifier
 from mrl.rewards.frames import encode_verdict, frame, read_frame, read_frame_async
 from mrl.rewards.pool.executor import ForkedExecutor
 from mrl.rewards.pool.lifeline import die_with_parent
-from mrl.rewards.registry import build_judge, keeps_deadline
+from mrl.rewards.registry import build_verifier, keeps_deadline
 from mrl.samples import Verdict
 
 _MAX_ERROR = 2000
 
-AnyJudge = Judge | GroupJudge
+AnyVerifier = Verifier | GroupVerifier
 
 
 def main() -> None:
@@ -54,29 +54,37 @@ def main() -> None:
     part, stage = pickle.loads(opening)
     _limit_memory(part, stage)
     try:
-        judge = build_judge(part, stage=stage)
+        verifier = build_verifier(part, stage=stage)
     except Exception as error:
         send({"broken": _described(error, part)})
         return
-    waits = getattr(judge, "waits", False)
-    send({"ready": judge.name, "version": judge.version, "waits": waits})
+    waits = getattr(verifier, "waits", False)
+    send({"ready": verifier.name, "version": verifier.version, "waits": waits})
     if waits:
-        asyncio.run(_serve_waiting(judge, part, stage, requests, send))
+        asyncio.run(_serve_waiting(verifier, part, stage, requests, send))
     else:
-        _serve_in_turn(judge, part, stage, requests, send)
+        _serve_in_turn(verifier, part, stage, requests, send)
 
 
 def _serve_in_turn(
-    judge: AnyJudge, part: JudgePart, stage: str, requests: BinaryIO, send: Callable[[dict[str, Any]], None]
+    verifier: AnyVerifier,
+    part: RewardPart,
+    stage: str,
+    requests: BinaryIO,
+    send: Callable[[dict[str, Any]], None],
 ) -> None:
-    answer = _answerer(judge, part, stage)
+    answer = _answerer(verifier, part, stage)
     while (payload := read_frame(requests)) is not None:
         number, batch = pickle.loads(payload)
         send({"number": number} | answer(batch))
 
 
 async def _serve_waiting(
-    judge: AnyJudge, part: JudgePart, stage: str, requests: BinaryIO, send: Callable[[dict[str, Any]], None]
+    verifier: AnyVerifier,
+    part: RewardPart,
+    stage: str,
+    requests: BinaryIO,
+    send: Callable[[dict[str, Any]], None],
 ) -> None:
     seconds = None if keeps_deadline(part, stage) else part.deadline_seconds
     loop = asyncio.get_running_loop()
@@ -88,9 +96,9 @@ async def _serve_waiting(
     async def serve(number: int, batch: Sequence[Request]) -> None:
         try:
             async with asyncio.timeout(seconds):
-                reply = await _judged(judge, batch, part)
-        except TimeoutError:  # of ours: the judge's own are its failures
-            reply = {"failed": f"judge {judge.name}: no verdict in {seconds:g} s"}
+                reply = await _scored(verifier, batch, part)
+        except TimeoutError:  # of ours: the verifier's own are its failures
+            reply = {"failed": f"verifier {verifier.name}: no verdict in {seconds:g} s"}
         except MemoryError:
             traceback.print_exc()
             os._exit(1)
@@ -103,19 +111,21 @@ async def _serve_waiting(
     os._exit(0)  # nobody is left to hear: threads that still wait for a service are not waited for
 
 
-def _limit_memory(part: JudgePart, stage: str) -> None:
-    """Private memory of a judge that runs in this process; the symbolic one limits its child instead."""
+def _limit_memory(part: RewardPart, stage: str) -> None:
+    """Private memory of a verifier that runs in this process; the symbolic one limits its child instead."""
     limit = part.memory_mib * 2**20
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if stage != "symbolic":
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _answerer(judge: AnyJudge, part: JudgePart, stage: str) -> Callable[[Sequence[Request]], dict[str, Any]]:
+def _answerer(
+    verifier: AnyVerifier, part: RewardPart, stage: str
+) -> Callable[[Sequence[Request]], dict[str, Any]]:
     loop = asyncio.new_event_loop()
 
     def work(requests: Sequence[Request]) -> dict[str, Any]:
-        return loop.run_until_complete(_judged(judge, requests, part))
+        return loop.run_until_complete(_scored(verifier, requests, part))
 
     if stage != "symbolic":
         return work
@@ -125,22 +135,22 @@ def _answerer(judge: AnyJudge, part: JudgePart, stage: str) -> Callable[[Sequenc
     return lambda requests: executor.run(requests, deadline_seconds=part.deadline_seconds)
 
 
-async def _judged(judge: AnyJudge, requests: Sequence[Request], part: JudgePart) -> dict[str, Any]:
+async def _scored(verifier: AnyVerifier, requests: Sequence[Request], part: RewardPart) -> dict[str, Any]:
     start = time.monotonic()
     try:
-        if isinstance(judge, GroupJudge):
-            verdicts = list(await judge.score_group(requests))
+        if isinstance(verifier, GroupVerifier):
+            verdicts = list(await verifier.score_group(requests))
         else:
-            verdicts = [await judge.score(request) for request in requests]
+            verdicts = [await verifier.score(request) for request in requests]
     except MemoryError:
         raise
     except Exception as error:  # becomes "failed": the pool retries and counts, it never scores
         return {"failed": _described(error, part)}
     if len(verdicts) != len(requests):
-        return {"failed": f"judge {judge.name}: {len(verdicts)} verdicts for {len(requests)} samples"}
+        return {"failed": f"verifier {verifier.name}: {len(verdicts)} verdicts for {len(requests)} samples"}
     wrong = next((v for v in verdicts if v is not None and not isinstance(v, Verdict)), None)
     if wrong is not None:
-        return {"failed": f"judge {judge.name}: answered with {type(wrong).__name__}, not a Verdict"}
+        return {"failed": f"verifier {verifier.name}: answered with {type(wrong).__name__}, not a Verdict"}
     seconds = (time.monotonic() - start) / max(len(requests), 1)
     return {"verdicts": [_stamped(verdict, seconds) for verdict in verdicts]}
 
@@ -152,11 +162,11 @@ def _stamped(verdict: Verdict | None, seconds: float) -> dict[str, Any] | None:
     return encoded
 
 
-def _described(error: BaseException, part: JudgePart) -> str:
+def _described(error: BaseException, part: RewardPart) -> str:
     if isinstance(error, MrlError) and not isinstance(error, RewardError):
         return str(error)[:_MAX_ERROR]
     if isinstance(error, MemoryError):
-        error = MemoryError(f"{error} (judge.memory_mib = {part.memory_mib} is what it may allocate)")
+        error = MemoryError(f"{error} (reward.memory_mib = {part.memory_mib} is what it may allocate)")
     where = traceback.extract_tb(error.__traceback__)
     place = f" at {where[-1].filename}:{where[-1].lineno}" if where else ""
     return f"{type(error).__name__}: {error}{place}"[:_MAX_ERROR]

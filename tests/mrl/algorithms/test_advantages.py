@@ -65,7 +65,7 @@ def test_rloo_leaves_out_samples_without_a_verdict(golden) -> None:
         [[float("nan") if r is None else r for r in row] for row in case.inputs["rewards_with_nan"]],
         dtype=case.dtype,
     )
-    found = outcome("rloo", rewards, judged=~rewards.isnan().reshape(-1))
+    found = outcome("rloo", rewards, has_reward=~rewards.isnan().reshape(-1))
     case.check(found, case.expected["trl_rloo_nan_aware"])
 
 

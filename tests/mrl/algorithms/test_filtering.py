@@ -33,7 +33,7 @@ def test_golden(golden, section, variant) -> None:
 def test_reasons() -> None:
     rewards = [[1, 1], [0, 0], [0.5, 0.5], [0, 1], [1], [np.nan, np.nan], [np.nan, 1, 0], [0.9, 0.9 + 1e-9]]
     found = keep(SPREAD, [np.array(r, float) for r in rewards])
-    names = ["all_correct", "all_wrong", "no_spread", "kept", "all_correct", "unjudged", "kept", "no_spread"]
+    names = ["all_correct", "all_wrong", "no_spread", "kept", "all_correct", "no_reward", "kept", "no_spread"]
     assert [d.value for d in found] == names
     both = FilterSection(mean_low=0.2, mean_high=0.8)
     assert keep(both, [np.array([0, 0, 0, 0, 0, 1.0]), np.array([0, 1.0])]) == [

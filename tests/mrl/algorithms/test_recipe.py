@@ -1,4 +1,4 @@
-"""Rewards to advantages as configured: order of the blocks, domains, KL in the reward, unjudged samples, estimators."""
+"""Rewards to advantages as configured: order of the blocks, domains, KL in the reward, samples without a reward, estimators."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def sample(
     """A response of `length` tokens whose second is the environment's."""
     mask = np.ones(length, dtype=bool)
     mask[1:2] = False
-    kind = VerdictKind.UNJUDGED if value is None else VerdictKind.SCORED
+    kind = VerdictKind.NO_REWARD if value is None else VerdictKind.SCORED
     values = None if token_values is None else np.array(token_values, dtype=np.float32)
     return Sample(
         prompt_index=prompt,
@@ -57,7 +57,9 @@ def groups_of(*samples: Sample) -> list[Group]:
     found: dict[int, list[Sample]] = {}
     for one in samples:
         found.setdefault(one.prompt_index, []).append(one)
-    prompts = {n: Prompt(index=n, tokens=np.array([7, 8], np.int32), text="", gold=None) for n in found}
+    prompts = {
+        n: Prompt(index=n, tokens=np.array([7, 8], np.int32), text="", ground_truth=None) for n in found
+    }
     return [Group(prompt=prompts[n], samples=tuple(found[n])) for n in found]
 
 
@@ -101,7 +103,7 @@ def test_a_sample_without_a_verdict_enters_nothing() -> None:
     batch, metrics = estimated({"estimator": {"name": "rloo"}}, *samples)
     assert per_sample(batch) == pytest.approx([1.0, -0.5, 0.0, -0.5])
     assert not batch.loss_mask[batch.cu_seqlens[2] : batch.cu_seqlens[3]].any()
-    assert metrics["reward/unjudged"] == 1.0
+    assert metrics["reward/no_reward"] == 1.0
     assert metrics["reward/raw_mean"] == pytest.approx(1 / 3)
 
 
@@ -245,7 +247,7 @@ def test_running_normalisation_remembers_each_domain() -> None:
     assert state.moments["default"].count == 4
 
 
-def test_gdpo_reads_the_judges_parts() -> None:
+def test_gdpo_reads_the_verifiers_parts() -> None:
     config = {"estimator": {"name": "gdpo", "part_weights": {"correct": 1.0, "format": 0.5}, "eps": 1e-4}}
     golden = [
         [(1.0, 0.2), (0.0, 0.4), (1.0, 0.6), (0.0, 0.8)],
@@ -259,7 +261,7 @@ def test_gdpo_reads_the_judges_parts() -> None:
     batch, _ = estimated(config, *samples)
     expected = [0.358619376231, -1.33240532727, 1.33240532727, -0.358619376231]
     assert per_sample(batch)[:4] == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match=r"names style, but the judges gave the parts: correct, format"):
+    with pytest.raises(ValueError, match=r"names style, but the verifiers gave the parts: correct, format"):
         estimated({"estimator": {"name": "gdpo", "part_weights": {"style": 1.0}}}, *samples)
 
 

@@ -19,7 +19,7 @@ MINIMAL = """
 run: {name: r}
 model: {path: m}
 data: {train: t.jsonl}
-judge: {kind: maths}
+reward: {kind: maths}
 """
 
 
@@ -167,11 +167,11 @@ def test_every_setting_has_a_sentence_once() -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("judge.kind", "judge.kind: maths | code | code_service"),
+        ("reward.kind", "reward.kind: maths | code | code_service"),
         ("rollout.dtype", "rollout.dtype: bfloat16 | float32 = bfloat16  #"),
         ("rollout.tp", "rollout.tp: int = 1  #"),
         ("algorithm.loss", "algorithm.loss[gspo].clip_low: float = 0.0003"),
-        ("judge.domains.maths", "judge.domains.maths.several: wrong | last = wrong"),
+        ("reward.domains.maths", "reward.domains.maths.several: wrong | last = wrong"),
     ],
 )
 def test_settings_are_shown_by_path_with_type_and_choices(path: str, expected: str) -> None:
@@ -206,6 +206,8 @@ def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
 
 
 OLD_NAMES = {
+    "judge.kind=maths": "judge: the setting is renamed to reward",
+    "loop.max_unjudged_fraction=0.1": "max_unjudged_fraction: the setting is renamed to max_no_reward_fraction",
     "observe.trackers=wandb": "observe: the setting is renamed to logging",
     "warm_start={data: d, output: o}": "warm_start: the setting is renamed to sft",
     "data.over_long=filter": "data.over_long: the setting is renamed to overlong",

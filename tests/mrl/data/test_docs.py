@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection, Format
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data
 from mrl.data.shapes import shape_of
 from mrl.rewards.instructions.verifier import Check
@@ -23,9 +23,9 @@ ROWS: dict[str, dict[str, Any]] = {name: json.loads(block) for name, block in SE
 WORDS = Check("num_words", {"relation": "at_most", "count": 2})
 
 
-def load(row: dict[str, Any], judge: str, write_rows: Any, tokenizer: Any) -> Any:
+def load(row: dict[str, Any], reward: str, write_rows: Any, tokenizer: Any) -> Any:
     data = load_data(
-        DataSection(train=write_rows([row])), JudgeSection.model_validate({"kind": judge}), tokenizer
+        DataSection(train=write_rows([row])), RewardSection.model_validate({"kind": reward}), tokenizer
     )
     return data.train[0].rows[0], data.report
 
@@ -40,7 +40,7 @@ def test_a_row_is_recognised_and_its_ground_truth_found(
 ) -> None:
     assert shape_of(ROWS[name], place="data.md") == name
     prompt, _ = load(ROWS[name], "maths", write_rows, tool_tokenizer)
-    assert prompt.gold == "95"
+    assert prompt.ground_truth == "95"
     assert re.search(r"37 ?\+ ?58", prompt.text) and "95" not in prompt.text
     assert prompt.domain == ("sums" if name == "plain" else "default")
 
@@ -48,7 +48,7 @@ def test_a_row_is_recognised_and_its_ground_truth_found(
 def test_the_row_of_instructions(write_rows: Any, tool_tokenizer: Any) -> None:
     assert shape_of(ROWS["ifeval"], place="data.md") == "ifeval"
     prompt, _ = load(ROWS["ifeval"], "instructions", write_rows, tool_tokenizer)
-    assert prompt.gold == (WORDS, Check("no_commas", {}))
+    assert prompt.ground_truth == (WORDS, Check("no_commas", {}))
 
 
 def test_the_row_with_tools(write_rows: Any, tool_tokenizer: Any) -> None:

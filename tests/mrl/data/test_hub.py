@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.data.files import read_rows
 from mrl.data.load import load_data
 from mrl.errors import DataError
@@ -59,8 +59,8 @@ def test_a_folder_laid_out_as_a_repository(caches: Path, plain_tokenizer: Any) -
     ]
     assert rows_of(f"hf://{folder}:other@train[:2]") == ROWS[:0:-1]
     section = DataSection(train=f"hf://{folder}:main@train", validation=f"hf://{folder}:other@test")
-    data = load_data(section, JudgeSection.model_validate({"kind": "maths"}), plain_tokenizer)
-    assert [p.gold for p in data.train[0].rows] == ["1", "2", "3"]
+    data = load_data(section, RewardSection.model_validate({"kind": "maths"}), plain_tokenizer)
+    assert [p.ground_truth for p in data.train[0].rows] == ["1", "2", "3"]
     assert data.report.overlapping == 3
 
 

@@ -1,15 +1,15 @@
-"""Loading: counts of all that was left out, golds checked, bad rows named by file and line."""
+"""Loading: counts of all that was left out, ground truths checked, bad rows named by file and line."""
 
 from typing import Any
 
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data, load_validation
 from mrl.errors import DataError
 
-MATHS = JudgeSection(kind="maths")
+MATHS = RewardSection(kind="maths")
 
 
 def row(n: int, **fields: Any) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def test_the_simple_case(write_rows: Any, plain_tokenizer: Any) -> None:
     validation = write_rows([row(n) for n in range(10, 13)], "validation.jsonl")
     data = load_data(DataSection(train=train, validation=validation), MATHS, plain_tokenizer)
     prompts = data.stream(seed=0).take(5)
-    assert sorted(p.gold for p in prompts) == ["0", "2", "4", "6", "8"]
-    assert [(p.index, p.gold, p.row) for p in data.validation_prompts(2)] == [
+    assert sorted(p.ground_truth for p in prompts) == ["0", "2", "4", "6", "8"]
+    assert [(p.index, p.ground_truth, p.row) for p in data.validation_prompts(2)] == [
         (-1, "20", f"{validation}:1"), (-2, "22", f"{validation}:2"),
     ]  # fmt: skip
     assert (data.report.rows, data.report.validation_rows) == (5, 3)
@@ -66,7 +66,7 @@ def test_unusable_rows_are_left_out_and_counted_where_that_is_asked_for(
 def test_rows_without_ground_truth_are_counted(write_rows: Any, plain_tokenizer: Any) -> None:
     train = write_rows([row(1), row(2, answer=None)])
     report = load_data(
-        DataSection(train=train), JudgeSection.model_validate({"kind": "format"}), plain_tokenizer
+        DataSection(train=train), RewardSection.model_validate({"kind": "format"}), plain_tokenizer
     ).report
     assert (report.rows, report.without_ground_truth) == (2, 1)
 
@@ -101,7 +101,7 @@ def test_overlap_with_validation_is_reported_dropped_or_refused(
 
     assert (load("report").report.overlapping, len(load("report").train[0].rows)) == (1, 3)
     dropped = load("drop")
-    assert ([p.gold for p in dropped.train[0].rows], dropped.report.rows) == (["2", "6"], 2)
+    assert ([p.ground_truth for p in dropped.train[0].rows], dropped.report.rows) == (["2", "6"], 2)
     with pytest.raises(DataError, match=r"t\.jsonl:2 and .*v\.jsonl:1"):
         load("refuse")
 
@@ -113,7 +113,7 @@ def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -
     message = str(caught.value)
     assert "3 of 4 rows" in message
     assert all(f"{train}:{line}:" in message for line in (2, 3, 4))
-    assert "no gold answer" in message
+    assert "no ground truth" in message
 
 
 def test_many_bad_rows_do_not_flood_the_message(write_rows: Any, plain_tokenizer: Any) -> None:
@@ -131,7 +131,7 @@ DOMAINS = {
 }
 
 
-def test_domains_have_their_golds_and_exact_shares(write_rows: Any, plain_tokenizer: Any) -> None:
+def test_domains_have_their_ground_truths_and_exact_shares(write_rows: Any, plain_tokenizer: Any) -> None:
     sums = write_rows([row(n) for n in range(6)], "sums.jsonl")
     task = {"entry_point": "f", "cases": [{"args": [1], "expected": 2}]}
     code = write_rows([{"prompt": f"write f {n}", "answer": task} for n in range(3)], "code.jsonl")
@@ -146,22 +146,22 @@ def test_domains_have_their_golds_and_exact_shares(write_rows: Any, plain_tokeni
             "validation": [{"domain": "sums", "path": sums}, {"domain": "code", "path": code}],
         }
     )
-    data = load_data(section, JudgeSection.model_validate(DOMAINS), plain_tokenizer)
+    data = load_data(section, RewardSection.model_validate(DOMAINS), plain_tokenizer)
     taken = [p.domain for p in data.stream(seed=0).take(80)]
     assert {d: taken.count(d) for d in set(taken)} == {"sums": 40, "code": 20, "style": 20}
     by_domain = {p.domain: p for p in data.stream(seed=0).take(8)}
-    assert by_domain["code"].gold.entry_point == "f"
-    assert by_domain["style"].gold["instructions"][0].name == "no_commas"
+    assert by_domain["code"].ground_truth.entry_point == "f"
+    assert by_domain["style"].ground_truth["instructions"][0].name == "no_commas"
     assert by_domain["style"].tag == "short"
     assert [p.domain for p in data.validation_prompts(4)] == ["sums", "code", "sums", "code"]
 
 
-def test_a_domain_without_a_judge_is_named(write_rows: Any, plain_tokenizer: Any) -> None:
+def test_a_domain_without_a_verifier_is_named(write_rows: Any, plain_tokenizer: Any) -> None:
     train = write_rows([row(1, domain="sums"), row(2, domain="musc")])
     with pytest.raises(
-        DataError, match=r"rows\.jsonl:2: domain 'musc' has no judge.*\['code', 'style', 'sums'\]"
+        DataError, match=r"rows\.jsonl:2: domain 'musc' has no verifier.*\['code', 'style', 'sums'\]"
     ):
-        load_data(DataSection(train=train), JudgeSection.model_validate(DOMAINS), plain_tokenizer)
+        load_data(DataSection(train=train), RewardSection.model_validate(DOMAINS), plain_tokenizer)
 
 
 def test_probabilities_are_given_for_all_or_none(write_rows: Any) -> None:
@@ -169,7 +169,7 @@ def test_probabilities_are_given_for_all_or_none(write_rows: Any) -> None:
         DataSection.model_validate({"train": [{"path": "a", "probability": 1.0}, {"path": "b"}]})
 
 
-def test_messages_reach_judges_and_tokens_alike(write_rows: Any, chat_tokenizer: Any) -> None:
+def test_messages_reach_verifiers_and_tokens_alike(write_rows: Any, chat_tokenizer: Any) -> None:
     train = write_rows([{"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"}])
     (prompt,) = load_data(DataSection(train=train), MATHS, chat_tokenizer).stream(0).take(1)
     assert prompt.text == "<user>1+1<assistant>"

@@ -10,11 +10,11 @@ import pyarrow.parquet
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.data.load import Dataset, load_data
 from mrl.errors import ConfigError, DataError
 
-ANY_JUDGE = JudgeSection.model_validate({"kind": "format"})
+ANY_VERIFIER = RewardSection.model_validate({"kind": "format"})
 
 WEATHER = {
     "type": "function",
@@ -42,7 +42,7 @@ TALK = [
 
 
 def load(path: str, tokenizer: Any, **section: Any) -> Dataset:
-    return load_data(DataSection(train=path, **section), ANY_JUDGE, tokenizer)
+    return load_data(DataSection(train=path, **section), ANY_VERIFIER, tokenizer)
 
 
 def text_of(path: str, tokenizer: Any, **section: Any) -> str:

@@ -50,16 +50,22 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(
-    ("columns", "shape", "prompt", "gold", "tag", "domain"),
+    ("columns", "shape", "prompt", "ground_truth", "tag", "domain"),
     SHAPES,
     ids=[f"{s[1]}-{n}" for n, s in enumerate(SHAPES)],
 )
 def test_each_shape(
-    columns: dict[str, Any], shape: str, prompt: Any, gold: Any, tag: str, domain: str
+    columns: dict[str, Any], shape: str, prompt: Any, ground_truth: Any, tag: str, domain: str
 ) -> None:
     assert shape_of(columns, place="f:1") == shape
     row = read_row(columns, place="f:1", entry=DataEntry(path="f"), shape=shape)
-    assert (row.prompt, row.gold, row.tag, row.domain, row.place) == (prompt, gold, tag, domain, "f:1")
+    assert (row.prompt, row.ground_truth, row.tag, row.domain, row.place) == (
+        prompt,
+        ground_truth,
+        tag,
+        domain,
+        "f:1",
+    )
 
 
 def test_metadata_is_what_plug_ins_expect() -> None:
@@ -87,12 +93,12 @@ def test_a_conversation_is_a_prompt_up_to_its_last_question_and_reaches_reward_f
 
 
 def test_columns_can_be_mapped_and_reach_inside() -> None:
-    columns = {"text": "q", "meta": {"gold": 4, "kind": "hard"}, "area": "sums"}
+    columns = {"text": "q", "meta": {"ground_truth": 4, "kind": "hard"}, "area": "sums"}
     entry = DataEntry(
-        path="f", columns=ColumnMap(prompt="text", answer="meta.gold", tag="meta.kind", domain="area")
+        path="f", columns=ColumnMap(prompt="text", answer="meta.ground_truth", tag="meta.kind", domain="area")
     )
     row = read_row(columns, place="f:1", entry=entry, shape="plain")
-    assert (row.prompt, row.gold, row.tag, row.domain) == ("q", 4, "hard", "sums")
+    assert (row.prompt, row.ground_truth, row.tag, row.domain) == ("q", 4, "hard", "sums")
 
 
 def test_a_system_message_comes_first() -> None:

@@ -15,7 +15,13 @@ from mrl.samples import Prompt
 
 def rows(count: int, name: str = "a") -> list[Prompt]:
     return [
-        Prompt(index=n, tokens=np.array([n, len(name)], np.int32), text=f"{name}{n}", gold="", domain=name)
+        Prompt(
+            index=n,
+            tokens=np.array([n, len(name)], np.int32),
+            text=f"{name}{n}",
+            ground_truth="",
+            domain=name,
+        )
         for n in range(count)
     ]
 

@@ -10,7 +10,7 @@ from mrl.errors import DataError
 
 
 def row(prompt: Any) -> Row:
-    return Row(place="f:3", prompt=prompt, gold="4", domain="default", tag="", metadata={})
+    return Row(place="f:3", prompt=prompt, ground_truth="4", domain="default", tag="", metadata={})
 
 
 MESSAGES = ({"role": "system", "content": "s"}, {"role": "user", "content": "q"})

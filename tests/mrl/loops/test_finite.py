@@ -30,7 +30,7 @@ from mrl.samples import (
 def sample(
     prompt: int, index: int, value: float | None, *, length: int = 3, status: Status = Status.FINISHED
 ) -> Sample:
-    kind = VerdictKind.UNJUDGED if value is None else VerdictKind.SCORED
+    kind = VerdictKind.NO_REWARD if value is None else VerdictKind.SCORED
     return Sample(
         prompt_index=prompt,
         sample_index=index,

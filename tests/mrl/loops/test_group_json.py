@@ -28,8 +28,8 @@ def test_a_group_comes_back_equal_to_the_last_bit() -> None:
     verdict = Verdict(
         VerdictKind.SCORED, 0.1 + 0.2, "why", {"maths": 1.0}, token_values=np.array([0.1, 0.7], np.float32)
     )
-    judged = dataclasses.replace(sample(3, 0, 2, 2), verdict=verdict)
+    scored = dataclasses.replace(sample(3, 0, 2, 2), verdict=verdict)
     row = {"seen": datetime.date(2026, 1, 2), "picture": b"\x00", "a": [1, 2]}
-    prompt = Prompt(3, judged.prompt_tokens, "1+1=", Check("no_commas", {}), metadata=row)
-    group = Group(prompt, (judged, sample(3, 1, 2, 4)))
+    prompt = Prompt(3, scored.prompt_tokens, "1+1=", Check("no_commas", {}), metadata=row)
+    group = Group(prompt, (scored, sample(3, 1, 2, 4)))
     assert same(group, from_json(json.loads(json.dumps(to_json(group))), {3: prompt}.__getitem__))

@@ -18,7 +18,7 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
             "run": {"name": "followed", "folder": folder},
             "model": {"path": "m"},
             "data": {"train": "t.jsonl"},
-            "judge": {"kind": "maths"},
+            "reward": {"kind": "maths"},
             "loop": {"steps": 10 * attempt},
             "observe": {
                 "trackers": ["tensorboard", "wandb", "mlflow"],

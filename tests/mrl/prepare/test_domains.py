@@ -1,4 +1,4 @@
-"""The tasks of the multi-domain recipe: right by their own judges, disjoint, and the recipe loads them."""
+"""The tasks of the multi-domain recipe: right by their own verifiers, disjoint, and the recipe loads them."""
 
 import json
 import random
@@ -10,10 +10,10 @@ from mrl.config.load import load
 from mrl.data.load import load_data
 from mrl.prepare import domains, tokenizer
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.verifier import judge as judge_code
-from mrl.rewards.instructions.verifier import judge as judge_instructions
+from mrl.rewards.code.verifier import verify as verify_code
 from mrl.rewards.instructions.verifier import parse_checks
-from mrl.rewards.maths.plain import judge as judge_maths
+from mrl.rewards.instructions.verifier import verify as verify_instructions
+from mrl.rewards.maths.plain import verify as verify_maths
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("sums", "code", "style")
@@ -36,13 +36,13 @@ def test_no_prompt_lies_in_two_files(folder: Path) -> None:
 
 def test_demonstrations_are_right_and_others_wrong() -> None:
     code = domains._functions()[7]
-    assert judge_code(code.response, parse_task(code.answer, place="x")).value == 1.0
-    assert judge_code("def f(a,b):return a", parse_task(code.answer, place="x")).value == 0.0
+    assert verify_code(code.response, parse_task(code.answer, place="x")).value == 1.0
+    assert verify_code("def f(a,b):return a", parse_task(code.answer, place="x")).value == 0.0
     for task in domains._instructions(random.Random(0)):
         checks = parse_checks(task.answer, place="x")
-        assert judge_instructions(task.response, checks).value == 1.0
-        assert judge_instructions("seven words are more than wanted here", checks).value == 0.0
-    assert all(judge_maths(task.response, task.answer).value == 1.0 for task in domains._sums()[:50])
+        assert verify_instructions(task.response, checks).value == 1.0
+        assert verify_instructions("seven words are more than wanted here", checks).value == 0.0
+    assert all(verify_maths(task.response, task.answer).value == 1.0 for task in domains._sums()[:50])
 
 
 def test_the_recipe_loads_them_in_exact_shares(folder: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_recipe_loads_them_in_exact_shares(folder: Path, tmp_path: Path) -> 
     (tmp_path / "recipe.yaml").write_text(text)
     config = load([tmp_path / "recipe.yaml"])
     tokenizer.write_characters([folder / "sft.jsonl"], tmp_path / "tokenizer")
-    data = load_data(config.data, config.judge, AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer")))
+    data = load_data(config.data, config.reward, AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer")))
     taken = [prompt.domain for prompt in data.stream(0).take(200)]
     assert {name: taken.count(name) for name in NAMES} == {"sums": 80, "code": 60, "style": 60}
     assert data.report.overlapping == data.report.overlong == data.report.duplicates == 0

@@ -1,4 +1,4 @@
-"""Shared data and samples for the judges' tests. Missing data is a failure, never a skip."""
+"""Shared data and samples for the verifiers' tests. Missing data is a failure, never a skip."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import Prompt, Sample, Status, Verdict
 
 Pair = tuple[Sample, Prompt]
@@ -15,14 +15,18 @@ Pair = tuple[Sample, Prompt]
 
 @pytest.fixture
 def make_pair() -> Callable[..., Pair]:
-    """(sample, prompt) of a response and its gold."""
+    """(sample, prompt) of a response and its ground truth."""
 
-    def make(index: int, response: str, gold: Any, **fields: Any) -> Pair:
+    def make(index: int, response: str, ground_truth: Any, **fields: Any) -> Pair:
         position = fields.pop("sample_index", 0)
         status = fields.pop("status", Status.FINISHED)
         num_tokens = fields.pop("num_tokens", 3)
         prompt = Prompt(
-            index=index, tokens=np.zeros(1, np.int32), text="question", gold=gold, row=f"rows:{index}"
+            index=index,
+            tokens=np.zeros(1, np.int32),
+            text="question",
+            ground_truth=ground_truth,
+            row=f"rows:{index}",
         )
         prompt = dataclasses.replace(prompt, **fields)
         sample = Sample(
@@ -43,10 +47,10 @@ def make_pair() -> Callable[..., Pair]:
 
 
 @pytest.fixture
-def judge_all() -> Callable[[JudgePool, Sequence[Pair]], dict[str, Verdict]]:
+def score_all() -> Callable[[RewardPool, Sequence[Pair]], dict[str, Verdict]]:
     """Hand everything in, wait for everything, with a deadline."""
 
-    def run(pool: JudgePool, pairs: Sequence[Pair], *, seconds: float = 90.0) -> dict[str, Verdict]:
+    def run(pool: RewardPool, pairs: Sequence[Pair], *, seconds: float = 90.0) -> dict[str, Verdict]:
         import time
 
         for sample, prompt in pairs:

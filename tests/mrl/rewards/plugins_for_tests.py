@@ -12,12 +12,12 @@ from mrl.samples import Verdict, VerdictKind
 
 
 def native(request: Request) -> float:
-    return float(str(request.gold) in request.response)
+    return float(str(request.ground_truth) in request.response)
 
 
 async def native_async(request: Request) -> Verdict:
     await asyncio.sleep(0.001)
-    return scored(float(str(request.gold) in request.response), "looked")
+    return scored(float(str(request.ground_truth) in request.response), "looked")
 
 
 ALL_64 = asyncio.Barrier(64)
@@ -26,7 +26,7 @@ ALL_64 = asyncio.Barrier(64)
 async def waits_for_all(request: Request) -> float:
     """Answers once 64 samples wait at the same time."""
     await ALL_64.wait()
-    return float(str(request.gold) in request.response)
+    return float(str(request.ground_truth) in request.response)
 
 
 async def waits(request: Request) -> float:
@@ -38,23 +38,23 @@ async def waits(request: Request) -> float:
     if "kill" in request.response:
         os.abort()
     await asyncio.sleep(0.01)
-    return float(str(request.gold) in request.response)
+    return float(str(request.ground_truth) in request.response)
 
 
 async def blocks(request: Request) -> float:
     """An async function that never awaits."""
     time.sleep(1000 if "hang" in request.response else 0.1)
-    return float(str(request.gold) in request.response)
+    return float(str(request.ground_truth) in request.response)
 
 
 async def waits_group(requests: list[Request]) -> list[float]:
     await ALL_64.wait()
-    return [float(str(r.gold) in r.response) for r in requests]
+    return [float(str(r.ground_truth) in r.response) for r in requests]
 
 
 def native_group(requests: list[Request]) -> list[float]:
     """Rank by length: the shortest right response gets 1."""
-    right = [r for r in requests if str(r.gold) in r.response]
+    right = [r for r in requests if str(r.ground_truth) in r.response]
     best = min(right, key=lambda r: len(r.response)).sample_id if right else ""
     return [float(r.sample_id == best) for r in requests]
 
@@ -121,7 +121,7 @@ def dies_of(request: Request) -> float:
         time.sleep(1000)
     if "leave" in request.response:
         raise SystemExit(3)
-    return float(str(request.gold) in request.response)
+    return float(str(request.ground_truth) in request.response)
 
 
 def prints(request: Request) -> float:

@@ -16,7 +16,7 @@ import pytest
 from mrl.config.sections.reward import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import judge
+from mrl.rewards.code.verifier import verify
 
 RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192, processes=16, output_kib=64, file_mib=8)
 TASK = parse_task(
@@ -181,7 +181,7 @@ def _checked(
     program: str, *, task: CodeTask = TASK, limit: float = RULES.seconds
 ) -> tuple[float | None, str]:
     start = time.monotonic()
-    verdict = judge(program, task, RULES)
+    verdict = verify(program, task, RULES)
     assert time.monotonic() - start < limit + 4.0, "the verdict came late"
     assert len(verdict.reason) < 600
     return verdict.value, verdict.reason
@@ -254,22 +254,22 @@ def test_attacks_on_asserts(name: str) -> None:
 def test_a_test_that_catches_everything_cannot_hide_a_breach() -> None:
     test = "def check(candidate):\n    try:\n        candidate(3)\n    except BaseException:\n        pass\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
-    assert judge("import os\ndef f(x): os._exit(0)", task, RULES).value == 0.0
-    assert judge("def f(x): return 0", task, RULES).value == 1.0
+    assert verify("import os\ndef f(x): os._exit(0)", task, RULES).value == 0.0
+    assert verify("def f(x): return 0", task, RULES).value == 1.0
 
 
 def test_an_argument_changed_in_place_changes_nothing_here() -> None:
     test = "def check(candidate):\n    rows = [1, 2]\n    assert candidate(rows) == 2\n    assert rows == [1, 2]\n    assert candidate(rows) == 2\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
-    assert judge("def f(rows):\n    n = len(rows)\n    rows.clear()\n    return n", task, RULES).value == 1.0
+    assert verify("def f(rows):\n    n = len(rows)\n    rows.clear()\n    return n", task, RULES).value == 1.0
 
 
 def test_nothing_passes_from_one_sample_to_the_next() -> None:
     """30, 31: files, compiled caches and shared memory of one run are gone in the next."""
     plant = "import os\nfor d in ('/tmp', '/dev/shm'): open(d + '/planted', 'w').write('x')\n"
     look = "import os\nassert not any(os.path.exists(d + '/planted') for d in ('/tmp', '/dev/shm'))\n"
-    assert judge(plant + RIGHT, TASK, RULES).value == 1.0
-    assert judge(look + RIGHT, TASK, RULES).value == 1.0
+    assert verify(plant + RIGHT, TASK, RULES).value == 1.0
+    assert verify(look + RIGHT, TASK, RULES).value == 1.0
 
 
 def test_the_hosts_services_cannot_be_reached() -> None:
@@ -285,7 +285,7 @@ def test_the_hosts_services_cannot_be_reached() -> None:
             f"assert not tried(socket.AF_INET, ('127.0.0.1', {server.getsockname()[1]}))\n"
             f"assert not tried(socket.AF_UNIX, '\\0mrl-test-{os.getpid()}')\n"
         )
-        assert judge(reach + RIGHT, TASK, RULES).value == 1.0
+        assert verify(reach + RIGHT, TASK, RULES).value == 1.0
 
 
 def test_two_samples_may_listen_on_the_same_port() -> None:
@@ -293,7 +293,7 @@ def test_two_samples_may_listen_on_the_same_port() -> None:
     listen = "import socket, time\ns = socket.create_server(('127.0.0.1', 18765))\ntime.sleep(0.3)\n"
     values: list[float | None] = []
     threads = [
-        threading.Thread(target=lambda: values.append(judge(listen + RIGHT, TASK, CodeRules()).value))
+        threading.Thread(target=lambda: values.append(verify(listen + RIGHT, TASK, CodeRules()).value))
         for _ in range(2)
     ]
     for thread in threads:
@@ -330,6 +330,6 @@ def test_the_test_is_nowhere_inside() -> None:
     secret = "918273645546372819"
     test = f"SECRET = '{secret}'\ndef check(candidate):\n    assert candidate(0) == 0, SECRET\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
-    assert judge(SEARCH, task, CodeRules()).value == 1.0
+    assert verify(SEARCH, task, CodeRules()).value == 1.0
     holds_it = SEARCH + f"held = '{secret}'\n"
-    assert judge(holds_it, task, CodeRules()).value == 0.0, "the search would not find it"
+    assert verify(holds_it, task, CodeRules()).value == 0.0, "the search would not find it"

@@ -1,4 +1,4 @@
-"""The code judge on honest programs: every kind of task, every outcome, and extraction from responses."""
+"""The code verifier on honest programs: every kind of task, every outcome, and extraction from responses."""
 
 import subprocess
 import time
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import CodeRules, JudgeSection
+from mrl.config.sections.reward import CodeRules, RewardSection
 from mrl.errors import DataError, RewardError
 from mrl.rewards.code import sandbox
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import judge, program_in
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.code.verifier import program_in, verify
+from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
 
 FAST = CodeRules(seconds=10.0, cpu_seconds=2)
@@ -49,7 +49,7 @@ CHECK = parse_task(
     ],
 )  # fmt: skip
 def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
-    verdict = judge(program, task, FAST)
+    verdict = verify(program, task, FAST)
     assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 1.0), verdict.reason
     assert verdict.parts == {"code.accepted": 1.0}
 
@@ -78,13 +78,13 @@ def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
 )
 def test_wrong_programs_are_told_why(program: str, task: CodeTask, outcome: str) -> None:
     rules = CodeRules(seconds=1.0, cpu_seconds=1) if outcome == "time limit" else FAST
-    verdict = judge(program, task, rules)
+    verdict = verify(program, task, rules)
     assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 0.0)
     assert verdict.reason.startswith(outcome), verdict.reason
 
 
 def test_partial_value_is_the_share_of_cases() -> None:
-    verdict = judge("def add(a, b):\n    return abs(a) + b", ADD, CodeRules(partial=True))
+    verdict = verify("def add(a, b):\n    return abs(a) + b", ADD, CodeRules(partial=True))
     assert verdict.value == pytest.approx(2 / 3)
 
 
@@ -103,12 +103,12 @@ def test_values_of_many_types_cross() -> None:
     task = parse_task(
         {"entry_point": "same", "cases": [{"args": [v], "expected": v} for v in values]}, place="x"
     )
-    assert judge("def same(x):\n    return x", task, FAST).value == 1.0
+    assert verify("def same(x):\n    return x", task, FAST).value == 1.0
 
 
 def test_a_program_over_the_size_limit_is_refused_unread() -> None:
     start = time.monotonic()
-    assert judge("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REFUSED
+    assert verify("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REJECTED
     assert time.monotonic() - start < 1.0
 
 
@@ -140,7 +140,7 @@ def test_bad_tasks_are_named(raw: Any) -> None:
 
 
 def test_no_sandbox_means_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Without bubblewrap, or with one that does not work, the judge refuses at start-up."""
+    """Without bubblewrap, or with one that does not work, the verifier refuses at start-up."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RewardError, match="bubblewrap"):
         sandbox.find_boundary.__wrapped__()
@@ -162,12 +162,12 @@ def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.Monke
     strict = sandbox.find_boundary.__wrapped__()
     assert "no cgroup here" in strict.describe()
     monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: strict)
-    assert judge("def add(a, b):\n    return a + b", ADD, FAST).value == 1.0
+    assert verify("def add(a, b):\n    return a + b", ADD, FAST).value == 1.0
     fork = "import os\ntry:\n    os.fork()\nexcept OSError:\n    {}\ndef add(a, b):\n    return a + b"
-    assert judge(fork.format("pass"), ADD, FAST).value == 1.0
-    assert judge(fork.format("raise"), ADD, FAST).reason.startswith("runtime error")
+    assert verify(fork.format("pass"), ADD, FAST).value == 1.0
+    assert verify(fork.format("raise"), ADD, FAST).reason.startswith("runtime error")
     thread = "import threading\nthreading.Thread(target=print).start()\ndef add(a, b):\n    return a + b"
-    assert judge(thread, ADD, FAST).reason.startswith("runtime error")
+    assert verify(thread, ADD, FAST).reason.startswith("runtime error")
 
 
 def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,27 +187,27 @@ def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -
     left.close()
 
 
-def test_code_in_the_pool(make_pair: Any, judge_all: Any) -> None:
+def test_code_in_the_pool(make_pair: Any, score_all: Any) -> None:
     """A floor that a busy machine reaches too; 20 a second is what two free cores give (test_throughput)."""
-    section = JudgeSection(kind="code", pool_workers=2)
+    section = RewardSection(kind="code", pool_workers=2)
     response = "```python\ndef add(a, b):\n    return a + b\n```"
-    with JudgePool(section) as pool:
-        judge_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
+    with RewardPool(section) as pool:
+        score_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
         start = time.monotonic()
-        verdicts = judge_all(pool, [make_pair(n, response, ADD) for n in range(40)])
+        verdicts = score_all(pool, [make_pair(n, response, ADD) for n in range(40)])
         elapsed = time.monotonic() - start
     assert [v.value for v in verdicts.values()] == [1.0] * 40
     assert 40 / elapsed > 2, f"{40 / elapsed:.0f} tasks/s on a busy machine"
 
 
 @pytest.mark.slow
-def test_throughput(make_pair: Any, judge_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_throughput(make_pair: Any, score_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """20 short tasks a second on two free cores; not in CI, because a busy machine would decide."""
     response = "```python\ndef add(a, b):\n    return a + b\n```"
-    with JudgePool(JudgeSection(kind="code", pool_workers=2)) as pool:
-        judge_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
+    with RewardPool(RewardSection(kind="code", pool_workers=2)) as pool:
+        score_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
         start = time.monotonic()
-        judge_all(pool, [make_pair(n, response, ADD) for n in range(200)])
+        score_all(pool, [make_pair(n, response, ADD) for n in range(200)])
         rate = 200 / (time.monotonic() - start)
     with capsys.disabled():
         print(f"\ncode {rate:.0f} tasks/s")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import CodeRules, JudgeSection
+from mrl.config.sections.reward import CodeRules, RewardSection
 from mrl.rewards.code.candidate import CandidateEnded, Outcome, Session
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
 
 ADD = parse_task(
@@ -90,13 +90,13 @@ def service() -> Iterator[tuple[str, type[Service]]]:
     thread.join(10)
 
 
-def section(url: str, **fields: Any) -> JudgeSection:
-    return JudgeSection(
+def section(url: str, **fields: Any) -> RewardSection:
+    return RewardSection(
         kind="code_service", path=url, code=CodeRules(seconds=3.0), pool_workers=1, **{"retries": 0, **fields}
     )
 
 
-def test_verdicts_are_those_of_the_local_judge(service: Any, make_pair: Any, judge_all: Any) -> None:
+def test_verdicts_are_those_of_the_local_verifier(service: Any, make_pair: Any, score_all: Any) -> None:
     url, _ = service
     programs = [
         ("def add(a, b):\n    return a + b", ADD, 1.0),
@@ -111,30 +111,30 @@ def test_verdicts_are_those_of_the_local_judge(service: Any, make_pair: Any, jud
     pairs = [
         make_pair(n, f"```python\n{program}\n```", task) for n, (program, task, _) in enumerate(programs)
     ]
-    with JudgePool(section(url)) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(section(url)) as pool:
+        verdicts = score_all(pool, pairs)
     assert [verdicts[f"{n}.0"].value for n in range(len(programs))] == [value for _, _, value in programs]
 
 
 @pytest.mark.parametrize("mode", ["down", "nonsense", "sandbox error"])
-def test_a_service_that_fails_makes_samples_unjudged_after_retries(
-    mode: str, service: Any, make_pair: Any, judge_all: Any
+def test_a_service_that_fails_makes_samples_without_reward_after_retries(
+    mode: str, service: Any, make_pair: Any, score_all: Any
 ) -> None:
     url, handler = service
     handler.mode = mode
-    with JudgePool(section(url, retries=1)) as pool:
-        (verdict,) = judge_all(
+    with RewardPool(section(url, retries=1)) as pool:
+        (verdict,) = score_all(
             pool, [make_pair(1, "```python\ndef add(a, b):\n    return a + b\n```", ADD)]
         ).values()
-    assert verdict.kind is VerdictKind.UNJUDGED
+    assert verdict.kind is VerdictKind.NO_REWARD
     assert handler.runs == 2
     assert "code service" in verdict.reason
 
 
-def test_nobody_listening_is_an_outage(make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(section("http://127.0.0.1:9")) as pool:
-        (verdict,) = judge_all(pool, [make_pair(1, "x = 1", ADD)]).values()
-    assert verdict.kind is VerdictKind.UNJUDGED
+def test_nobody_listening_is_an_outage(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(section("http://127.0.0.1:9")) as pool:
+        (verdict,) = score_all(pool, [make_pair(1, "x = 1", ADD)]).values()
+    assert verdict.kind is VerdictKind.NO_REWARD
 
 
 def test_the_fetched_answer_is_data_only() -> None:

@@ -3,13 +3,13 @@
 import pytest
 
 from mrl.config.sections.reward import FormatRules, RepetitionRules
-from mrl.rewards.instructions.format import judge_format, judge_repetition
+from mrl.rewards.instructions.format import verify_format, verify_repetition
 
 RULES = FormatRules(final_answer=True)
 
 
 def test_a_response_in_shape() -> None:
-    assert judge_format("<think>2+2</think>\n<answer>\\boxed{4}</answer>", RULES).value == 1.0
+    assert verify_format("<think>2+2</think>\n<answer>\\boxed{4}</answer>", RULES).value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ def test_a_response_in_shape() -> None:
     ],
 )  # fmt: skip
 def test_tricks_earn_nothing(response: str) -> None:
-    verdict = judge_format(response, RULES)
+    verdict = verify_format(response, RULES)
     assert verdict.value == 0.0
     assert verdict.reason
 
 
 def test_repetition_is_a_penalty_in_proportion() -> None:
     rules = RepetitionRules(ngram=2, max_penalty=0.5)
-    assert judge_repetition("a b c d e", rules).value == 0.0
-    assert judge_repetition("a", rules).value == 0.0
-    assert judge_repetition("a b a b a", rules).value == pytest.approx(-0.5 * (1 - 2 / 4))
-    assert judge_repetition("x " * 1000, rules).value == pytest.approx(-0.5 * (1 - 1 / 999))
+    assert verify_repetition("a b c d e", rules).value == 0.0
+    assert verify_repetition("a", rules).value == 0.0
+    assert verify_repetition("a b a b a", rules).value == pytest.approx(-0.5 * (1 - 2 / 4))
+    assert verify_repetition("x " * 1000, rules).value == pytest.approx(-0.5 * (1 - 1 / 999))

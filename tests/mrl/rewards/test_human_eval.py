@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import CodeRules, JudgeSection
+from mrl.config.sections.reward import CodeRules, RewardSection
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.pool.pool import JudgePool
+from mrl.rewards.pool.pool import RewardPool
 from tests import data_sets
 
 RULES = CodeRules(seconds=20.0, cpu_seconds=10.0)
@@ -50,7 +50,7 @@ def first_example(row: dict[str, Any]) -> tuple[str, Any]:
 
 
 def test_canonical_solutions_are_accepted_and_wrong_programs_are_not(
-    rows: list[dict[str, Any]], make_pair: Any, judge_all: Any
+    rows: list[dict[str, Any]], make_pair: Any, score_all: Any
 ) -> None:
     pairs = []
     for number, row in enumerate(rows):
@@ -59,11 +59,11 @@ def test_canonical_solutions_are_accepted_and_wrong_programs_are_not(
         for position, program in enumerate(programs):
             response = f"```python\n{program}\n```"
             pairs.append(make_pair(number, response, task, sample_index=position))
-    section = JudgeSection(kind="code", code=RULES, pool_workers=2, deadline_seconds=60.0)
-    with JudgePool(section) as pool:
-        verdicts = judge_all(pool, pairs, seconds=240.0)
-    refused = [row["task_id"] for n, row in enumerate(rows) if verdicts[f"{n}.0"].value != 1.0]
-    assert refused == []
+    section = RewardSection(kind="code", code=RULES, pool_workers=2, deadline_seconds=60.0)
+    with RewardPool(section) as pool:
+        verdicts = score_all(pool, pairs, seconds=240.0)
+    rejected = [row["task_id"] for n, row in enumerate(rows) if verdicts[f"{n}.0"].value != 1.0]
+    assert rejected == []
     passed = {
         row["task_id"]: names
         for n, row in enumerate(rows)

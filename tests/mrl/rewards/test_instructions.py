@@ -8,7 +8,7 @@ import pytest
 from mrl.config.sections.reward import InstructionRules
 from mrl.errors import DataError
 from mrl.rewards.instructions.checks import CHECKS
-from mrl.rewards.instructions.verifier import Check, judge, parse_checks
+from mrl.rewards.instructions.verifier import Check, parse_checks, verify
 
 POEM = "First line here.\n\nSecond part, with *stress* and **bold**.\n\nP.S. done"
 
@@ -59,9 +59,9 @@ def test_every_check_has_a_case_and_there_are_twenty() -> None:
 def test_check_holds_and_fails(name: str) -> None:
     arguments, good, bad = CASES[name]
     checks = parse_checks([{"check": name, **arguments}], place="rows:1")
-    assert judge(good, checks).value == 1.0
-    assert judge(bad, checks).value == 0.0
-    assert judge("", checks).value == 0.0, "an empty response passes nothing"
+    assert verify(good, checks).value == 1.0
+    assert verify(bad, checks).value == 0.0
+    assert verify("", checks).value == 0.0, "an empty response passes nothing"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,10 +75,10 @@ def test_checks_are_linear(name: str) -> None:
 
 def test_checks_are_composed() -> None:
     checks = (Check("no_commas", {}), Check("num_words", {"relation": "at_most", "count": 3}))
-    assert judge("three short words", checks).value == 1.0
-    half = judge("four words, not three", checks, InstructionRules(partial=True))
+    assert verify("three short words", checks).value == 1.0
+    half = verify("four words, not three", checks, InstructionRules(partial=True))
     assert half.value == 0.0
-    half = judge("four words not three", checks, InstructionRules(partial=True))
+    half = verify("four words not three", checks, InstructionRules(partial=True))
     assert half.value == 0.5
     assert half.parts == {"0.no_commas": 1.0, "1.num_words": 0.0}
     assert "num_words" in half.reason

@@ -1,4 +1,4 @@
-"""The maths judge against real gold answers, a table of equal and unequal forms, and every attack on it."""
+"""The maths verifier against real ground truths, a table of equal and unequal forms, and every attack on it."""
 
 import time
 from pathlib import Path
@@ -8,36 +8,38 @@ import pytest
 from mrl.config.sections.reward import MathsRules
 from mrl.errors import DataError
 from mrl.rewards.maths.numbers import exact_number, tidy
-from mrl.rewards.maths.plain import judge
+from mrl.rewards.maths.plain import verify
 from mrl.rewards.maths.symbolic import gate
-from mrl.rewards.maths.verifier import judge_exactly, judge_symbolically, parse_gold
+from mrl.rewards.maths.verifier import parse_ground_truth, verify_exactly, verify_symbolically
 from mrl.samples import VerdictKind
 from tests import data_sets
 
 RULES = MathsRules()
 
 
-def value(answer: str, gold: str) -> float | None:
+def value(answer: str, ground_truth: str) -> float | None:
     """What both stages in this process say; the gate makes this safe for the cases below."""
     response = f"\\boxed{{{answer}}}"
-    verdict = judge_exactly(response, gold, RULES) or judge_symbolically(response, gold, RULES)
+    verdict = verify_exactly(response, ground_truth, RULES) or verify_symbolically(
+        response, ground_truth, RULES
+    )
     assert verdict.kind is VerdictKind.SCORED
     return verdict.value
 
 
-def test_all_gsm8k_golds_score_one_and_shifted_ones_zero() -> None:
+def test_all_gsm8k_ground_truths_score_one_and_shifted_ones_zero() -> None:
     solutions = [row["answer"] for row in data_sets.rows("gsm8k")]
     assert len(solutions) == (8792 if data_sets.WHOLE else 128)
-    golds = [parse_gold(s.rpartition("####")[2], rules=RULES, place="x") for s in solutions]
-    own = [judge_exactly(s, g, RULES) for s, g in zip(solutions, golds, strict=True)]
+    ground_truths = [parse_ground_truth(s.rpartition("####")[2], rules=RULES, place="x") for s in solutions]
+    own = [verify_exactly(s, g, RULES) for s, g in zip(solutions, ground_truths, strict=True)]
     assert all(v is not None and v.value == 1.0 for v in own)
-    shifted = golds[1:] + golds[:1]
+    shifted = ground_truths[1:] + ground_truths[:1]
     different = [
-        (s, g) for s, g, own_gold in zip(solutions, shifted, golds, strict=True)
-        if exact_number(tidy(g)) != exact_number(tidy(own_gold))
+        (s, g) for s, g, own_ground_truth in zip(solutions, shifted, ground_truths, strict=True)
+        if exact_number(tidy(g)) != exact_number(tidy(own_ground_truth))
     ]  # fmt: skip
     assert len(different) > 0.966 * len(solutions)
-    verdicts = [judge_exactly(s, g, RULES) for s, g in different]
+    verdicts = [verify_exactly(s, g, RULES) for s, g in different]
     assert all(v is not None and v.value == 0.0 for v in verdicts)
 
 
@@ -60,14 +62,14 @@ UNEQUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "gold"), EQUAL)
-def test_equal_forms_score_one(answer: str, gold: str) -> None:
-    assert value(answer, gold) == 1.0
+@pytest.mark.parametrize(("answer", "ground_truth"), EQUAL)
+def test_equal_forms_score_one(answer: str, ground_truth: str) -> None:
+    assert value(answer, ground_truth) == 1.0
 
 
-@pytest.mark.parametrize(("answer", "gold"), UNEQUAL)
-def test_unequal_forms_and_hedges_score_zero(answer: str, gold: str) -> None:
-    assert value(answer, gold) == 0.0
+@pytest.mark.parametrize(("answer", "ground_truth"), UNEQUAL)
+def test_unequal_forms_and_hedges_score_zero(answer: str, ground_truth: str) -> None:
+    assert value(answer, ground_truth) == 0.0
 
 
 BOMBS = {
@@ -114,33 +116,33 @@ def test_code_in_an_answer_never_runs(template: str, tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_gate_admits_only_what_the_gold_has() -> None:
+def test_gate_admits_only_what_the_ground_truth_has() -> None:
     assert gate("x^2+1", "1+x^2") == ""
     assert "relation" in gate("x=2", "2")
     assert "variables" in gate("y", "x")
     assert "command" in gate("\\gamma", "x")
 
 
-def test_plain_function_judges_symbolically_in_another_process() -> None:
-    verdict = judge("thus \\boxed{\\sqrt{12}}", "2\\sqrt{3}")
-    assert (verdict.value, verdict.judge) == (1.0, "maths")
-    assert judge("\\boxed{18}", "18").value == 1.0
-    assert judge("\\boxed{18}", "19").value == 0.0
-    assert judge("I do not know", "19").value == 0.0
+def test_plain_function_verifies_symbolically_in_another_process() -> None:
+    verdict = verify("thus \\boxed{\\sqrt{12}}", "2\\sqrt{3}")
+    assert (verdict.value, verdict.verifier) == (1.0, "maths")
+    assert verify("\\boxed{18}", "18").value == 1.0
+    assert verify("\\boxed{18}", "19").value == 0.0
+    assert verify("I do not know", "19").value == 0.0
 
 
 def test_tolerance_and_percent_rules() -> None:
-    assert judge("\\boxed{3.14}", "3.141", MathsRules(relative_tolerance=0.01)).value == 1.0
-    assert judge("\\boxed{3.14}", "3.141").value == 0.0
-    assert judge("\\boxed{10\\%}", "10").value == 1.0
-    assert judge("\\boxed{10\\%}", "0.1", MathsRules(percent="value")).value == 1.0
-    assert judge("\\boxed{10\\%}", "10", MathsRules(percent="wrong", symbolic=False)).value == 0.0
-    assert judge("\\boxed{\\sqrt{4}}", "2", MathsRules(symbolic=False)).value == 0.0
+    assert verify("\\boxed{3.14}", "3.141", MathsRules(relative_tolerance=0.01)).value == 1.0
+    assert verify("\\boxed{3.14}", "3.141").value == 0.0
+    assert verify("\\boxed{10\\%}", "10").value == 1.0
+    assert verify("\\boxed{10\\%}", "0.1", MathsRules(percent="value")).value == 1.0
+    assert verify("\\boxed{10\\%}", "10", MathsRules(percent="wrong", symbolic=False)).value == 0.0
+    assert verify("\\boxed{\\sqrt{4}}", "2", MathsRules(symbolic=False)).value == 0.0
 
 
 def test_the_ground_truth_of_a_solution_is_its_last_box() -> None:
     solution = "First \\boxed{3}, then $x = \\boxed{\\frac{1}{2}}$. " + "And so on. " * 100
-    assert parse_gold(solution, rules=RULES, place="f:1") == "\\frac{1}{2}"
+    assert parse_ground_truth(solution, rules=RULES, place="f:1") == "\\frac{1}{2}"
 
 
 @pytest.mark.parametrize(
@@ -160,15 +162,15 @@ def test_the_ground_truth_of_a_solution_is_its_last_box() -> None:
         "\\frac{1}{",
     ],
 )
-def test_unusable_golds_are_named_at_load(raw: object) -> None:
+def test_unusable_ground_truths_are_named_at_load(raw: object) -> None:
     with pytest.raises(DataError, match=r"file\.jsonl:7"):
-        parse_gold(raw, rules=RULES, place="file.jsonl:7")
+        parse_ground_truth(raw, rules=RULES, place="file.jsonl:7")
 
 
 def test_exact_path_is_fast_enough() -> None:
     responses = [f"Some words of reasoning, {n} of them.\n" * 10 + f"#### {n}" for n in range(2000)]
     start = time.process_time()
-    verdicts = [judge_exactly(response, str(n), RULES) for n, response in enumerate(responses)]
+    verdicts = [verify_exactly(response, str(n), RULES) for n, response in enumerate(responses)]
     seconds = time.process_time() - start
     assert all(v is not None and v.value == 1.0 for v in verdicts)
     assert 2000 / seconds > 2000, f"{2000 / seconds:.0f} samples/s"

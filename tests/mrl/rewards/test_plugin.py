@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.config.sections.reward import JudgePart
+from mrl.config.sections.reward import RewardPart
 from mrl.errors import ConfigError, RewardError
-from mrl.rewards.contract import GroupJudge, Judge, Request
+from mrl.rewards.contract import GroupVerifier, Request, Verifier
 from mrl.rewards.plugins.plugin import load_plugin
 
 FILE = str(Path(__file__).with_name("plugins_for_tests.py"))
@@ -23,40 +23,42 @@ STYLES = {
 }
 
 
-def part(path: str, **fields: Any) -> JudgePart:
-    return JudgePart(kind="plugin", path=f"{FILE}:{path}", **fields)
+def part(path: str, **fields: Any) -> RewardPart:
+    return RewardPart(kind="plugin", path=f"{FILE}:{path}", **fields)
 
 
-def request(response: str, gold: Any = "7", **fields: Any) -> Request:
-    metadata = {"ground_truth": gold, "data_source": "tests", "extra_info": {"index": 3}}
+def request(response: str, ground_truth: Any = "7", **fields: Any) -> Request:
+    metadata = {"ground_truth": ground_truth, "data_source": "tests", "extra_info": {"index": 3}}
     defaults = {
         "prompt": "What is 3 + 4?",
         "metadata": metadata,
         "response_tokens": np.arange(4, dtype=np.int32),
     }
-    return Request(sample_id="1.0", group_id=1, response=response, gold=gold, **{**defaults, **fields})
+    return Request(
+        sample_id="1.0", group_id=1, response=response, ground_truth=ground_truth, **{**defaults, **fields}
+    )
 
 
-def score(judge: Judge | GroupJudge, asked: Request) -> Any:
-    assert isinstance(judge, Judge)
-    return asyncio.run(judge.score(asked))
+def score(verifier: Verifier | GroupVerifier, asked: Request) -> Any:
+    assert isinstance(verifier, Verifier)
+    return asyncio.run(verifier.score(asked))
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_every_style_gives_the_value_of_the_native_function(style: str) -> None:
-    judge = load_plugin(part(**STYLES[style]))
+    verifier = load_plugin(part(**STYLES[style]))
     native = load_plugin(part("native"))
     for response in ("it is 7", "it is 8", "", "7" * 1000):
-        mine, theirs = score(judge, request(response)), score(native, request(response))
+        mine, theirs = score(verifier, request(response)), score(native, request(response))
         assert (mine.kind, mine.value) == (theirs.kind, theirs.value)
-    assert len(judge.version) == 12, "the source's hash names the version"
+    assert len(verifier.version) == 12, "the source's hash names the version"
 
 
 @pytest.mark.parametrize("style", ["trl", "openrlhf"])
 def test_batch_styles_score_whole_groups(style: str) -> None:
-    judge = load_plugin(part(style, style=style, group=True))
-    assert isinstance(judge, GroupJudge)
-    verdicts = asyncio.run(judge.score_group([request("7"), request("8"), request("77")]))
+    verifier = load_plugin(part(style, style=style, group=True))
+    assert isinstance(verifier, GroupVerifier)
+    verdicts = asyncio.run(verifier.score_group([request("7"), request("8"), request("77")]))
     assert [v.value for v in verdicts if v] == [1.0, 0.0, 1.0]
 
 
@@ -69,8 +71,8 @@ def test_messages_are_handed_over_as_messages() -> None:
         return [1.0]
 
     asked = request("7", messages=({"role": "user", "content": "3+4"},))
-    judge = plugin.SinglePlugin(function, part("trl", style="trl"), "trl", "1")
-    assert score(judge, asked).value == 1.0
+    verifier = plugin.SinglePlugin(function, part("trl", style="trl"), "trl", "1")
+    assert score(verifier, asked).value == 1.0
     assert seen["prompts"] == [[{"role": "user", "content": "3+4"}]]
     assert seen["completions"] == [[{"role": "assistant", "content": "7"}]]
     assert seen["ids"] == [[0, 1, 2, 3]]
@@ -82,8 +84,8 @@ def test_verl_parts_and_arguments_arrive() -> None:
     assert verdict.parts == {"length": 7.0}
 
 
-def test_none_means_that_the_judge_does_not_apply() -> None:
-    assert score(load_plugin(part("trl", style="trl")), request("x", gold="skip")) is None
+def test_none_means_that_the_verifier_does_not_apply() -> None:
+    assert score(load_plugin(part("trl", style="trl")), request("x", ground_truth="skip")) is None
 
 
 @pytest.mark.parametrize(
@@ -114,10 +116,10 @@ def test_value_range_is_kept() -> None:
 )
 def test_what_cannot_be_called_is_named(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        load_plugin(JudgePart(kind="plugin", **fields))
+        load_plugin(RewardPart(kind="plugin", **fields))
 
 
 @pytest.mark.parametrize("fields", [{"path": None}, {"path": "module.function"}])
 def test_a_path_without_a_function_is_refused_by_the_configuration(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="path"):
-        JudgePart(kind="plugin", **fields)
+        RewardPart(kind="plugin", **fields)

@@ -12,45 +12,45 @@ from typing import Any
 import psutil
 import pytest
 
-from mrl.config.sections.reward import JudgeSection
+from mrl.config.sections.reward import RewardSection
 from mrl.errors import RewardError
 from mrl.rewards.pool import dispatch
-from mrl.rewards.pool.pool import JudgePool, check_judges
+from mrl.rewards.pool.pool import RewardPool, try_verifiers
 from mrl.samples import Status, VerdictKind
 
 PLUGINS = str(Path(__file__).with_name("plugins_for_tests.py"))
 
 
-def plugin(name: str, **fields: Any) -> JudgeSection:
-    return JudgeSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"pool_workers": 1, **fields})
+def plugin(name: str, **fields: Any) -> RewardSection:
+    return RewardSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"pool_workers": 1, **fields})
 
 
-def test_maths_verdicts_by_both_stages(make_pair: Any, judge_all: Any) -> None:
+def test_maths_verdicts_by_both_stages(make_pair: Any, score_all: Any) -> None:
     pairs = [make_pair(n, f"#### {n}", str(n if n % 2 else n + 1)) for n in range(500)]
     pairs += [
         make_pair(1000 + n, f"\\boxed{{{n + 2}\\sqrt{{2}}}}", f"\\sqrt{{{2 * (n + 2) ** 2}}}")
         for n in range(10)
     ]
-    with JudgePool(JudgeSection(kind="maths")) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(RewardSection(kind="maths")) as pool:
+        verdicts = score_all(pool, pairs)
         assert pool.num_open == 0
     assert all(verdicts[f"{n}.0"].value == float(n % 2) for n in range(500))
     assert all(verdicts[f"{1000 + n}.0"].value == 1.0 for n in range(10))
-    assert all(v.judge == "maths" and v.version for v in verdicts.values())
+    assert all(v.verifier == "maths" and v.version for v in verdicts.values())
 
 
 def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(make_pair: Any) -> None:
     """12 samples that hang for the whole deadline among 200: exact verdicts at once, the rest in bounded time."""
-    section = JudgeSection(
+    section = RewardSection(
         kind="plugin", path=f"{PLUGINS}:dies_of", deadline_seconds=0.5, retries=0, pool_workers=2
     )
-    both = JudgeSection(
+    both = RewardSection(
         kind="maths",
         domains={"hanging": section.model_copy(update={"domains": {}})},
         retries=0,
         pool_workers=2,
     )
-    with JudgePool(both) as pool:
+    with RewardPool(both) as pool:
         warm = make_pair(9999, "1", "1", domain="hanging")
         pool.submit(*warm)
         pool.submit(*make_pair(9998, "#### 1", "1"))
@@ -73,14 +73,14 @@ def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(ma
     assert max(hanging) < 12 * 0.5 / 2 + 12 / 2 * 2.5, "deadlines plus a process start for each"
 
 
-def test_a_sample_that_kills_its_judge_is_wrong_and_the_others_are_untouched(
-    make_pair: Any, judge_all: Any
+def test_a_sample_that_kills_its_verifier_is_wrong_and_the_others_are_untouched(
+    make_pair: Any, score_all: Any
 ) -> None:
     pairs = [
         make_pair(n, "kill" if n == 3 else "leave" if n == 5 else f"it is {n}", str(n)) for n in range(12)
     ]
-    with JudgePool(plugin("dies_of", retries=1)) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(plugin("dies_of", retries=1)) as pool:
+        verdicts = score_all(pool, pairs)
         counts = pool.counts()
     for n in range(12):
         assert verdicts[f"{n}.0"].kind is VerdictKind.SCORED
@@ -90,28 +90,28 @@ def test_a_sample_that_kills_its_judge_is_wrong_and_the_others_are_untouched(
     assert counts["processes_lost"] == 4
 
 
-def test_an_outage_leaves_samples_unjudged(
-    make_pair: Any, judge_all: Any, caplog: pytest.LogCaptureFixture
+def test_an_outage_leaves_samples_without_reward(
+    make_pair: Any, score_all: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with JudgePool(plugin("raises", retries=1)) as pool:
-        verdicts = judge_all(pool, [make_pair(n, "x", "1") for n in range(60)])
+    with RewardPool(plugin("raises", retries=1)) as pool:
+        verdicts = score_all(pool, [make_pair(n, "x", "1") for n in range(60)])
         counts = pool.counts()
-    assert {v.kind for v in verdicts.values()} == {VerdictKind.UNJUDGED}
+    assert {v.kind for v in verdicts.values()} == {VerdictKind.NO_REWARD}
     assert all(v.value is None and "the service is down" in v.reason for v in verdicts.values())
-    assert counts["unjudged"] == 60 and counts["failures"] == 120
-    assert any("a judge is failing" in record.message for record in caplog.records)
+    assert counts["no_reward"] == 60 and counts["failures"] == 120
+    assert any("a verifier is failing" in record.message for record in caplog.records)
 
 
-def test_a_judge_that_always_dies_leaves_samples_unjudged(make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(plugin("dies_of", retries=1)) as pool:
-        verdicts = judge_all(pool, [make_pair(n, "kill", "1") for n in range(2)])
-    assert {v.kind for v in verdicts.values()} == {VerdictKind.UNJUDGED}
+def test_a_verifier_that_always_dies_leaves_samples_without_reward(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin("dies_of", retries=1)) as pool:
+        verdicts = score_all(pool, [make_pair(n, "kill", "1") for n in range(2)])
+    assert {v.kind for v in verdicts.values()} == {VerdictKind.NO_REWARD}
 
 
-def test_a_failure_that_passes_is_retried(make_pair: Any, judge_all: Any, tmp_path: Path) -> None:
+def test_a_failure_that_passes_is_retried(make_pair: Any, score_all: Any, tmp_path: Path) -> None:
     pairs = [make_pair(n, "x", "1", metadata={"folder": str(tmp_path)}) for n in range(5)]
-    with JudgePool(plugin("raises_once_per_sample")) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(plugin("raises_once_per_sample")) as pool:
+        verdicts = score_all(pool, pairs)
     assert [v.value for v in verdicts.values()] == [1.0] * 5
 
 
@@ -122,110 +122,110 @@ def test_a_failure_that_passes_is_retried(make_pair: Any, judge_all: Any, tmp_pa
         ("gives_infinity", "inf"),
         ("gives_text", "not str"),
         ("above_range", "value_range"),
-        ("allocates", "judge.memory_mib = 2048"),
-        ("runs_out_of_memory_in_c", "judge.memory_mib = 2048"),
+        ("allocates", "reward.memory_mib = 2048"),
+        ("runs_out_of_memory_in_c", "reward.memory_mib = 2048"),
     ],
 )
-def test_broken_rewards_are_never_values(name: str, says: str, make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(plugin(name, retries=0, value_range=(0.0, 1.0))) as pool:
-        (verdict,) = judge_all(pool, [make_pair(1, "x", "1")]).values()
-    assert verdict.kind is VerdictKind.UNJUDGED
+def test_broken_rewards_are_never_values(name: str, says: str, make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin(name, retries=0, value_range=(0.0, 1.0))) as pool:
+        (verdict,) = score_all(pool, [make_pair(1, "x", "1")]).values()
+    assert verdict.kind is VerdictKind.NO_REWARD
     assert says in verdict.reason
 
 
-def test_one_process_keeps_64_awaited_samples_in_flight(make_pair: Any, judge_all: Any) -> None:
+def test_one_process_keeps_64_awaited_samples_in_flight(make_pair: Any, score_all: Any) -> None:
     """Each answer is given only once 64 wait together, so fewer would never end."""
-    with JudgePool(plugin("waits_for_all", retries=0, deadline_seconds=80.0)) as pool:
-        verdicts = judge_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(64)])
+    with RewardPool(plugin("waits_for_all", retries=0, deadline_seconds=80.0)) as pool:
+        verdicts = score_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(64)])
     assert [v.value for v in verdicts.values()] == [1.0] * 64
 
 
-def test_awaited_groups_are_in_flight_together(make_pair: Any, judge_all: Any) -> None:
+def test_awaited_groups_are_in_flight_together(make_pair: Any, score_all: Any) -> None:
     section = plugin("waits_group", group=True, retries=0, deadline_seconds=80.0)
     pairs = [make_pair(g, f"it is {s}", "1", sample_index=s) for g in range(64) for s in range(2)]
-    with JudgePool(section, group_size=2) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(section, group_size=2) as pool:
+        verdicts = score_all(pool, pairs)
     assert {k for k, v in verdicts.items() if v.value == 1.0} == {f"{g}.1" for g in range(64)}
 
 
-def test_a_wait_that_never_ends_is_unjudged_and_costs_the_others_nothing(
-    make_pair: Any, judge_all: Any
+def test_a_wait_that_never_ends_has_no_reward_and_costs_the_others_nothing(
+    make_pair: Any, score_all: Any
 ) -> None:
     texts = {3: "hang", 5: "time out"}
     pairs = [make_pair(n, texts.get(n, f"it is {n}"), str(n)) for n in range(40)]
-    with JudgePool(plugin("waits", retries=0, deadline_seconds=2.0)) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(plugin("waits", retries=0, deadline_seconds=2.0)) as pool:
+        verdicts = score_all(pool, pairs)
         counts = pool.counts()
     assert "no verdict in 2 s" in verdicts["3.0"].reason
     assert "the service took too long" in verdicts["5.0"].reason
-    assert {k for k, v in verdicts.items() if v.kind is VerdictKind.UNJUDGED} == {"3.0", "5.0"}
+    assert {k for k, v in verdicts.items() if v.kind is VerdictKind.NO_REWARD} == {"3.0", "5.0"}
     assert "processes_lost" not in counts
 
 
-def test_a_sample_that_kills_a_waiting_judge_is_told_from_those_beside_it(
-    make_pair: Any, judge_all: Any
+def test_a_sample_that_kills_a_waiting_verifier_is_told_from_those_beside_it(
+    make_pair: Any, score_all: Any
 ) -> None:
     pairs = [make_pair(n, "kill" if n == 3 else f"it is {n}", str(n)) for n in range(12)]
-    with JudgePool(plugin("waits", retries=1)) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(plugin("waits", retries=1)) as pool:
+        verdicts = score_all(pool, pairs)
     assert all(v.kind is VerdictKind.SCORED for v in verdicts.values())
     assert [n for n in range(12) if verdicts[f"{n}.0"].value == 0.0] == [3]
     assert "dies of this sample" in verdicts["3.0"].reason
 
 
 def test_an_async_function_that_blocks_is_slow_but_not_killed(
-    make_pair: Any, judge_all: Any, monkeypatch: pytest.MonkeyPatch
+    make_pair: Any, score_all: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """25 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
     monkeypatch.setattr(dispatch, "WAITING_GRACE_SECONDS", 0.5)
-    with JudgePool(plugin("blocks", retries=0, deadline_seconds=1.5)) as pool:
-        verdicts = judge_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(25)])
+    with RewardPool(plugin("blocks", retries=0, deadline_seconds=1.5)) as pool:
+        verdicts = score_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(25)])
         assert [v.value for v in verdicts.values()] == [1.0] * 25
         assert "processes_lost" not in pool.counts()
-        (verdict,) = judge_all(pool, [make_pair(99, "hang", "1")]).values()
+        (verdict,) = score_all(pool, [make_pair(99, "hang", "1")]).values()
     assert "no verdict in 1.5 s" in verdict.reason
 
 
-def test_a_judge_that_prints_does_not_disturb_the_channel(make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(plugin("prints")) as pool:
-        verdicts = judge_all(pool, [make_pair(n, "x", "1") for n in range(20)])
+def test_a_verifier_that_prints_does_not_disturb_the_channel(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin("prints")) as pool:
+        verdicts = score_all(pool, [make_pair(n, "x", "1") for n in range(20)])
     assert [v.value for v in verdicts.values()] == [1.0] * 20
 
 
-def test_group_judge_sees_the_whole_group(make_pair: Any, judge_all: Any) -> None:
+def test_group_verifier_sees_the_whole_group(make_pair: Any, score_all: Any) -> None:
     pairs = [
         make_pair(g, "it is 7" + "!" * (3 - s), "7", sample_index=s) for s in range(4) for g in range(3)
     ]  # fmt: skip
-    with JudgePool(plugin("native_group", group=True), group_size=4) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(plugin("native_group", group=True), group_size=4) as pool:
+        verdicts = score_all(pool, pairs)
     assert {k for k, v in verdicts.items() if v.value == 1.0} == {"0.3", "1.3", "2.3"}
     with pytest.raises(RewardError, match="group_size"):
-        JudgePool(plugin("native_group", group=True))
+        RewardPool(plugin("native_group", group=True))
 
 
-def test_group_judge_with_the_wrong_count_is_unjudged(make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(plugin("wrong_count", group=True, retries=0), group_size=2) as pool:
-        verdicts = judge_all(pool, [make_pair(0, "x", "1", sample_index=s) for s in range(2)])
+def test_group_verifier_with_the_wrong_count_has_no_reward(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin("wrong_count", group=True, retries=0), group_size=2) as pool:
+        verdicts = score_all(pool, [make_pair(0, "x", "1", sample_index=s) for s in range(2)])
     assert all("3 rewards for 2 samples" in v.reason for v in verdicts.values())
 
 
-def test_incomplete_groups_are_judged_after_a_flush(make_pair: Any) -> None:
-    with JudgePool(plugin("native_group", group=True), group_size=4) as pool:
+def test_incomplete_groups_are_scored_after_a_flush(make_pair: Any) -> None:
+    with RewardPool(plugin("native_group", group=True), group_size=4) as pool:
         pool.submit(*make_pair(0, "7", "7", sample_index=0))
         assert pool.collect(0.2) == []
         pool.flush_groups()
         assert [v.value for _, v in pool.collect(60.0)] == [1.0]
 
 
-def test_process_rewards_arrive_per_token(make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(plugin("native_process")) as pool:
-        (verdict,) = judge_all(pool, [make_pair(1, "x", "1", num_tokens=5)]).values()
+def test_process_rewards_arrive_per_token(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin("native_process")) as pool:
+        (verdict,) = score_all(pool, [make_pair(1, "x", "1", num_tokens=5)]).values()
     assert verdict.token_values is not None
     assert verdict.token_values.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_weighted_parts_make_one_reward(make_pair: Any, judge_all: Any) -> None:
-    section = JudgeSection.model_validate(
+def test_weighted_parts_make_one_reward(make_pair: Any, score_all: Any) -> None:
+    section = RewardSection.model_validate(
         {
             "parts": [
                 {"kind": "maths"},
@@ -234,49 +234,57 @@ def test_weighted_parts_make_one_reward(make_pair: Any, judge_all: Any) -> None:
             ]
         }
     )
-    gold = {"maths": "4", "format": None, "repetition": None}
-    pairs = [make_pair(0, "<think>two and two</think> \\boxed{4}", gold), make_pair(1, "a a a a", gold)]
-    with JudgePool(section) as pool:
-        verdicts = judge_all(pool, pairs)
+    ground_truth = {"maths": "4", "format": None, "repetition": None}
+    pairs = [
+        make_pair(0, "<think>two and two</think> \\boxed{4}", ground_truth),
+        make_pair(1, "a a a a", ground_truth),
+    ]
+    with RewardPool(section) as pool:
+        verdicts = score_all(pool, pairs)
     assert verdicts["0.0"].parts["maths"] == 1.0
     assert verdicts["0.0"].value == pytest.approx(1.5 + 2.0 * verdicts["0.0"].parts["repetition"])
     assert verdicts["1.0"].value == pytest.approx(2.0 * -0.75)
 
 
-def test_each_domain_has_its_judge(make_pair: Any, judge_all: Any) -> None:
-    section = JudgeSection.model_validate(
+def test_each_domain_has_its_verifier(make_pair: Any, score_all: Any) -> None:
+    section = RewardSection.model_validate(
         {
             "kind": "maths",
             "domains": {
-                "style": {"kind": "format", "format": {"tags": ["a"]}, "lowest": -1.0, "truncated": "lowest"}
+                "style": {
+                    "kind": "format",
+                    "format": {"tags": ["a"]},
+                    "min_reward": -1.0,
+                    "truncated": "min_reward",
+                }
             },
         }
     )
     pairs = [make_pair(0, "#### 3", "3"), make_pair(1, "<a>x</a>", None, domain="style")]
     pairs += [make_pair(2, "<a>x</a>", None, domain="style", status=Status.TRUNCATED)]
-    with JudgePool(section) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(section) as pool:
+        verdicts = score_all(pool, pairs)
         assert [verdicts[f"{n}.0"].value for n in range(3)] == [1.0, 1.0, -1.0]
-        assert verdicts["2.0"].kind is VerdictKind.REFUSED
-    only = JudgeSection.model_validate({"domains": {"style": {"kind": "format"}}})
-    with JudgePool(only) as pool, pytest.raises(RewardError, match="'other' has no judge"):
+        assert verdicts["2.0"].kind is VerdictKind.REJECTED
+    only = RewardSection.model_validate({"domains": {"style": {"kind": "format"}}})
+    with RewardPool(only) as pool, pytest.raises(RewardError, match="'other' has no verifier"):
         pool.submit(*make_pair(0, "x", None, domain="other"))
 
 
-def test_no_response_is_unjudged_and_twice_is_an_error(make_pair: Any) -> None:
-    with JudgePool(plugin("dies_of", deadline_seconds=30)) as pool:
+def test_no_response_has_no_reward_and_twice_is_an_error(make_pair: Any) -> None:
+    with RewardPool(plugin("dies_of", deadline_seconds=30)) as pool:
         pool.submit(*make_pair(0, "", "1", status=Status.FAILED))
         ((sample_id, verdict),) = pool.collect(10.0)
-        assert (sample_id, verdict.kind) == ("0.0", VerdictKind.UNJUDGED)
+        assert (sample_id, verdict.kind) == ("0.0", VerdictKind.NO_REWARD)
         pool.submit(*make_pair(1, "hang", "1"))
-        with pytest.raises(RewardError, match=r"1\.0 is being judged already"):
+        with pytest.raises(RewardError, match=r"1\.0 is being scored already"):
             pool.submit(*make_pair(1, "hang", "1"))
     with pytest.raises(RewardError, match="closed"):
         pool.collect(0.0)
 
 
 def test_a_full_queue_makes_submit_wait_with_a_deadline(make_pair: Any) -> None:
-    with JudgePool(plugin("dies_of", queue_limit=2, deadline_seconds=30)) as pool:
+    with RewardPool(plugin("dies_of", queue_limit=2, deadline_seconds=30)) as pool:
         pool.submit(*make_pair(0, "hang", "1"))
         pool.submit(*make_pair(1, "hang", "1"))
         with pytest.raises(RewardError, match="2 samples are waiting"):
@@ -285,7 +293,7 @@ def test_a_full_queue_makes_submit_wait_with_a_deadline(make_pair: Any) -> None:
 
 def test_more_samples_at_once_than_the_queue_holds(make_pair: Any) -> None:
     """Those handed in first are at work while the caller waits for room."""
-    with JudgePool(plugin("native", queue_limit=3)) as pool:
+    with RewardPool(plugin("native", queue_limit=3)) as pool:
         pool.submit_all((make_pair(n, "1", "1") for n in range(20)), deadline_seconds=60.0)
         found: list[tuple[str, Any]] = []
         while len(found) < 20:
@@ -295,7 +303,7 @@ def test_more_samples_at_once_than_the_queue_holds(make_pair: Any) -> None:
 
 def test_groups_take_turns(make_pair: Any) -> None:
     """One prompt's many samples do not hold up another prompt's single one."""
-    with JudgePool(plugin("native")) as pool:
+    with RewardPool(plugin("native")) as pool:
         for s in range(300):
             pool.submit(*make_pair(0, "1", "1", sample_index=s))
         pool.submit(*make_pair(1, "1", "1"))
@@ -305,25 +313,25 @@ def test_groups_take_turns(make_pair: Any) -> None:
     assert order.index("1.0") < 10
 
 
-def test_a_killed_worker_is_replaced(make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(plugin("native")) as pool:
-        judge_all(pool, [make_pair(0, "1", "1")])
+def test_a_killed_worker_is_replaced(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin("native")) as pool:
+        score_all(pool, [make_pair(0, "1", "1")])
         (worker,) = [
             c for c in psutil.Process().children() if "mrl.rewards.pool.worker" in " ".join(c.cmdline())
         ]
         os.kill(worker.pid, signal.SIGKILL)
-        verdicts = judge_all(pool, [make_pair(1, "1", "1")])
+        verdicts = score_all(pool, [make_pair(1, "1", "1")])
         assert verdicts["1.0"].value == 1.0
         assert pool.counts()["processes_lost"] == 1
 
 
-def test_workers_are_recycled(make_pair: Any, judge_all: Any) -> None:
-    with JudgePool(plugin("native", tasks_per_worker=3)) as pool:
-        judge_all(pool, [make_pair(n, "1", "1") for n in range(7)])
+def test_workers_are_recycled(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin("native", tasks_per_worker=3)) as pool:
+        score_all(pool, [make_pair(n, "1", "1") for n in range(7)])
         pids = {
             c.pid for c in psutil.Process().children() if "mrl.rewards.pool.worker" in " ".join(c.cmdline())
         }
-        judge_all(pool, [make_pair(10 + n, "1", "1") for n in range(7)])
+        score_all(pool, [make_pair(10 + n, "1", "1") for n in range(7)])
         later = {
             c.pid for c in psutil.Process().children() if "mrl.rewards.pool.worker" in " ".join(c.cmdline())
         }
@@ -331,23 +339,25 @@ def test_workers_are_recycled(make_pair: Any, judge_all: Any) -> None:
 
 
 def test_a_plugin_edited_during_a_run_does_not_change_the_run(
-    make_pair: Any, judge_all: Any, tmp_path: Path
+    make_pair: Any, score_all: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def score(request): return 1.0\n")
-    section = JudgeSection(kind="plugin", path=f"{file}:score", tasks_per_worker=1, pool_workers=1, retries=0)
-    with JudgePool(section) as pool:
-        assert judge_all(pool, [make_pair(0, "x", "1")])["0.0"].value == 1.0
+    section = RewardSection(
+        kind="plugin", path=f"{file}:score", tasks_per_worker=1, pool_workers=1, retries=0
+    )
+    with RewardPool(section) as pool:
+        assert score_all(pool, [make_pair(0, "x", "1")])["0.0"].value == 1.0
         file.write_text("def score(request): return 2.0\n")
-        verdict = judge_all(pool, [make_pair(1, "x", "1")])["1.0"]
-    assert verdict.kind is VerdictKind.UNJUDGED
+        verdict = score_all(pool, [make_pair(1, "x", "1")])["1.0"]
+    assert verdict.kind is VerdictKind.NO_REWARD
     assert "source changed during the run" in verdict.reason
 
 
-def test_check_judges_runs_a_trial_before_engines_start(make_pair: Any) -> None:
+def test_try_verifiers_runs_a_trial_before_engines_start(make_pair: Any) -> None:
     _, prompt = make_pair(0, "", "1")
-    check_judges(plugin("native"), [prompt])
-    check_judges(JudgeSection(kind="maths"), [prompt])
+    try_verifiers(plugin("native"), [prompt])
+    try_verifiers(RewardSection(kind="maths"), [prompt])
     for name, says in [
         ("nativ", "no function 'nativ'"),
         ("wrong_signature_verl", ""),
@@ -355,23 +365,23 @@ def test_check_judges_runs_a_trial_before_engines_start(make_pair: Any) -> None:
         ("raises", "service is down"),
     ]:
         with pytest.raises(RewardError, match=f"domain 'default' failed on a trial sample.*{says}"):
-            check_judges(plugin(name), [prompt])
+            try_verifiers(plugin(name), [prompt])
     with pytest.raises(RewardError, match="cannot be imported"):
-        check_judges(JudgeSection(kind="plugin", path="no.such.module:f"), [prompt])
+        try_verifiers(RewardSection(kind="plugin", path="no.such.module:f"), [prompt])
 
 
 def test_workers_die_with_their_parent(tmp_path: Path) -> None:
-    """SIGKILL of the parent while a judge hangs: the judge is gone within seconds."""
+    """SIGKILL of the parent while a verifier hangs: the verifier is gone within seconds."""
     script = textwrap.dedent(
         f"""
         import sys, numpy as np
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from mrl.config.sections.reward import JudgeSection
-        from mrl.rewards.pool.pool import JudgePool, _smoke_sample
+        from mrl.config.sections.reward import RewardSection
+        from mrl.rewards.pool.pool import RewardPool, _smoke_sample
         from mrl.samples import Prompt
         import dataclasses, time, psutil
-        pool = JudgePool(JudgeSection(kind="plugin", path={PLUGINS + ":dies_of"!r}, deadline_seconds=100))
-        prompt = Prompt(index=0, tokens=np.zeros(1, np.int32), text="", gold="1")
+        pool = RewardPool(RewardSection(kind="plugin", path={PLUGINS + ":dies_of"!r}, deadline_seconds=100))
+        prompt = Prompt(index=0, tokens=np.zeros(1, np.int32), text="", ground_truth="1")
         pool.submit(dataclasses.replace(_smoke_sample(prompt), response_text="1"), prompt)
         pool.collect(60)
         pool.submit(dataclasses.replace(_smoke_sample(prompt), response_text="hang"), prompt)
@@ -399,25 +409,23 @@ def hanging(n: int) -> str:
     return f"\\boxed{{(x+{n})^{{999}}(x^2-3)^{{998}}(x-7)^{{997}}}}"
 
 
-def test_symbolic_samples_that_hang_are_wrong_and_cost_their_deadline(make_pair: Any, judge_all: Any) -> None:
+def test_symbolic_samples_that_hang_are_wrong_and_cost_their_deadline(make_pair: Any, score_all: Any) -> None:
     pairs = [make_pair(n, hanging(n), "x+1") for n in range(3)]
     pairs += [make_pair(10 + n, f"\\boxed{{1+x+{n}}}", f"x+{n + 1}") for n in range(5)]
-    with JudgePool(JudgeSection(kind="maths", deadline_seconds=0.5, pool_workers=1)) as pool:
-        verdicts = judge_all(pool, pairs)
+    with RewardPool(RewardSection(kind="maths", deadline_seconds=0.5, pool_workers=1)) as pool:
+        verdicts = score_all(pool, pairs)
         counts = pool.counts()
     assert [verdicts[f"{n}.0"].value for n in range(3)] == [0.0] * 3
     assert all("time limit of 0.5 s" in verdicts[f"{n}.0"].reason for n in range(3))
     assert [verdicts[f"{10 + n}.0"].value for n in range(5)] == [1.0] * 5
-    assert counts["limit"] == 3 and "processes_lost" not in counts, (
-        "the judge's process itself was never lost"
-    )
+    assert counts["limit"] == 3 and "processes_lost" not in counts, "the reward worker itself was never lost"
 
 
 @pytest.mark.slow
-def test_throughput_and_delays(make_pair: Any, judge_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_throughput_and_delays(make_pair: Any, score_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The rates of the recipe on two free cores; not in CI, because a busy machine would decide."""
-    with JudgePool(JudgeSection(kind="maths", pool_workers=2)) as pool:
-        judge_all(
+    with RewardPool(RewardSection(kind="maths", pool_workers=2)) as pool:
+        score_all(
             pool,
             [
                 make_pair(-1, "#### 1", "1"),
@@ -426,16 +434,16 @@ def test_throughput_and_delays(make_pair: Any, judge_all: Any, capsys: pytest.Ca
             ],
         )
         start = time.monotonic()
-        judge_all(pool, [make_pair(n, f"words\n#### {n}", str(n)) for n in range(4000)])
+        score_all(pool, [make_pair(n, f"words\n#### {n}", str(n)) for n in range(4000)])
         exact = 4000 / (time.monotonic() - start)
         start = time.monotonic()
-        judge_all(
+        score_all(
             pool, [make_pair(n, f"\\boxed{{{n}+2\\sqrt{{3}}}}", f"{n}+\\sqrt{{12}}") for n in range(400)]
         )
         symbolic = 400 / (time.monotonic() - start)
-    section = JudgeSection(kind="maths", deadline_seconds=2.0, pool_workers=2)
-    with JudgePool(section) as pool:
-        judge_all(pool, [make_pair(-1, "#### 1", "1"), make_pair(-2, "\\boxed{1+x}", "x+1")])
+    section = RewardSection(kind="maths", deadline_seconds=2.0, pool_workers=2)
+    with RewardPool(section) as pool:
+        score_all(pool, [make_pair(-1, "#### 1", "1"), make_pair(-2, "\\boxed{1+x}", "x+1")])
         start = time.monotonic()
         for n in range(64):
             pool.submit(*make_pair(n, hanging(n), "x+1"))

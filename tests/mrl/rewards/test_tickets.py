@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from mrl.config.sections.reward import JudgePart
-from mrl.rewards.contract import refused, scored, unjudged
+from mrl.config.sections.reward import RewardPart
+from mrl.rewards.contract import no_reward, rejected, scored
 from mrl.rewards.pool.tickets import Ticket, combine
 from mrl.samples import Verdict, VerdictKind
 
-MATHS = JudgePart(kind="maths", weight=1.0)
-FORMAT = JudgePart(kind="format", weight=0.25)
+MATHS = RewardPart(kind="maths", weight=1.0)
+FORMAT = RewardPart(kind="format", weight=0.25)
 
 
 def test_values_are_weighted_and_named() -> None:
@@ -19,23 +19,24 @@ def test_values_are_weighted_and_named() -> None:
     assert "no tags" in verdict.reason
 
 
-def test_one_unjudged_part_makes_the_sample_unjudged() -> None:
-    verdict = combine((MATHS, FORMAT), {"maths": unjudged("down"), "format": scored(1.0)})
-    assert (verdict.kind, verdict.value) == (VerdictKind.UNJUDGED, None)
+def test_one_without_reward_part_makes_the_sample_have_none() -> None:
+    verdict = combine((MATHS, FORMAT), {"maths": no_reward("down"), "format": scored(1.0)})
+    assert (verdict.kind, verdict.value) == (VerdictKind.NO_REWARD, None)
 
 
 def test_a_part_that_does_not_apply_is_left_out() -> None:
     assert combine((MATHS, FORMAT), {"maths": None, "format": scored(2.0)}).value == 0.5
-    assert combine((MATHS, FORMAT), {"maths": None, "format": None}).kind is VerdictKind.UNJUDGED
+    assert combine((MATHS, FORMAT), {"maths": None, "format": None}).kind is VerdictKind.NO_REWARD
 
 
 def test_refused_only_when_all_refuse() -> None:
     assert (
-        combine((MATHS, FORMAT), {"maths": refused("long"), "format": scored(0.0)}).kind is VerdictKind.SCORED
+        combine((MATHS, FORMAT), {"maths": rejected("long"), "format": scored(0.0)}).kind
+        is VerdictKind.SCORED
     )
     assert (
-        combine((MATHS, FORMAT), {"maths": refused("long"), "format": refused("x")}).kind
-        is VerdictKind.REFUSED
+        combine((MATHS, FORMAT), {"maths": rejected("long"), "format": rejected("x")}).kind
+        is VerdictKind.REJECTED
     )
 
 
