@@ -58,7 +58,7 @@ class EngineSlots:
         return self._engine.prepare_sync()
 
     def manifests(self, checkpoint: list[CheckpointTensor]) -> list[RankManifest]:
-        return self._engine.destination_manifests(checkpoint)
+        return self._engine.engine_manifests(checkpoint)
 
     def receive(self, session: Session) -> list[dict[str, float]]:
         return self._engine.receive(session)["seconds"]

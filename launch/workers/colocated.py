@@ -49,7 +49,7 @@ class Hybrid:
             calls = {**self.train.start_calls(), **self.rollout.start_calls()}
             wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
         with self._clock.phase("connect"):
-            self._digest = self.train.connect(self.rollout.addresses(), self._destinations())
+            self._digest = self.train.connect(self.rollout.addresses(), self._engine_manifests())
         self._clock.listeners.append(self._check_alive)
 
     def _check_alive(self, moment: Moment) -> None:
@@ -58,9 +58,9 @@ class Hybrid:
         if dead:
             raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
 
-    def _destinations(self) -> list[Any]:
+    def _engine_manifests(self) -> list[Any]:
         """What every engine rank wants, in slot order; asking also shows that the engines have the trainer's tensors."""
-        return [rank for engine in self.rollout.destinations() for rank in engine]
+        return [rank for engine in self.rollout.engine_manifests() for rank in engine]
 
     def sync(self, version: int) -> dict[str, float]:
         """One weight sync to `version`; all engines commit it or the call raises WeightSyncError. Returns its metrics."""

@@ -75,10 +75,10 @@ class RolloutActor:
         distributed = self._config.sync.transport == "distributed"
         return self._engine.prepare_sync(ray.util.get_node_ip_address() if distributed else None)
 
-    def destinations(self) -> list[Any]:
+    def engine_manifests(self) -> list[Any]:
         """Where each checkpoint tensor lands on each of this engine's ranks, by vLLM's own loaders."""
         config = json.loads((Path(self._config.model.path) / "config.json").read_text(encoding="utf-8"))
-        return self._engine.destination_manifests(family_of(config).checkpoint_tensors(config))
+        return self._engine.engine_manifests(family_of(config).checkpoint_tensors(config))
 
     def close(self) -> None:
         if self._engine is not None:

@@ -92,9 +92,9 @@ class RolloutGroup(ActorGroup):
         """Where each engine rank's sender connects, in slot order."""
         return [address for engine in self.wait(self.calls("prepare_sync")).values() for address in engine]
 
-    def destinations(self) -> list[list[Any]]:
+    def engine_manifests(self) -> list[list[Any]]:
         """By engine, what each of its ranks wants of the checkpoint."""
-        return list(self.wait(self.calls("destinations")).values())
+        return list(self.wait(self.calls("engine_manifests")).values())
 
     def receive_calls(self, session: Any) -> dict[str, Any]:
         """Starts every engine's side of a weight sync."""

@@ -77,7 +77,7 @@ class TrainActor:
             with_router_margins=True,
         )
 
-    def connect(self, addresses: Sequence[str], destinations: Sequence[Any], slots_per_node: int) -> str:
+    def connect(self, addresses: Sequence[str], engines: Sequence[Any], slots_per_node: int) -> str:
         """Prepares this rank's weight sync to the engine ranks it feeds; returns the digest sessions must carry."""
         from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 
@@ -89,7 +89,7 @@ class TrainActor:
                 self._worker,
                 sync,
                 addresses,
-                destinations,
+                engines,
                 slots_per_node=slots_per_node,
                 store=self._store,
             )

@@ -77,11 +77,11 @@ class TrainGroup(ActorGroup):
         """The optimizer step along the gradients of accumulate(); its metrics."""
         return _first(self.wait(self.calls("call", "step")))
 
-    def connect(self, addresses: Sequence[str], destinations: Sequence[Any]) -> str:
+    def connect(self, addresses: Sequence[str], engines: Sequence[Any]) -> str:
         """Connects each rank to the engine ranks it feeds; the digest all ranks agree on."""
         slots = self._config.launch.slots_per_node or self.layout.world_size
         calls = {
-            self.name(r): a.connect.remote(list(addresses), list(destinations), slots)
+            self.name(r): a.connect.remote(list(addresses), list(engines), slots)
             for r, a in enumerate(self.actors)
         }
         digests = self.wait(calls)

@@ -263,13 +263,13 @@ class RolloutEngine:
         answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds, host)
         return [a["address"] for a in answers]
 
-    def destination_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
+    def engine_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
         """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0).
 
         WeightSyncError names the tensors that engine and checkpoint do not both have, or not in one shape.
         """
         rows = [(t.name, t.shape, t.dtype) for t in checkpoint]
-        manifests = [a["manifest"] for a in self._on_workers("mrl_destination", rows)]
+        manifests = [a["manifest"] for a in self._on_workers("mrl_manifest", rows)]
         require_agreement([as_one_rank(checkpoint)], manifests)
         for group in replicas(manifests):
             check_written_once(group)

@@ -21,14 +21,14 @@ _Boxes = dict[str, dict[Box, None]]
 """The distinct boxes of each checkpoint tensor, in order of first mention."""
 
 
-def require_agreement(sources: Sequence[RankManifest], destinations: Sequence[RankManifest]) -> None:
+def require_agreement(trainers: Sequence[RankManifest], engines: Sequence[RankManifest]) -> None:
     """Raises WeightSyncError naming every tensor that the trainer ranks together and the engine ranks together do not have in
     one shape, or that the engine ranks take in part only.
 
     Of what an engine takes whole (`unplanned`) the name alone is compared: its loaders see the whole tensor.
     """
-    held, needed = _boxes(sources), _boxes(destinations)
-    whole = {name for manifest in destinations for name in manifest.unplanned if not name.endswith(SCALES)}
+    held, needed = _boxes(trainers), _boxes(engines)
+    whole = {name for manifest in engines for name in manifest.unplanned if not name.endswith(SCALES)}
     wrong = [
         f"{name} {_shape(held[name])}: no engine rank takes it"
         for name in held.keys() - needed.keys() - whole

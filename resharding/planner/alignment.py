@@ -15,24 +15,24 @@ from mrl.resharding.planner.quantised import VALUES, Blocks, quantises
 
 
 def leave_whole(
-    sources: Sequence[RankManifest], destinations: Sequence[RankManifest], block: int
+    trainers: Sequence[RankManifest], engines: Sequence[RankManifest], block: int
 ) -> list[RankManifest]:
-    """The destinations without the modules that need a block which no trainer rank holds whole: `unplanned` names what
-    feeds them. Without quantised tensors, the destinations as they are."""
-    if not any(t.dtype == VALUES for d in destinations for t in d.tensors):
-        return list(destinations)
-    cut = cut_inside_blocks(sources, block)
+    """The engine manifests without the modules that need a block which no trainer rank holds whole: `unplanned` names what
+    feeds them. Without quantised tensors, the engine manifests as they are."""
+    if not any(t.dtype == VALUES for d in engines for t in d.tensors):
+        return list(engines)
+    cut = cut_inside_blocks(trainers, block)
     known: dict[str, RankManifest] = {}
-    for destination in destinations:
-        if destination.digest not in known:
-            known[destination.digest] = _without(destination, cut)
-    return [dataclasses.replace(known[d.digest], rank=d.rank) for d in destinations]
+    for engine in engines:
+        if engine.digest not in known:
+            known[engine.digest] = _without(engine, cut)
+    return [dataclasses.replace(known[d.digest], rank=d.rank) for d in engines]
 
 
-def cut_inside_blocks(sources: Sequence[RankManifest], block: int) -> set[str]:
+def cut_inside_blocks(trainers: Sequence[RankManifest], block: int) -> set[str]:
     """Names of the tensors with a block that no rank holds whole."""
     held: dict[str, dict[Box, None]] = {}
-    for manifest in {source.digest: source for source in sources}.values():
+    for manifest in {trainer.digest: trainer for trainer in trainers}.values():
         for piece in (p for tensor in manifest.tensors for p in tensor.pieces if quantises(p.tensor)):
             held.setdefault(piece.tensor, {})[piece.start, piece.shape] = None
     known: dict[tuple[Box, ...], bool] = {}

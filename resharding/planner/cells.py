@@ -72,20 +72,20 @@ class _Kind:
     dtypes: tuple[str, ...]
     blocks: tuple[int, ...]
     holders: tuple[tuple[int, ...], ...]
-    by_destination: Mapping[int, tuple[int, ...]]
+    by_engine_rank: Mapping[int, tuple[int, ...]]
 
 
 class PlanCells:
     """A plan's. Replicas take turns in answering, whoever sends: ranks that should hold the same and do not are seen."""
 
     def __init__(self, plan: Plan) -> None:
-        self._items, self._sources = plan.items, plan.sources
+        self._items, self._trainers = plan.items, plan.trainers
         self._kinds: dict[int, _Kind] = {}
         self._first: list[int] = []
         self.count = 0
         for item in plan.items:
             if id(item.pattern) not in self._kinds:
-                self._kinds[id(item.pattern)] = _kind(item, plan.destinations)
+                self._kinds[id(item.pattern)] = _kind(item, plan.engines)
             self._first.append(self.count)
             self.count += len(self._kinds[id(item.pattern)].boxes)
 
@@ -104,12 +104,12 @@ class PlanCells:
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
             kind = self._kinds[id(item.pattern)]
-            for number in kind.by_destination.get(receiver, ()):
+            for number in kind.by_engine_rank.get(receiver, ()):
                 result[first + number] = Cell(item.tensor, *kind.boxes[number])
         return result
 
 
-def _kind(item: Item, destinations: Sequence[Replicas]) -> _Kind:
+def _kind(item: Item, engines: Sequence[Replicas]) -> _Kind:
     pattern: Pattern = item.pattern
     numbers: dict[tuple[Box, str], int] = {}
     blocks: list[int] = []
@@ -118,19 +118,19 @@ def _kind(item: Item, destinations: Sequence[Replicas]) -> _Kind:
     for transfer in pattern.transfers:
         place = item.needs[transfer.need]
         start = tuple(a + b for a, b in zip(place.piece.start, transfer.target, strict=True))
-        key = ((start, transfer.shape), destinations[place.group].tensors[place.index].dtype)
+        key = ((start, transfer.shape), engines[place.group].tensors[place.index].dtype)
         if key not in numbers:
             numbers[key] = len(numbers)
             blocks.append(transfer.block)
             holders.append(set())
         holders[numbers[key]].update(transfer.candidates)
-        needs.setdefault(transfer.destination, {})[numbers[key]] = None
+        needs.setdefault(transfer.engine_rank, {})[numbers[key]] = None
     return _Kind(
         tuple(box for box, _ in numbers),
         tuple(dtype for _, dtype in numbers),
         tuple(blocks),
         tuple(tuple(sorted(ranks)) for ranks in holders),
-        {destination: tuple(cells) for destination, cells in needs.items()},
+        {engine_rank: tuple(cells) for engine_rank, cells in needs.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""Destination manifests: where each checkpoint box lands on every engine rank, from a layout or from a loaders' trace.
+"""Engine manifests: where each checkpoint box lands on every engine rank, from a layout or from a loaders' trace.
 
 Pure: a live engine is seen as the records of the copies its own loaders made. Does not own vLLM's layout
 (models/vllm_names.py) nor the tracing itself (done inside the engine's worker).

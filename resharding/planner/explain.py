@@ -80,7 +80,7 @@ def _largest_module(plan: Plan) -> int:
     from mrl.resharding.planner.manifest import tensor_bytes
 
     largest = 0
-    for group in plan.destinations:
+    for group in plan.engines:
         modules: dict[str, int] = {}
         for tensor in group.tensors:
             name = tensor.name.rpartition(".")[0]
@@ -94,8 +94,8 @@ def explain(plan: Plan, speeds: LinkSpeeds = LinkSpeeds()) -> str:
     summary, seconds, memory = plan.summary(), estimate(plan, speeds), memory_bytes(plan)
     local, intra_in, inter_in, _, inter_out, copies = plan.traffic
     ratio = _ratio(summary)
-    engines = np.array(plan.topology.destination_slots)
-    trainers = np.array(plan.topology.source_slots)
+    engines = np.array(plan.topology.engine_slots)
+    trainers = np.array(plan.topology.trainer_slots)
     lines = [
         f"plan {plan.digest[:16]}: {len(trainers)} trainer ranks -> {len(engines)} engine ranks "
         f"on {summary['slots']} slots of {summary['nodes']} nodes",

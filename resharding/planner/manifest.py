@@ -23,7 +23,7 @@ DTYPE_BYTES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankManifest:
-    """One rank's tensors. `rank` numbers sources and destinations each from 0; `digest` hashes the tensors alone, so
+    """One rank's tensors. `rank` numbers trainer ranks and engine ranks each from 0; `digest` hashes the tensors alone, so
     that replicas have the same one."""
 
     rank: int

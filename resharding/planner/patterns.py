@@ -46,14 +46,14 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transfer:
-    """One cell of one need of one destination rank; `candidates` are the nearest source ranks that hold all of it.
+    """One cell of one need of one engine rank; `candidates` are the nearest trainer ranks that hold all of it.
 
     `origins` and `target` are the cell's coordinates relative to the holding box and to the needed box; `holds` gives the
     index of each candidate's box among the tensor's holdings. `block`: the edge of the blocks that the holder quantises, 0
     where it only casts. A cell of scales counts blocks, its origins and `extent` count the holder's elements.
     """
 
-    destination: int
+    engine_rank: int
     need: int
     shape: tuple[int, ...]
     target: tuple[int, ...]
@@ -72,7 +72,7 @@ class Transfer:
         """The cell is cut at multiples of this."""
         return self.block if self.block and self.extent == self.shape else 1
 
-    def source_box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+    def trainer_box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Box:
         """Where the holder has a part of the cell: relative to the origin, in the holder's elements."""
         if not self.block or self.extent == self.shape:
             return start, shape
@@ -95,14 +95,14 @@ class Pattern:
     period: int
     """Ordinals are taken modulo this."""
     bytes_not_on_slot: int
-    """Bytes that destinations need and their own slot does not hold, counted from the boxes alone (lower bound)."""
+    """Bytes that engine ranks need and their own slot does not hold, counted from the boxes alone (lower bound)."""
     num_bytes: int
     """Bytes of all transfers, in wire dtype."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Item:
-    """One checkpoint tensor that some destination needs."""
+    """One checkpoint tensor that some engine rank needs."""
 
     tensor: str
     holds: tuple[Place, ...]
@@ -130,24 +130,22 @@ def places(groups: Sequence[Replicas]) -> dict[str, list[Place]]:
 
 
 def items(
-    sources: Sequence[Replicas], destinations: Sequence[Replicas], topology: Topology, *, block: int
+    trainers: Sequence[Replicas], engines: Sequence[Replicas], topology: Topology, *, block: int
 ) -> list[Item]:
-    """An item per needed checkpoint tensor, in order of first need. WeightSyncError lists boxes no source holds.
+    """An item per needed checkpoint tensor, in order of first need. WeightSyncError lists boxes no trainer rank holds.
 
     `block`: edge of the blocks of tensors that are needed quantised and held wider.
     """
-    held, needed = places(sources), places(destinations)
+    held, needed = places(trainers), places(engines)
     patterns: dict[tuple, tuple[Pattern, list[int]]] = {}
     result, missing = [], []
     for tensor, needs in needed.items():
         scales = tensor.endswith(SCALES) and tensor not in held
         holds = held.get(tensor.removesuffix(SCALES) if scales else tensor, [])
-        key = (scales, _key(holds, sources), _key(needs, destinations))
+        key = (scales, _key(holds, trainers), _key(needs, engines))
         if key not in patterns:
             try:
-                pattern = _pattern(
-                    tensor, holds, needs, sources, destinations, topology, block, scales=scales
-                )
+                pattern = _pattern(tensor, holds, needs, trainers, engines, topology, block, scales=scales)
                 patterns[key] = (pattern, [0])
             except WeightSyncError as error:
                 missing.append(str(error))
@@ -173,33 +171,31 @@ def _pattern(
     tensor: str,
     holds: Sequence[Place],
     needs: Sequence[Place],
-    sources: Sequence[Replicas],
-    destinations: Sequence[Replicas],
+    trainers: Sequence[Replicas],
+    engines: Sequence[Replicas],
     topology: Topology,
     block: int,
     *,
     scales: bool,
 ) -> Pattern:
-    narrow = VALUES in {destinations[p.group].tensors[p.index].dtype for p in needs}
-    wider = any(sources[p.group].tensors[p.index].dtype != VALUES for p in holds)
+    narrow = VALUES in {engines[p.group].tensors[p.index].dtype for p in needs}
+    wider = any(trainers[p.group].tensors[p.index].dtype != VALUES for p in holds)
     form = _Plain(holds) if not (wider and (narrow or scales)) else _Quantised(holds, block, scales=scales)
-    choices = _Choices(tensor, holds, sources, topology, form)
+    choices = _Choices(tensor, holds, trainers, topology, form)
     transfers: list[Transfer] = []
     missing = 0
-    for destination, need, place in _needs_by_rank(needs, destinations):
-        dtype = destinations[place.group].tensors[place.index].dtype
-        transfers.extend(choices.transfers(destination, need, place, dtype))
-        missing += choices.bytes_not_on_slot(destination, place, dtype)
+    for engine_rank, need, place in _needs_by_rank(needs, engines):
+        dtype = engines[place.group].tensors[place.index].dtype
+        transfers.extend(choices.transfers(engine_rank, need, place, dtype))
+        missing += choices.bytes_not_on_slot(engine_rank, place, dtype)
     period = math.lcm(*(len(transfer.candidates) for transfer in transfers)) if transfers else 1
     total = sum(transfer.num_bytes for transfer in transfers)
     return Pattern(tuple(transfers), min(period, 64), missing, total)
 
 
-def _needs_by_rank(
-    needs: Sequence[Place], destinations: Sequence[Replicas]
-) -> Iterator[tuple[int, int, Place]]:
-    """(destination rank, index of the need, need) in order of rank, then of need."""
-    listed = [(rank, i, place) for i, place in enumerate(needs) for rank in destinations[place.group].ranks]
+def _needs_by_rank(needs: Sequence[Place], engines: Sequence[Replicas]) -> Iterator[tuple[int, int, Place]]:
+    """(engine rank, index of the need, need) in order of rank, then of need."""
+    listed = [(rank, i, place) for i, place in enumerate(needs) for rank in engines[place.group].ranks]
     yield from sorted(listed, key=lambda entry: entry[:2])
 
 
@@ -223,11 +219,11 @@ class _Plain:
         """Where a cell begins in a holding, in its elements."""
         return _relative(cell[0], self.boxes[hold][0])
 
-    def wire(self, source: str, destination: str, *, local: bool) -> int:
-        """Local copies are counted in the destination's dtype; others travel in the narrower of the two."""
-        if local or DTYPE_BYTES[destination] <= DTYPE_BYTES[source]:
-            return WIRE_DTYPES.index(destination)
-        return WIRE_DTYPES.index(source)
+    def wire(self, held: str, needed: str, *, local: bool) -> int:
+        """Local copies are counted in the engine's dtype; others travel in the narrower of the two."""
+        if local or DTYPE_BYTES[needed] <= DTYPE_BYTES[held]:
+            return WIRE_DTYPES.index(needed)
+        return WIRE_DTYPES.index(held)
 
 
 class _Quantised(_Plain):
@@ -251,8 +247,8 @@ class _Quantised(_Plain):
         start = self._blocks.elements(*cell)[0] if self._scales else cell[0]
         return _relative(start, self._held[hold][0])
 
-    def wire(self, source: str, destination: str, *, local: bool) -> int:
-        return WIRE_DTYPES.index(destination)
+    def wire(self, held: str, needed: str, *, local: bool) -> int:
+        return WIRE_DTYPES.index(needed)
 
 
 class _Choices:
@@ -262,25 +258,25 @@ class _Choices:
         self,
         tensor: str,
         holds: Sequence[Place],
-        sources: Sequence[Replicas],
+        trainers: Sequence[Replicas],
         topology: Topology,
         form: _Plain,
     ) -> None:
         self._tensor = tensor
         self._topology = topology
         self._form, self._boxes = form, form.boxes
-        self._dtypes = [sources[place.group].tensors[place.index].dtype for place in holds]
-        self._ranks = [(rank, i) for i, place in enumerate(holds) for rank in sources[place.group].ranks]
+        self._dtypes = [trainers[place.group].tensors[place.index].dtype for place in holds]
+        self._ranks = [(rank, i) for i, place in enumerate(holds) for rank in trainers[place.group].ranks]
         self._turns: dict[tuple[int, ...], int] = {}
         self._grid: dict[Box, list[Box]] = {}
         self._holders: dict[Box, list[tuple[int, int]]] = {}
 
-    def transfers(self, destination: int, need: int, place: Place, dtype: str) -> Iterator[Transfer]:
+    def transfers(self, engine_rank: int, need: int, place: Place, dtype: str) -> Iterator[Transfer]:
         box = (place.piece.start, place.piece.shape)
         self._form.check(self._tensor, box)
         if box not in self._grid:
             self._grid[box] = list(cells(box, {b for b in self._boxes if intersection(b, box)}))
-        slot = self._topology.destination_slots[destination]
+        slot = self._topology.engine_slots[engine_rank]
         for cell in self._grid[box]:
             distance, found = self._nearest(cell, slot)
             ranks = tuple(rank for rank, _ in found)
@@ -288,7 +284,7 @@ class _Choices:
             self._turns[ranks] = turn + 1
             holds = tuple(hold for _, hold in found)
             yield Transfer(
-                destination=destination,
+                engine_rank=engine_rank,
                 need=need,
                 shape=cell[1],
                 target=_relative(cell[0], box[0]),
@@ -309,17 +305,17 @@ class _Choices:
                 raise WeightSyncError(f"{self._tensor} [start {cell[0]}, shape {cell[1]}]")
         by_distance: dict[int, list[tuple[int, int]]] = {}
         for rank, hold in self._holders[cell]:
-            distance = self._topology.distance(self._topology.source_slots[rank], slot)
+            distance = self._topology.distance(self._topology.trainer_slots[rank], slot)
             by_distance.setdefault(distance, []).append((rank, hold))
         nearest = min(by_distance)
         unique = dict(reversed(by_distance[nearest]))
         return nearest, sorted(unique.items())
 
-    def bytes_not_on_slot(self, destination: int, place: Place, dtype: str) -> int:
-        """Bytes of one need that the destination's own slot lacks: the needed volume less what its source's boxes cover."""
-        slot = self._topology.destination_slots[destination]
+    def bytes_not_on_slot(self, engine_rank: int, place: Place, dtype: str) -> int:
+        """Bytes of one need that the engine rank's own slot lacks: the needed volume less what that slot's trainer rank holds."""
+        slot = self._topology.engine_slots[engine_rank]
         box = (place.piece.start, place.piece.shape)
-        here = {self._boxes[hold] for rank, hold in self._ranks if self._topology.source_slots[rank] == slot}
+        here = {self._boxes[hold] for rank, hold in self._ranks if self._topology.trainer_slots[rank] == slot}
         common = sorted({c for c in (intersection(b, box) for b in here) if c})
         covered = sum(volume(shape) for _, shape in common)
         if overlap(common):

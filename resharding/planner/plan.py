@@ -56,16 +56,16 @@ class Plan:
     """sha256 over planner version, options, topology and the manifests' digests: equal digests, equal plans."""
     options: PlanOptions
     topology: Topology
-    sources: tuple[Replicas, ...]
-    destinations: tuple[Replicas, ...]
+    trainers: tuple[Replicas, ...]
+    engines: tuple[Replicas, ...]
     items: tuple[Item, ...]
     windows: tuple[Window, ...]
     """The global order; every trainer rank visits each window, also where it has nothing to do."""
     fallback: tuple[str, ...] = ()
-    """Checkpoint tensors that some destination cannot take box by box: they go whole to every destination, by the gather
+    """Checkpoint tensors that some engine rank cannot take box by box: they go whole to every engine rank, by the gather
     path, after the last window."""
     whole: tuple[tuple[str, ...], ...] = ()
-    """By destination rank, those of them that it takes so."""
+    """By engine rank, those of them that it takes so."""
     _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def part(self, slot: int) -> SlotPart:
@@ -73,7 +73,7 @@ class Plan:
         if not 0 <= slot < self.topology.num_slots:
             raise ConfigError(f"slot {slot} is outside the plan's {self.topology.num_slots} slots")
         if slot not in self._parts:
-            builder = PartBuilder(slot, self.items, self.sources, self.destinations, self.topology)
+            builder = PartBuilder(slot, self.items, self.trainers, self.engines, self.topology)
             self._parts[slot] = builder.build(self.windows)
         return self._parts[slot]
 
@@ -86,8 +86,8 @@ class Plan:
         totals = np.zeros((6, self.topology.num_slots), dtype=np.int64)
         for (key, ordinal), times in counts.items():
             for transfer in patterns[key].transfers:
-                here = self.topology.destination_slots[transfer.destination]
-                there = self.topology.source_slots[transfer.candidates[transfer.chosen(ordinal)]]
+                here = self.topology.engine_slots[transfer.engine_rank]
+                there = self.topology.trainer_slots[transfer.candidates[transfer.chosen(ordinal)]]
                 lane = min(transfer.distance, 2)
                 totals[lane, here] += times * transfer.num_bytes
                 totals[5, here] += times
@@ -122,51 +122,51 @@ class Plan:
 
     @functools.cached_property
     def fallback_bytes(self) -> int:
-        """Bytes of whole tensors that all destinations get beside the plan, in the trainer's dtype."""
+        """Bytes of whole tensors that all engine ranks get beside the plan, in the trainer's dtype."""
         names, sizes = set(self.fallback), {}
-        for group in self.sources:
+        for group in self.trainers:
             for tensor in group.tensors:
                 for piece in tensor.pieces:
                     if piece.tensor in names:
                         boxes = sizes.setdefault(piece.tensor, {})
                         boxes[piece.start] = elements(piece.shape) * DTYPE_BYTES[tensor.dtype]
         whole = sum(size for boxes in sizes.values() for size in boxes.values())
-        return whole * len(self.topology.destination_slots)
+        return whole * len(self.topology.engine_slots)
 
 
 def build_plan(
-    sources: Sequence[RankManifest],
-    destinations: Sequence[RankManifest],
+    trainers: Sequence[RankManifest],
+    engines: Sequence[RankManifest],
     topology: Topology,
     options: PlanOptions = PlanOptions(),
 ) -> Plan:
-    """Plan every byte from the sources' boxes to the destinations'.
+    """Plan every byte from the trainers' boxes to the engines'.
 
     Manifests are in rank order from 0. WeightSyncError where the two sides do not have the same tensors in the same shapes, or
     a manifest writes an element twice or leaves one out; ConfigError where the topology does not fit.
     """
-    _check_ranks("source", sources, topology.source_slots)
-    _check_ranks("destination", destinations, topology.destination_slots)
-    require_agreement(sources, destinations)
-    destinations = leave_whole(sources, destinations, options.quantise_block)
-    held, needed = replicas(sources), replicas(destinations)
+    _check_ranks("trainer", trainers, topology.trainer_slots)
+    _check_ranks("engine", engines, topology.engine_slots)
+    require_agreement(trainers, engines)
+    engines = leave_whole(trainers, engines, options.quantise_block)
+    held, needed = replicas(trainers), replicas(engines)
     for group in needed:
         check_written_once(group)
-    fallback = tuple(sorted({name for manifest in destinations for name in manifest.unplanned}))
+    fallback = tuple(sorted({name for manifest in engines for name in manifest.unplanned}))
     listed = items(held, needed, topology, block=options.quantise_block)
     traffic = Traffic(topology)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
     order = ordered(listed, parts, held, needed, interleave_stages=options.interleave_stages)
     return Plan(
-        digest=_digest(sources, destinations, topology, options),
+        digest=_digest(trainers, engines, topology, options),
         options=options,
         topology=topology,
-        sources=tuple(held),
-        destinations=tuple(needed),
+        trainers=tuple(held),
+        engines=tuple(needed),
         items=tuple(listed),
         windows=tuple(windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
         fallback=fallback,
-        whole=tuple(manifest.unplanned for manifest in destinations),
+        whole=tuple(manifest.unplanned for manifest in engines),
     )
 
 
@@ -187,14 +187,14 @@ def _check_ranks(side: str, manifests: Sequence[RankManifest], slots: Sequence[i
 
 
 def check_written_once(group: Replicas) -> None:
-    """No element of a destination tensor is in two boxes; what is in none is padding at the end of the first dimension
+    """No element of an engine tensor is in two boxes; what is in none is padding at the end of the first dimension
     (a padded vocabulary). WeightSyncError names the tensor."""
     for tensor in group.tensors:
         boxes = []
         for piece in tensor.pieces:
             extra = len(tensor.shape) - len(piece.shape)
             boxes.append((piece.local_start, (1,) * extra + piece.shape))
-        where = f"destination rank {group.ranks[0]}: {tensor.name} {tensor.shape}"
+        where = f"engine rank {group.ranks[0]}: {tensor.name} {tensor.shape}"
         for start, shape in boxes:
             if any(
                 low < 0 or low + size > whole
@@ -212,13 +212,13 @@ def check_written_once(group: Replicas) -> None:
 
 
 def _digest(
-    sources: Sequence[RankManifest],
-    destinations: Sequence[RankManifest],
+    trainers: Sequence[RankManifest],
+    engines: Sequence[RankManifest],
     topology: Topology,
     options: PlanOptions,
 ) -> str:
     state = hashlib.sha256(f"{PLANNER_VERSION} {options} {topology}\n".encode())
-    for side, manifests in (("source", sources), ("destination", destinations)):
+    for side, manifests in (("trainer", trainers), ("engine", engines)):
         for manifest in manifests:
             state.update(f"{side} {manifest.rank} {manifest.digest}\n".encode())
     return state.hexdigest()

@@ -1,7 +1,7 @@
 """Which checkpoint tensors an engine with block-quantised weights takes in another form, and where their blocks lie. Pure.
 
 Such an engine has two parameters for one checkpoint tensor: float8 values under its name, and float32 scales, one for each
-square block of it, under the name with `_scale_inv` (DeepSeek-V3's own checkpoint form). A destination manifest shows
+square block of it, under the name with `_scale_inv` (DeepSeek-V3's own checkpoint form). An engine manifest shows
 both, so the planner needs no option: float8 needed and something wider held means quantise. Blocks are counted from the
 checkpoint tensor's first element; those at its ends may be smaller. The arithmetic is `fp8`'s.
 """

@@ -85,23 +85,23 @@ class Traffic:
                 continue
             size = int(np.prod(cut[1])) * DTYPE_BYTES[WIRE_DTYPES[transfer.wire]]
             size = -(-size // ALIGN) * ALIGN
-            source = transfer.candidates[transfer.chosen(ordinal)]
-            counts[0, self._topology.source_slots[source]] += size
-            counts[1, self._topology.destination_slots[transfer.destination]] += size
+            sender = transfer.candidates[transfer.chosen(ordinal)]
+            counts[0, self._topology.trainer_slots[sender]] += size
+            counts[1, self._topology.engine_slots[transfer.engine_rank]] += size
         return counts
 
 
-def module_of(item: Item, destinations: Sequence[Replicas]) -> str:
+def module_of(item: Item, engines: Sequence[Replicas]) -> str:
     """The engine's module that the item's first need belongs to."""
     place = item.needs[0]
-    return destinations[place.group].tensors[place.index].name.rpartition(".")[0]
+    return engines[place.group].tensors[place.index].name.rpartition(".")[0]
 
 
 def ordered(
     items: Sequence[Item],
     parts: Sequence[int],
-    sources: Sequence[Replicas],
-    destinations: Sequence[Replicas],
+    trainers: Sequence[Replicas],
+    engines: Sequence[Replicas],
     *,
     interleave_stages: bool,
 ) -> list[Step]:
@@ -109,8 +109,8 @@ def ordered(
     before; with `interleave_stages` the same part by part."""
     modules: dict[str, list[int]] = {}
     for number, item in enumerate(items):
-        modules.setdefault(module_of(item, destinations), []).append(number)
-    holder = [min(sources[place.group].ranks[0] for place in item.holds) for item in items]
+        modules.setdefault(module_of(item, engines), []).append(number)
+    holder = [min(trainers[place.group].ranks[0] for place in item.holds) for item in items]
     lane = [(rank, items[n].needs[0].group) for n, rank in enumerate(holder)]
     stages: dict[int, list[list[int]]] = {}
     for numbers in modules.values():

@@ -60,13 +60,13 @@ class WindowPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotPart:
-    """One slot's part. Tensor indices of the tables are positions in `source_tensors` and `destination_tensors`."""
+    """One slot's part. Tensor indices of the tables are positions in `trainer_tensors` and `engine_tensors`."""
 
     slot: int
-    source_rank: int | None
-    destination_rank: int | None
-    source_tensors: tuple[LocalTensor, ...]
-    destination_tensors: tuple[LocalTensor, ...]
+    trainer_rank: int | None
+    engine_rank: int | None
+    trainer_tensors: tuple[LocalTensor, ...]
+    engine_tensors: tuple[LocalTensor, ...]
     modules: tuple[str, ...]
     windows: tuple[WindowPart, ...]
 
@@ -97,17 +97,17 @@ class PartBuilder:
         self,
         slot: int,
         items: Sequence[Item],
-        sources: Sequence[Replicas],
-        destinations: Sequence[Replicas],
+        trainers: Sequence[Replicas],
+        engines: Sequence[Replicas],
         topology: Topology,
     ) -> None:
         self._slot, self._items, self._topology = slot, items, topology
-        self._source = _index(topology.source_slots, slot)
-        self._destination = _index(topology.destination_slots, slot)
-        self._source_tensors = _tensors(sources, self._source)
-        self._destination_tensors = _tensors(destinations, self._destination)
+        self._trainer_rank = _index(topology.trainer_slots, slot)
+        self._engine_rank = _index(topology.engine_slots, slot)
+        self._trainer_tensors = _tensors(trainers, self._trainer_rank)
+        self._engine_tensors = _tensors(engines, self._engine_rank)
         self._relevant: dict[int, tuple[Transfer, ...]] = {}
-        names = [tensor.name.rpartition(".")[0] for tensor in self._destination_tensors]
+        names = [tensor.name.rpartition(".")[0] for tensor in self._engine_tensors]
         self._modules = tuple(dict.fromkeys(names))
         numbers = {name: number for number, name in enumerate(self._modules)}
         self._module_of = [numbers[name] for name in names]
@@ -130,10 +130,10 @@ class PartBuilder:
         ]
         return SlotPart(
             self._slot,
-            self._source,
-            self._destination,
-            self._source_tensors,
-            self._destination_tensors,
+            self._trainer_rank,
+            self._engine_rank,
+            self._trainer_tensors,
+            self._engine_tensors,
             self._modules,
             tuple(parts),
         )
@@ -151,14 +151,14 @@ class PartBuilder:
             self._relevant[id(pattern)] = tuple(
                 t
                 for t in pattern.transfers
-                if t.destination == self._destination or self._source in t.candidates
+                if t.engine_rank == self._engine_rank or self._trainer_rank in t.candidates
             )
         return self._relevant[id(pattern)]
 
     def _add(self, draft: _Draft, item: Item, step: Step, transfer: Transfer) -> None:
         chosen = transfer.chosen(item.ordinal)
-        source = transfer.candidates[chosen]
-        sending, receiving = source == self._source, transfer.destination == self._destination
+        sender = transfer.candidates[chosen]
+        sending, receiving = sender == self._trainer_rank, transfer.engine_rank == self._engine_rank
         cut = slice_of(transfer.shape, step.part, step.parts, transfer.unit)
         if not (sending or receiving) or cut is None:
             return
@@ -166,24 +166,24 @@ class PartBuilder:
         size, read = _matrix(shape), _matrix(shape)
         taken, given, module = None, None, -1
         if sending:
-            from_start, from_shape = transfer.source_box(start, shape)
+            from_start, from_shape = transfer.trainer_box(start, shape)
             origin = tuple(a + b for a, b in zip(transfer.origins[chosen], from_start, strict=True))
-            taken = _side(item.holds[transfer.holds[chosen]], self._source_tensors, origin)
+            taken = _side(item.holds[transfer.holds[chosen]], self._trainer_tensors, origin)
             read = _matrix(from_shape)
         if receiving:
             target = tuple(a + b for a, b in zip(transfer.target, start, strict=True))
             place = item.needs[transfer.need]
-            given = _side(place, self._destination_tensors, target)
+            given = _side(place, self._engine_tensors, target)
             module = self._module_of[place.index]
             draft.touched.add(module)
         wire, block = transfer.wire, transfer.block
         if taken and given:
             draft.local.add(taken, given, rows=read[0], cols=read[1], wire=wire, module=module, block=block)
         elif taken:
-            peer = self._topology.destination_slots[transfer.destination]
+            peer = self._topology.engine_slots[transfer.engine_rank]
             draft.stream(draft.sends, peer).pack(taken, read, size, wire, block)
         elif given:
-            peer = self._topology.source_slots[source]
+            peer = self._topology.trainer_slots[sender]
             draft.stream(draft.receives, peer).unpack(given, size, wire, module)
 
 

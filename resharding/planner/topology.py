@@ -15,15 +15,15 @@ class Topology:
     """Node of each slot."""
     rails: tuple[int, ...]
     """Rail of each slot: slots of one rail reach each other across nodes without crossing switches' upper tier."""
-    source_slots: tuple[int, ...]
-    """Slot of each source rank."""
-    destination_slots: tuple[int, ...]
-    """Slot of each destination rank."""
+    trainer_slots: tuple[int, ...]
+    """Slot of each trainer rank."""
+    engine_slots: tuple[int, ...]
+    """Slot of each engine rank."""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.rails):
             raise ConfigError(f"{len(self.nodes)} slots have a node but {len(self.rails)} have a rail")
-        for side, slots in (("source", self.source_slots), ("destination", self.destination_slots)):
+        for side, slots in (("trainer", self.trainer_slots), ("engine", self.engine_slots)):
             if len(set(slots)) != len(slots):
                 raise ConfigError(
                     f"two {side} ranks share a slot: {slots}; a slot hosts at most one of each side"
@@ -36,14 +36,14 @@ class Topology:
         return len(self.nodes)
 
     @classmethod
-    def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_sources: int | None = None) -> Topology:
-        """Trainer rank r and engine rank r on slot r; with fewer sources the last slots have an engine rank only."""
+    def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_trainers: int | None = None) -> Topology:
+        """Trainer rank r and engine rank r on slot r; with fewer trainers the last slots have an engine rank only."""
         slots = tuple(range(num_slots))
         return cls(
             nodes=tuple(slot // slots_per_node for slot in slots),
             rails=tuple(slot % slots_per_node for slot in slots),
-            source_slots=slots[:num_sources],
-            destination_slots=slots,
+            trainer_slots=slots[:num_trainers],
+            engine_slots=slots,
         )
 
     @classmethod
@@ -53,26 +53,26 @@ class Topology:
         return cls(
             nodes=tuple(rank // slots_per_node for rank in ranks) * 2,
             rails=tuple(rank % slots_per_node for rank in ranks) * 2,
-            source_slots=ranks,
-            destination_slots=tuple(num_ranks + rank for rank in ranks),
+            trainer_slots=ranks,
+            engine_slots=tuple(num_ranks + rank for rank in ranks),
         )
 
     @classmethod
-    def separate(cls, num_sources: int, num_destinations: int, *, slots_per_node: int = 8) -> Topology:
+    def separate(cls, num_trainers: int, num_engine_ranks: int, *, slots_per_node: int = 8) -> Topology:
         """Two pools: trainer ranks on the first slots, engine ranks on the following ones, starting a new node."""
-        first = -(-num_sources // slots_per_node) * slots_per_node
-        slots = range(first + num_destinations)
+        first = -(-num_trainers // slots_per_node) * slots_per_node
+        slots = range(first + num_engine_ranks)
         return cls(
             nodes=tuple(slot // slots_per_node for slot in slots),
             rails=tuple(slot % slots_per_node for slot in slots),
-            source_slots=tuple(range(num_sources)),
-            destination_slots=tuple(range(first, first + num_destinations)),
+            trainer_slots=tuple(range(num_trainers)),
+            engine_slots=tuple(range(first, first + num_engine_ranks)),
         )
 
-    def distance(self, source_slot: int, destination_slot: int) -> int:
+    def distance(self, trainer_slot: int, engine_slot: int) -> int:
         """0 same slot, 1 same node, 2 same rail in another node, 3 anything else."""
-        if source_slot == destination_slot:
+        if trainer_slot == engine_slot:
             return 0
-        if self.nodes[source_slot] == self.nodes[destination_slot]:
+        if self.nodes[trainer_slot] == self.nodes[engine_slot]:
             return 1
-        return 2 if self.rails[source_slot] == self.rails[destination_slot] else 3
+        return 2 if self.rails[trainer_slot] == self.rails[engine_slot] else 3

@@ -1,4 +1,4 @@
-"""Source manifests: what every trainer rank holds, from a layout alone or checked against a live model.
+"""Trainer manifests: what every trainer rank holds, from a layout alone or checked against a live model.
 
 Pure: a live model is seen as names, shapes and dtypes; torch is not imported. Does not own the name tables (models/).
 """

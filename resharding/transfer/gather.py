@@ -56,7 +56,7 @@ def send(
 
 def proof_of(plan: GatherPlan, rank: int, num_receivers: int) -> TrainerProof:
     """All receivers get the same, so their numbers do not matter."""
-    return TrainerProof([plan.cells], rank, plan.sources[rank], range(num_receivers))
+    return TrainerProof([plan.cells], rank, plan.trainers[rank], range(num_receivers))
 
 
 def move(

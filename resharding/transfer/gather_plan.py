@@ -69,7 +69,7 @@ class GatherPlan:
     windows: tuple[Window, ...]
     digest: str
     """What a session carries."""
-    sources: tuple[tuple[LocalTensor, ...], ...]
+    trainers: tuple[tuple[LocalTensor, ...], ...]
     """By trainer rank, what it holds."""
     cells: WholeCells
 
@@ -94,12 +94,12 @@ class _Source:
 
 
 def build(
-    checkpoint: Sequence[CheckpointTensor], sources: Sequence[Sequence[LocalTensor]], bucket_bytes: int
+    checkpoint: Sequence[CheckpointTensor], trainers: Sequence[Sequence[LocalTensor]], bucket_bytes: int
 ) -> GatherPlan:
-    """`sources`: per trainer rank, what it holds. Wire dtype is the trainer's. WeightSyncError names uncovered tensors."""
+    """`trainers`: per trainer rank, what it holds. Wire dtype is the trainer's. WeightSyncError names uncovered tensors."""
     if bucket_bytes < ALIGNMENT or bucket_bytes % ALIGNMENT:
         raise WeightSyncError(f"bucket_bytes = {bucket_bytes} must be a multiple of {ALIGNMENT}")
-    found, dtypes = _index(sources)
+    found, dtypes = _index(trainers)
     tensors, sources_of = [], []
     for tensor in checkpoint:
         pieces = list(found.get(tensor.name, {}).values())
@@ -118,18 +118,18 @@ def build(
         tuple(tensors),
         windows,
         wire_digest(tensors, cells.all),
-        tuple(tuple(tensors_of_rank) for tensors_of_rank in sources),
+        tuple(tuple(tensors_of_rank) for tensors_of_rank in trainers),
         cells,
     )
 
 
 def _index(
-    sources: Sequence[Sequence[LocalTensor]],
+    trainers: Sequence[Sequence[LocalTensor]],
 ) -> tuple[dict[str, dict[tuple, _Source]], dict[str, str]]:
     """Tensor name -> distinct boxes with their lowest holder; tensor name -> dtype."""
     found: dict[str, dict[tuple, _Source]] = {}
     dtypes: dict[str, str] = {}
-    for rank, locals_ in enumerate(sources):
+    for rank, locals_ in enumerate(trainers):
         for index, local in enumerate(locals_):
             for piece in local.pieces:
                 if dtypes.setdefault(piece.tensor, local.dtype) != local.dtype:

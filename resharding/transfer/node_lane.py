@@ -100,7 +100,7 @@ class NodeLane:
     def __init__(
         self, neighbours: Neighbours, rest: Lane, ranks: Ranks, arrays: Sequence[torch.Tensor]
     ) -> None:
-        """`arrays`: this rank's source tensors, flat."""
+        """`arrays`: this rank's trainer tensors, flat."""
         self._neighbours, self._rest, self._ranks, self._arrays = neighbours, rest, ranks, arrays
 
     def bucket(self, turn: int) -> torch.Tensor:

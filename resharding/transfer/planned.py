@@ -114,7 +114,7 @@ class Led:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """What this rank sends from: its part's source tensors, flat, and for what no plan can place in their own shapes."""
+    """What this rank sends from: its part's trainer tensors, flat, and for what no plan can place in their own shapes."""
 
     part: SlotPart
     arrays: Sequence[torch.Tensor]

@@ -177,12 +177,12 @@ def of_part(
     cells: Sequence[Cell] = (),
     whole_cells: Sequence[Cell] = (),
 ) -> Tables:
-    """`leased`: where the part's source tensors lie, in its order. `whole`: the rank's `RankManifest.unplanned`."""
-    if len(leased) != len(part.source_tensors):
-        raise WeightSyncError(f"{len(leased)} leased tensors for a part of {len(part.source_tensors)}")
+    """`leased`: where the part's trainer tensors lie, in its order. `whole`: the rank's `RankManifest.unplanned`."""
+    if len(leased) != len(part.trainer_tensors):
+        raise WeightSyncError(f"{len(leased)} leased tensors for a part of {len(part.trainer_tensors)}")
     return Tables(
         tuple(leased),
-        tuple(Target(t.name, t.shape, t.dtype) for t in part.destination_tensors),
+        tuple(Target(t.name, t.shape, t.dtype) for t in part.engine_tensors),
         part.modules,
         tuple(
             TableWindow(

@@ -169,30 +169,30 @@ class PlannedSync:
         trainer: Trainer,
         sync: SyncSection,
         addresses: Sequence[str],
-        destinations: Sequence[RankManifest],
+        engines: Sequence[RankManifest],
         *,
         slots_per_node: int,
         store: tuple[str, int] | None = None,
     ) -> None:
-        """`addresses`, `destinations`: of every engine rank in order (`RolloutEngine.destination_manifests` of each
+        """`addresses`, `engines`: of every engine rank in order (`RolloutEngine.engine_manifests` of each
         engine). `store`: the trainers' torch.distributed store (distributed transport)."""
         self._trainer, self._sync = trainer, sync
         self._rank = dist.get_rank() if trainer.layout.world_size > 1 else 0
         self._ends = _ends(trainer, sync, addresses, store)
         located = trainer.local_tensors()
-        sources = self._sources([tensor for tensor, _, _, _ in located])
+        trainers = self._trainers([tensor for tensor, _, _, _ in located])
         self.plan = build_plan(
-            sources,
-            [dataclasses.replace(d, rank=rank) for rank, d in enumerate(destinations)],
-            self._topology(len(destinations), slots_per_node),
+            trainers,
+            [dataclasses.replace(d, rank=rank) for rank, d in enumerate(engines)],
+            self._topology(len(engines), slots_per_node),
             PlanOptions(bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"),
         )
-        self._part = self.plan.part(self.plan.topology.source_slots[self._rank])
-        self._fallback = self._whole_tensors(sources)
+        self._part = self.plan.part(self.plan.topology.trainer_slots[self._rank])
+        self._fallback = self._whole_tensors(trainers)
         self._proof = self._proved([tensor for tensor, _, _, _ in located])
-        digests = [manifest.digest[:12] for manifest in destinations]
+        digests = [manifest.digest[:12] for manifest in engines]
         facts = {"slots per node": slots_per_node, "engine ranks' manifests": digests}
-        facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in sources]}
+        facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in trainers]}
         self._start = Start(trainer, sync, facts | {"plan": self.plan.digest})
         self._led = self._leads(leased_tensors(located))
         self._near: Neighbours | None = None
@@ -207,7 +207,7 @@ class PlannedSync:
             return Topology.beside(world, slots_per_node=slots_per_node)
         return Topology.separate(world, num_receivers, slots_per_node=slots_per_node)
 
-    def _whole_tensors(self, sources: Sequence[RankManifest]) -> gather_plan.GatherPlan | None:
+    def _whole_tensors(self, trainers: Sequence[RankManifest]) -> gather_plan.GatherPlan | None:
         """How what no plan can place is gathered; None where the plan has everything."""
         if not self.plan.fallback:
             return None
@@ -217,7 +217,7 @@ class PlannedSync:
             raise WeightSyncError(
                 f"engines need tensors whole that the checkpoint does not have: {sorted(unknown)[:20]}"
             )
-        return gather_plan.build(wanted, [m.tensors for m in sources], self._sync.bucket_bytes)
+        return gather_plan.build(wanted, [m.tensors for m in trainers], self._sync.bucket_bytes)
 
     def _proved(self, own: Sequence[LocalTensor]) -> TrainerProof:
         """Of the plan's cells, and of those that come whole."""
@@ -236,14 +236,14 @@ class PlannedSync:
         if self._ends.mesh is None:
             return [Led(self._ends.senders[0], self._tables(self._part, leased, self._rank))]
         topology = self.plan.topology
-        rank_of_slot = {slot: rank for rank, slot in enumerate(topology.source_slots)}
+        rank_of_slot = {slot: rank for rank, slot in enumerate(topology.trainer_slots)}
         led = []
         for receiver, sender in zip(self._ends.receivers, self._ends.senders, strict=True):
-            part = self.plan.part(topology.destination_slots[receiver])
+            part = self.plan.part(topology.engine_slots[receiver])
             led.append(Led(sender, self._tables(part, [], receiver), parcels_of(part, rank_of_slot)))
         return led
 
-    def _sources(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
+    def _trainers(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
         """Every rank's manifest from the layout; this rank's must be what it really holds."""
         trainer = self._trainer
         manifests = from_layout(
@@ -321,9 +321,9 @@ class PlannedSync:
         if self._lane is None:
             topology, mesh = self.plan.topology, self._ends.mesh
             if mesh is None:
-                self._lane = PeerLane(ranks, part, {s: r for r, s in enumerate(topology.source_slots)})
+                self._lane = PeerLane(ranks, part, {s: r for r, s in enumerate(topology.trainer_slots)})
             else:
-                self._lane = MeshLane(mesh, part, {s: r for r, s in enumerate(topology.destination_slots)})
+                self._lane = MeshLane(mesh, part, {s: r for r, s in enumerate(topology.engine_slots)})
         return self._lane
 
     def _describe(self) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ class WorkerExtension:
         except Exception:
             return {"error": traceback.format_exc()}
 
-    def mrl_destination(self, checkpoint: list[tuple[str, tuple[int, ...], str]]) -> dict[str, Any]:
+    def mrl_manifest(self, checkpoint: list[tuple[str, tuple[int, ...], str]]) -> dict[str, Any]:
         """{manifest}: where this worker's own loaders put every checkpoint tensor."""
         try:
             tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]

@@ -113,7 +113,7 @@ class _Feeding:
 def manifest(
     model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int, block: int = 0
 ) -> RankManifest:
-    """The destination manifest of one live worker. WeightSyncError names what a plan cannot express.
+    """The engine manifest of one live worker. WeightSyncError names what a plan cannot express.
 
     `block`: of an engine with quantised weights, which takes values and scales for a tensor of the trainer.
     """

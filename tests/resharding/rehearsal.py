@@ -62,9 +62,9 @@ class Outcome:
     """How every engine ended, and what it holds where it committed."""
 
     states: dict[int, State]
-    """By destination rank."""
+    """By engine rank."""
     tensors: dict[int, list[Any]]
-    """Flat arrays of the committed engines, by destination rank, in the manifest's order."""
+    """Flat arrays of the committed engines, by engine rank, in the manifest's order."""
     turns: int
 
 
@@ -74,7 +74,7 @@ class _Slot:
     def __init__(self, part: SlotPart, sources: Sequence[list[Any]], plan: Plan) -> None:
         self.part = part
         self.arrays = arrays_of(part, sources)
-        self.targets = poisoned(part.destination_tensors, sources, plan)
+        self.targets = poisoned(part.engine_tensors, sources, plan)
         self.send = bytes_like(sources, part.send_bucket_bytes)
         self.buckets = [bytes_like(sources, part.receive_bucket_bytes) for _ in range(NUM_BUCKETS)]
         self.window: WindowPart | None = None
@@ -94,19 +94,19 @@ def rehearse(
     After a kill the others wait until nothing can move; then every deadline has passed and each unfinished engine fails.
     """
     sources = [
-        [flat(array) for array in listed(storage, tensors_of(plan.sources, rank), rank=rank)]
+        [flat(array) for array in listed(storage, tensors_of(plan.trainers, rank), rank=rank)]
         for rank, storage in enumerate(source_storages)
     ]
     slots = [_Slot(plan.part(slot), sources, plan) for slot in range(plan.topology.num_slots)]
     processes: dict[tuple[str, int], Process] = {}
     for number, slot in enumerate(slots):
         processes["exchange", number] = _exchange(slot, slots)
-        if slot.part.destination_rank is not None:
+        if slot.part.engine_rank is not None:
             processes["engine", number] = _engine(slot, slots)
     dead, turns = _schedule(processes, random.Random(seed), kills)
     states, tensors = {}, {}
     for number, slot in enumerate(slots):
-        rank = slot.part.destination_rank
+        rank = slot.part.engine_rank
         if rank is None:
             continue
         if ("engine", number) in dead:
@@ -148,7 +148,7 @@ def _schedule(
 
 def _exchange(slot: _Slot, slots: Sequence[_Slot]) -> Process:
     for turn, window in enumerate(slot.part.windows):
-        yield lambda turn=turn: slot.unpacked > turn - NUM_BUCKETS or slot.part.destination_rank is None
+        yield lambda turn=turn: slot.unpacked > turn - NUM_BUCKETS or slot.part.engine_rank is None
         run(window.pack, slot.arrays, slot.send)
         slot.unsent = {message.peer for message in window.sends}
         slot.unreceived = {message.peer for message in window.receives}
@@ -181,5 +181,5 @@ def _engine(slot: _Slot, slots: Sequence[_Slot]) -> Process:
         run(window.unpack, slot.buckets[number % NUM_BUCKETS], slot.targets)
         slot.unpacked = number + 1
     slot.verified = True
-    yield lambda: all(other.verified for other in slots if other.part.destination_rank is not None)
+    yield lambda: all(other.verified for other in slots if other.part.engine_rank is not None)
     slot.committed = True

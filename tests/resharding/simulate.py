@@ -23,21 +23,21 @@ Storage = Mapping[Any, Any] | Sequence[Any]
 """One rank's arrays: a sequence in the manifest's order, or a mapping by name, or by (chunk, name) with several chunks."""
 
 POISON = 0xFF
-"""Byte that destinations are filled with before; as bfloat16 or float32 it reads NaN."""
+"""Byte that engine arrays are filled with before; as bfloat16 or float32 it reads NaN."""
 
 
 def execute(plan: Plan, source_storages: Sequence[Storage]) -> list[dict[str, Any]]:
-    """Run the whole plan. Returns, per destination rank, parameter name -> array of the manifest's shape.
+    """Run the whole plan. Returns, per engine rank, parameter name -> array of the manifest's shape.
 
-    Source arrays have the manifests' shapes; numpy ones hold bfloat16 as uint16 (or any dtype, where source and
-    destination agree). Destinations start poisoned. WeightSyncError where an array is missing or has another shape.
+    Trainer arrays have the manifests' shapes; numpy ones hold bfloat16 as uint16 (or any dtype, where both
+    sides agree). Engine arrays start poisoned. WeightSyncError where an array is missing or has another shape.
     """
     sources = [
-        [flat(array) for array in listed(storage, tensors_of(plan.sources, rank), rank=rank)]
+        [flat(array) for array in listed(storage, tensors_of(plan.trainers, rank), rank=rank)]
         for rank, storage in enumerate(source_storages)
     ]
     parts = [plan.part(slot) for slot in range(plan.topology.num_slots)]
-    targets = {part.slot: poisoned(part.destination_tensors, sources, plan) for part in parts}
+    targets = {part.slot: poisoned(part.engine_tensors, sources, plan) for part in parts}
     for window in range(len(plan.windows)):
         sent = {
             part.slot: pack(part.windows[window], arrays_of(part, sources), part.send_bucket_bytes, sources)
@@ -49,31 +49,26 @@ def execute(plan: Plan, source_storages: Sequence[Storage]) -> list[dict[str, An
             run(step.local, arrays_of(part, sources), targets[part.slot])
             run(step.unpack, bucket, targets[part.slot])
     by_rank = sorted(
-        (part for part in parts if part.destination_rank is not None), key=lambda p: p.destination_rank or 0
+        (part for part in parts if part.engine_rank is not None), key=lambda p: p.engine_rank or 0
     )
     return [
-        {
-            t.name: array.reshape(t.shape)
-            for t, array in zip(p.destination_tensors, targets[p.slot], strict=True)
-        }
+        {t.name: array.reshape(t.shape) for t, array in zip(p.engine_tensors, targets[p.slot], strict=True)}
         for p in by_rank
     ]
 
 
 def write_counts(plan: Plan) -> list[dict[str, np.ndarray]]:
-    """How often the plan writes each element: per destination rank, name -> uint16 array of the parameter's shape."""
+    """How often the plan writes each element: per engine rank, name -> uint16 array of the parameter's shape."""
     counted = {}
-    for slot, rank in ((slot, rank) for rank, slot in enumerate(plan.topology.destination_slots)):
+    for slot, rank in ((slot, rank) for rank, slot in enumerate(plan.topology.engine_slots)):
         part = plan.part(slot)
-        counts = [np.zeros(elements(t.shape), dtype=np.uint16) for t in part.destination_tensors]
+        counts = [np.zeros(elements(t.shape), dtype=np.uint16) for t in part.engine_tensors]
         for window in part.windows:
             for table in (window.local, window.unpack):
                 for row, rows, cols in zip(table, *target_sizes(table), strict=True):
                     at = row["target_offset"] + np.arange(rows)[:, None] * row["target_stride"]
                     np.add.at(counts[row["target"]], at + np.arange(cols)[None], 1)
-        counted[rank] = {
-            t.name: c.reshape(t.shape) for t, c in zip(part.destination_tensors, counts, strict=True)
-        }
+        counted[rank] = {t.name: c.reshape(t.shape) for t, c in zip(part.engine_tensors, counts, strict=True)}
     return [counted[rank] for rank in sorted(counted)]
 
 
@@ -87,18 +82,18 @@ def listed(storage: Storage, tensors: Sequence[LocalTensor], *, rank: int) -> li
     if isinstance(storage, Mapping):
         keys = [(t.chunk, t.name) if (t.chunk, t.name) in storage else t.name for t in tensors]
         if lacking := [key for key in keys if key not in storage]:
-            raise WeightSyncError(f"source rank {rank} has no array for {lacking[:8]}")
+            raise WeightSyncError(f"trainer rank {rank} has no array for {lacking[:8]}")
         arrays = [storage[key] for key in keys]
     else:
         arrays = list(storage)
     if len(arrays) != len(tensors):
         raise WeightSyncError(
-            f"source rank {rank} has {len(arrays)} arrays, its manifest {len(tensors)} tensors"
+            f"trainer rank {rank} has {len(arrays)} arrays, its manifest {len(tensors)} tensors"
         )
     for array, tensor in zip(arrays, tensors, strict=True):
         if tuple(array.shape) != tensor.shape:
             raise WeightSyncError(
-                f"source rank {rank}: {tensor.name} is {tuple(array.shape)}, the manifest says {tensor.shape}"
+                f"trainer rank {rank}: {tensor.name} is {tuple(array.shape)}, the manifest says {tensor.shape}"
             )
     return arrays
 
@@ -113,12 +108,12 @@ def flat(array: Any) -> Any:
 
 
 def arrays_of(part: SlotPart, sources: Sequence[list[Any]]) -> list[Any]:
-    """The source arrays of a slot; none where it has no trainer rank."""
-    return [] if part.source_rank is None else sources[part.source_rank]
+    """The trainer arrays of a slot; none where it has no trainer rank."""
+    return [] if part.trainer_rank is None else sources[part.trainer_rank]
 
 
 def poisoned(tensors: Sequence[LocalTensor], sources: Sequence[list[Any]], plan: Plan) -> list[Any]:
-    """Destination arrays filled with POISON, of the kind the sources are."""
+    """Engine arrays filled with POISON, of the kind the sources are."""
     if not uses_numpy(sources):
         import torch
 
@@ -130,7 +125,7 @@ def poisoned(tensors: Sequence[LocalTensor], sources: Sequence[list[Any]], plan:
         ]
     actual = {}
     for rank, arrays in enumerate(sources):
-        for tensor, array in zip(tensors_of(plan.sources, rank), arrays, strict=True):
+        for tensor, array in zip(tensors_of(plan.trainers, rank), arrays, strict=True):
             actual.setdefault(tensor.dtype, array.dtype)
     kinds = [actual.get(t.dtype, numpy_dtype(t.dtype)) for t in tensors]
     return [

@@ -145,17 +145,16 @@ def test_known_families_leave_nothing_to_the_gather_path(family: str) -> None:
     """Live engines' manifests equal these (vllm/test_trace), so it holds for them too."""
     for seed in range(5):
         world = random_world(seed, family=family)
-        plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+        plan = build_plan(world.trainers, world.engines, world.topology, world.options)
         assert plan.summary()["fallback_bytes"] == plan.summary()["fallback_tensors"] == 0
 
 
 def test_a_rank_that_takes_a_tensor_whole_changes_the_plans_digest() -> None:
     world = random_world(3, family="qwen3_moe")
-    name = world.sources[0].tensors[0].pieces[0].tensor
-    first, *others = world.destinations
+    name = world.trainers[0].tensors[0].pieces[0].tensor
+    first, *others = world.engines
     odd = RankManifest.of(first.rank, first.tensors, [name])
     plans = [
-        build_plan(world.sources, d, world.topology, world.options)
-        for d in (world.destinations, [odd, *others])
+        build_plan(world.trainers, d, world.topology, world.options) for d in (world.engines, [odd, *others])
     ]
     assert plans[0].digest != plans[1].digest and plans[1].fallback == (name,)

@@ -26,10 +26,10 @@ class Slot:
         self.segments = [SharedSegment(size) for _ in range(2)]
         for segment in self.segments:
             segment.buffer.fill_(POISON)
-        values = loaded(world.sources[part.slot], checkpoint(world))
+        values = loaded(world.trainers[part.slot], checkpoint(world))
         self.arrays = [as_torch(np.ascontiguousarray(a)).reshape(-1) for a in values]
-        self.consumer = Parameters(world.destinations[part.slot])
-        self.consumer.start(of_part(part, [None] * len(part.source_tensors)), None)  # type: ignore[list-item]
+        self.consumer = Parameters(world.engines[part.slot])
+        self.consumer.start(of_part(part, [None] * len(part.trainer_tensors)), None)  # type: ignore[list-item]
         self.send = torch.full((part.send_bucket_bytes,), POISON, dtype=torch.uint8)
         self.offer = Offer.of(part, [segment.export() for segment in self.segments])
         self.lane: Neighbours

@@ -172,7 +172,7 @@ def test_an_element_written_twice_and_a_hole_are_refused():
 
 def test_digest_is_equal_for_equal_inputs_and_differs_for_any_other():
     world = random_world(11, family="qwen3_moe")
-    plans = [build_plan(world.sources, world.destinations, world.topology, world.options) for _ in range(2)]
+    plans = [build_plan(world.trainers, world.engines, world.topology, world.options) for _ in range(2)]
     assert plans[0].digest == plans[1].digest
     other = trainer_manifests.from_layout(TINY, Layout(tp=2, ep=2))
     base = build_plan(other, engine_manifests.from_layout(TINY, Layout(tp=2)), Topology.shared(2)).digest
@@ -191,7 +191,7 @@ def test_plans_do_not_depend_on_hash_order():
         "from mrl.resharding.planner.plan import build_plan\n"
         "import hashlib\n"
         "w = random_world(5, family='deepseek_v3')\n"
-        "p = build_plan(w.sources, w.destinations, w.topology, w.options)\n"
+        "p = build_plan(w.trainers, w.engines, w.topology, w.options)\n"
         "h = hashlib.sha256(repr(p.windows).encode())\n"
         "for s in range(p.topology.num_slots):\n"
         "    for x in p.part(s).windows:\n"
@@ -221,11 +221,11 @@ def test_nearest_holder_same_slot_then_node_then_rail():
     topology = Topology(
         nodes=(0, 0, 1, 1, 0, 2),
         rails=(0, 1, 0, 1, 2, 1),
-        source_slots=(0, 1, 2, 3),
-        destination_slots=(2, 4, 5),
+        trainer_slots=(0, 1, 2, 3),
+        engine_slots=(2, 4, 5),
     )
     plan = build_plan(held, needed, topology)
-    chosen = {t.destination: t.candidates[t.chosen(0)] for t in plan.items[0].pattern.transfers}
+    chosen = {t.engine_rank: t.candidates[t.chosen(0)] for t in plan.items[0].pattern.transfers}
     assert chosen[0] == 2  # its own slot
     assert chosen[1] in (0, 1)  # its node
     assert chosen[2] in (1, 3)  # its rail, in another node
@@ -269,8 +269,8 @@ def most_open(plan) -> int:
 
 def test_every_module_opens_and_closes_once():
     world = random_world(23, family="deepseek_v3")
-    plan = build_plan(world.sources, world.destinations, world.topology, PlanOptions(bucket_bytes=2048))
-    for slot in world.topology.destination_slots:
+    plan = build_plan(world.trainers, world.engines, world.topology, PlanOptions(bucket_bytes=2048))
+    for slot in world.topology.engine_slots:
         part = plan.part(slot)
         opens = sorted(m for window in part.windows for m in window.opens)
         closes = sorted(m for window in part.windows for m in window.closes)
@@ -279,9 +279,9 @@ def test_every_module_opens_and_closes_once():
 
 def test_topologies_that_do_not_fit_are_refused():
     held, needed = two_ranks()
-    with pytest.raises(ConfigError, match="two source ranks share a slot"):
+    with pytest.raises(ConfigError, match="two trainer ranks share a slot"):
         Topology((0, 0), (0, 1), (0, 0), (0, 1))
-    with pytest.raises(ConfigError, match="2 source manifests but the topology places 3"):
+    with pytest.raises(ConfigError, match="2 trainer manifests but the topology places 3"):
         build_plan(held, needed, Topology.shared(3))
     plan = build_plan(held, needed, Topology.shared(2))
     with pytest.raises(ConfigError, match="slot 2 is outside the plan's 2 slots"):
@@ -302,8 +302,8 @@ def test_explain_states_the_summary():
 def test_nothing_needs_the_gather_path_in_any_family():
     for family in ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3"):
         world = random_world(31, family=family)
-        plan = build_plan(world.sources, world.destinations, world.topology, world.options)
-        needed = {piece.tensor for m in world.destinations for t in m.tensors for piece in t.pieces}
+        plan = build_plan(world.trainers, world.engines, world.topology, world.options)
+        needed = {piece.tensor for m in world.engines for t in m.tensors for piece in t.pieces}
         assert needed == {item.tensor for item in plan.items}
         assert needed == {t.name for t in family_of(world.hf).checkpoint_tensors(world.hf)}
         assert plan.summary()["fallback_bytes"] == 0
@@ -337,6 +337,7 @@ def test_qwen3_235b_on_64_gpus_moves_what_arithmetic_says():
 
 BIG = """
 import json, sys, time
+from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.planner.topology import Topology

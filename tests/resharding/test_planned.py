@@ -77,7 +77,7 @@ def world_of(name: str) -> World:
 
 
 def plan_of(world: World) -> Plan:
-    return build_plan(world.sources, world.destinations, world.topology, world.options)
+    return build_plan(world.trainers, world.engines, world.topology, world.options)
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
@@ -130,7 +130,7 @@ class Parameters:
 
 
 def equal(consumer: Parameters, world: World, rank: int) -> bool:
-    expected = loaded(world.destinations[rank], checkpoint(world))
+    expected = loaded(world.engines[rank], checkpoint(world))
     return all(
         torch.equal(flat.view(torch.uint8), as_torch(array).reshape(-1).view(torch.uint8))
         for flat, array in zip(consumer.flat, expected, strict=True)
@@ -147,12 +147,12 @@ def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> 
     plan = plan_of(world)
     receiver = Receiver(deadline_seconds=20.0, device=torch.device("cpu"))
     sender = WeightSender(receiver.address, SYNC)
-    values = [as_torch(a) for a in loaded(world.sources[rank], checkpoint(world))]
-    trainer = LeasedRank(world.sources[rank].tensors, values)
+    values = [as_torch(a) for a in loaded(world.trainers[rank], checkpoint(world))]
+    trainer = LeasedRank(world.trainers[rank].tensors, values)
     outcome: list[str] = []
     for attempt in range(1 if broken is None else 2):
         fail_at = len(plan.windows) // 2 if attempt == 0 and rank == broken else None
-        consumer = Parameters(world.destinations[rank], fail_at)
+        consumer = Parameters(world.engines[rank], fail_at)
         session = Session(f"{attempt:032x}", -1, 0, plan.digest)
 
         def take(consumer: Parameters = consumer, session: Session = session) -> None:
@@ -210,7 +210,7 @@ def slot():
     receiver = Receiver(deadline_seconds=30.0, device=torch.device("cpu"))
     sender = WeightSender(receiver.address, SYNC)
     trainer = LeasedRank(
-        world.sources[0].tensors, [as_torch(a) for a in loaded(world.sources[0], checkpoint(world))]
+        world.trainers[0].tensors, [as_torch(a) for a in loaded(world.trainers[0], checkpoint(world))]
     )
     yield world, plan, receiver, sender, trainer
     receiver.close()
@@ -220,14 +220,14 @@ def slot():
 
 def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
     world, plan, receiver, sender, trainer = slot
-    consumer, session = Parameters(world.destinations[0], 0), Session.new(-1, 0, plan.digest)
+    consumer, session = Parameters(world.engines[0], 0), Session.new(-1, 0, plan.digest)
     thread = _receive(receiver, session, consumer)
     with pytest.raises(WeightSyncError, match="window 0 broke on purpose"):
         trainer.send(sender, session, plan, 0, group=None)
     assert isinstance(thread.end(), ValueError) and consumer.aborts == 1
     assert receiver.progress.state is State.FAILED and receiver._lease is None
     for version in range(2):
-        consumer, session = Parameters(world.destinations[0]), Session.new(version - 1, version, plan.digest)
+        consumer, session = Parameters(world.engines[0]), Session.new(version - 1, version, plan.digest)
         thread = _receive(receiver, session, consumer)
         trainer.send(sender, session, plan, 0, group=None)
         assert thread.end() is None and equal(consumer, world, 0)
@@ -239,7 +239,7 @@ def test_every_lease_is_given_back_over_many_sessions(slot: Any, sessions: int) 
     for version in range(10 + sessions):
         if version == 10:
             before = Footprint.now()
-        session, consumer = Session.new(version - 1, version, plan.digest), Parameters(world.destinations[0])
+        session, consumer = Session.new(version - 1, version, plan.digest), Parameters(world.engines[0])
         thread = _receive(receiver, session, consumer)
         trainer.send(sender, session, plan, 0, group=None)
         assert thread.end() is None
@@ -253,12 +253,12 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
     """The engine was told the digest of its own layout's plan; nothing is mapped, started or copied for another one."""
     world, plan, receiver, sender, trainer = slot
     other = build_plan(
-        world.sources, world.destinations, world.topology, PlanOptions(bucket_bytes=SYNC.bucket_bytes * 2)
+        world.trainers, world.engines, world.topology, PlanOptions(bucket_bytes=SYNC.bucket_bytes * 2)
     )
     mapped: list[Any] = []
     monkeypatch.setattr(receiver_module, "Lease", mapped.append)
     monkeypatch.setattr(receiver_module, "open_inbox", lambda *_, **__: mapped.append("buffers"))
-    consumer = Parameters(world.destinations[0])
+    consumer = Parameters(world.engines[0])
     session = Session.new(-1, 0, plan.digest)
     thread = _receive(receiver, session, consumer)
     with pytest.raises(WeightSyncError, match=f"digest {other.digest[:12]}.*expected .* {plan.digest[:12]}"):
@@ -279,7 +279,7 @@ def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(
     opened: list[Any] = []
     monkeypatch.setattr(receiver_module, "Lease", lambda lease: opened.append(lease) or Lease(lease))
     stale = WeightSender(receiver.address, SYNC)
-    session, consumer = Session.new(0, 1, plan.digest), Parameters(world.destinations[0])
+    session, consumer = Session.new(0, 1, plan.digest), Parameters(world.engines[0])
     thread = _receive(receiver, session, consumer)
     with pytest.raises(WeightSyncError, match="refused: this receiver waits for"):
         trainer.send(stale, old, plan, 0, group=None)
@@ -304,7 +304,7 @@ def test_leased_memory_that_was_freed_or_is_anothers_cannot_be_opened(slot: Any)
 def _exchange(slot: Any, session: Session) -> None:
     """A whole session that must succeed."""
     world, plan, receiver, sender, trainer = slot
-    consumer = Parameters(world.destinations[0])
+    consumer = Parameters(world.engines[0])
     thread = _receive(receiver, session, consumer)
     trainer.send(sender, session, plan, 0, group=None)
     assert thread.end() is None and equal(consumer, world, 0)

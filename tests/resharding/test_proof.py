@@ -350,17 +350,17 @@ def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool) -> No
     seen = 0
     for seed in range(20):
         world = random_world(seed, quantise=quantise)
-        plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+        plan = build_plan(world.trainers, world.engines, world.topology, world.options)
         cells, full = PlanCells(plan), checkpoint(world)
-        held = [tensors_of_rank(manifest, loaded(manifest, full)) for manifest in world.sources]
+        held = [tensors_of_rank(manifest, loaded(manifest, full)) for manifest in world.trainers]
         digests = np.zeros(cells.count, np.uint64)
-        for manifest, arrays in zip(world.sources, held, strict=True):
+        for manifest, arrays in zip(world.trainers, held, strict=True):
             proof = TrainerProof([cells], manifest.rank, manifest.tensors, [])
             own = proof._digests([a.reshape(-1) for a in arrays])
             assert not (own.astype(bool) & digests.astype(bool)).any()
             digests += own
         results = execute(plan, held)
-        for rank, (manifest, arrays) in enumerate(zip(world.destinations, results, strict=True)):
+        for rank, (manifest, arrays) in enumerate(zip(world.engines, results, strict=True)):
             needed = cells.needed(rank)
             engine = EngineProof(
                 list(needed.values()),

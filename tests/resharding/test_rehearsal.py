@@ -19,9 +19,9 @@ SEEDS = st.integers(min_value=0, max_value=1 << 32)
 
 def planned(seed: int):
     world = random_world(seed)
-    plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+    plan = build_plan(world.trainers, world.engines, world.topology, world.options)
     full = checkpoint(world)
-    return plan, [loaded(manifest, full) for manifest in world.sources]
+    return plan, [loaded(manifest, full) for manifest in world.trainers]
 
 
 def check_delays(seed: int) -> None:
@@ -37,7 +37,7 @@ def check_kill(seed: int) -> None:
     expected = execute(plan, storages)
     rng = random.Random(seed)
     role = rng.choice(["exchange", "engine"])
-    slots = plan.topology.destination_slots if role == "engine" else range(plan.topology.num_slots)
+    slots = plan.topology.engine_slots if role == "engine" else range(plan.topology.num_slots)
     kill = Kill(role, rng.choice(slots), after=rng.randrange(2 * len(plan.windows) + 2))
     outcome = rehearse(plan, storages, seed=seed, kills=[kill])
     check_committed(outcome, expected)

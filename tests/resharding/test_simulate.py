@@ -27,13 +27,13 @@ SEEDS = st.integers(min_value=0, max_value=1 << 32)
 
 def check_world(seed: int, *, quantise: bool = False) -> None:
     world = random_world(seed, quantise=quantise)
-    plan = build_plan(world.sources, world.destinations, world.topology, world.options)
+    plan = build_plan(world.trainers, world.engines, world.topology, world.options)
     full = checkpoint(world)
-    storages = [loaded(manifest, full) for manifest in world.sources]
+    storages = [loaded(manifest, full) for manifest in world.trainers]
     together = gathered(world, storages)
     assert together.keys() == full.keys()
     results = execute(plan, storages)
-    planned = leave_whole(world.sources, world.destinations, world.options.quantise_block)
+    planned = leave_whole(world.trainers, world.engines, world.options.quantise_block)
     wanted = as_engines_want(world, together)
     for manifest, result in zip(planned, results, strict=True):
         for tensor, expected in zip(manifest.tensors, loaded(manifest, wanted), strict=True):
@@ -47,8 +47,8 @@ def check_world(seed: int, *, quantise: bool = False) -> None:
         assert max(part.send_bucket_bytes, part.receive_bucket_bytes) <= world.options.bucket_bytes
 
 
-def check_written_once(destinations, plan) -> None:
-    for manifest, counts in zip(destinations, write_counts(plan), strict=True):
+def check_written_once(engines, plan) -> None:
+    for manifest, counts in zip(engines, write_counts(plan), strict=True):
         for tensor in manifest.tensors:
             boxes = np.zeros(tensor.shape, np.uint16)
             for piece in tensor.pieces:
@@ -89,14 +89,14 @@ def test_any_layout_equals_gather_then_load_long(seed):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_torch_arrays_give_the_same_bytes_as_numpy(family):
     world = random_world(7, family=family)
-    plan = build_plan(world.sources, world.destinations, world.topology, world.options)
-    storages = [loaded(manifest, checkpoint(world)) for manifest in world.sources]
+    plan = build_plan(world.trainers, world.engines, world.topology, world.options)
+    storages = [loaded(manifest, checkpoint(world)) for manifest in world.trainers]
     tensors = [
         [
             torch.from_numpy(a.view(np.uint8)).view(getattr(torch, t.dtype)).view(t.shape)
             for t, a in zip(m.tensors, s, strict=True)
         ]
-        for m, s in zip(world.sources, storages, strict=True)
+        for m, s in zip(world.trainers, storages, strict=True)
     ]
     for ours, theirs in zip(execute(plan, storages), execute(plan, tensors), strict=True):
         for name, array in ours.items():
@@ -105,9 +105,9 @@ def test_torch_arrays_give_the_same_bytes_as_numpy(family):
 
 def test_wrong_storage_is_refused_by_name():
     world = random_world(3, family="qwen3_moe")
-    plan = build_plan(world.sources, world.destinations, world.topology, world.options)
-    storages = [loaded(manifest, checkpoint(world)) for manifest in world.sources]
-    by_name = {(t.chunk, t.name): a for t, a in zip(world.sources[0].tensors, storages[0], strict=True)}
+    plan = build_plan(world.trainers, world.engines, world.topology, world.options)
+    storages = [loaded(manifest, checkpoint(world)) for manifest in world.trainers]
+    by_name = {(t.chunk, t.name): a for t, a in zip(world.trainers[0].tensors, storages[0], strict=True)}
     lost = next(iter(by_name))
     del by_name[lost]
     with pytest.raises(WeightSyncError, match=lost[1].replace(".", r"\.")):

@@ -24,8 +24,8 @@ class World:
     hf: dict
     train: Layout
     rollout: Layout
-    sources: list[RankManifest]
-    destinations: list[RankManifest]
+    trainers: list[RankManifest]
+    engines: list[RankManifest]
     topology: Topology
     options: PlanOptions
     quantised: bool = False
@@ -47,7 +47,7 @@ def random_world(seed: int, *, family: str | None = None, quantise: bool = False
 def _quantised(world: World, block: int) -> World:
     return dataclasses.replace(
         world,
-        destinations=[quantised.manifest(m, block) for m in world.destinations],
+        engines=[quantised.manifest(m, block) for m in world.engines],
         options=dataclasses.replace(world.options, quantise_block=block),
         quantised=True,
     )
@@ -106,21 +106,21 @@ def _world(rng: random.Random, hf: dict) -> World:
     return World(hf, train, rollout, held, needed, random_topology(rng, len(held), len(needed)), options)
 
 
-def random_topology(rng: random.Random, num_sources: int, num_destinations: int) -> Topology:
+def random_topology(rng: random.Random, num_trainers: int, num_engine_ranks: int) -> Topology:
     """Shared slots, separate pools, or anything between, with ranks on slots in any order."""
     kind = rng.choice(["shared", "separate", "any"])
-    if kind == "shared" and num_sources <= num_destinations:
+    if kind == "shared" and num_trainers <= num_engine_ranks:
         return Topology.shared(
-            num_destinations, slots_per_node=rng.choice([2, 4, 8]), num_sources=num_sources
+            num_engine_ranks, slots_per_node=rng.choice([2, 4, 8]), num_trainers=num_trainers
         )
     if kind == "separate":
-        return Topology.separate(num_sources, num_destinations, slots_per_node=rng.choice([2, 4, 8]))
-    slots = max(num_sources, num_destinations) + rng.choice([0, 1, 3])
+        return Topology.separate(num_trainers, num_engine_ranks, slots_per_node=rng.choice([2, 4, 8]))
+    slots = max(num_trainers, num_engine_ranks) + rng.choice([0, 1, 3])
     return Topology(
         nodes=tuple(rng.randrange(3) for _ in range(slots)),
         rails=tuple(rng.randrange(4) for _ in range(slots)),
-        source_slots=tuple(rng.sample(range(slots), num_sources)),
-        destination_slots=tuple(rng.sample(range(slots), num_destinations)),
+        trainer_slots=tuple(rng.sample(range(slots), num_trainers)),
+        engine_slots=tuple(rng.sample(range(slots), num_engine_ranks)),
     )
 
 
@@ -130,7 +130,7 @@ def box(start, shape):
 
 def checkpoint(world: World) -> dict[str, np.ndarray]:
     """Full tensors of random bits in the dtype the trainer stores them in (bfloat16 as uint16)."""
-    dtypes = {piece.tensor: t.dtype for m in world.sources for t in m.tensors for piece in t.pieces}
+    dtypes = {piece.tensor: t.dtype for m in world.trainers for t in m.tensors for piece in t.pieces}
     full = {}
     for tensor in family_of(world.hf).checkpoint_tensors(world.hf):
         rng = np.random.default_rng(zlib.crc32(tensor.name.encode()))
@@ -164,7 +164,7 @@ def gathered(world: World, storages: list[list[np.ndarray]]) -> dict[str, np.nda
     """Whole tensors put together from what the trainer ranks hold: the oracle's first half."""
     shapes = {tensor.name: tensor.shape for tensor in family_of(world.hf).checkpoint_tensors(world.hf)}
     full: dict[str, np.ndarray] = {}
-    for manifest, arrays in zip(world.sources, storages, strict=True):
+    for manifest, arrays in zip(world.trainers, storages, strict=True):
         for tensor, array in zip(manifest.tensors, arrays, strict=True):
             for piece in tensor.pieces:
                 if piece.tensor not in full:

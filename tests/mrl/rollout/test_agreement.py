@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 def destinations(engine: RolloutEngine, checkpoint: list[CheckpointTensor]) -> list[RankManifest]:
-    return engine.destination_manifests(checkpoint)
+    return engine.engine_manifests(checkpoint)
 
 
 def trainers(model: Path, **changes: Any) -> list[CheckpointTensor]:

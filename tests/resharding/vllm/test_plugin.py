@@ -228,7 +228,7 @@ def footprint(engine: RolloutEngine) -> Footprint:
 
 
 def manifests(engine: RolloutEngine, rows: list[tuple[str, tuple[int, ...], str]]) -> list[RankManifest]:
-    return engine.destination_manifests([CheckpointTensor(*row) for row in rows])
+    return engine.engine_manifests([CheckpointTensor(*row) for row in rows])
 
 
 def described(host: EngineHost, folder: Path) -> list[RankManifest]:

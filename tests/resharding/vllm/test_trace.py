@@ -1,4 +1,4 @@
-"""Destination manifests from a layout against those a real vLLM engine gives, for every family."""
+"""Engine manifests from a layout against those a real vLLM engine gives, for every family."""
 
 import dataclasses
 import json

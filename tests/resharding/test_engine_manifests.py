@@ -1,4 +1,4 @@
-"""Destination manifests without an engine: worked boxes, traces of views, refusals."""
+"""Engine manifests without an engine: worked boxes, traces of views, refusals."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mrl.models.tensors import CheckpointTensor, Piece
 from mrl.models.vllm_names import Shard
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
-from tests.resharding.test_sources import QWEN3_MOE
+from tests.resharding.test_trainer_manifests import QWEN3_MOE
 
 
 def tensor(manifest, name: str):

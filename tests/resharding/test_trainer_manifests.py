@@ -1,4 +1,4 @@
-"""Source manifests from layouts: every checkpoint element is held, replicas are equal, worked boxes."""
+"""Trainer manifests from layouts: every checkpoint element is held, replicas are equal, worked boxes."""
 
 import dataclasses
 import json
