@@ -44,7 +44,7 @@ quickstart: setup work/quickstart/sft/config.json
 	$(BIN)/mrl report runs/quickstart
 
 quickstart-dapo quickstart-ppo: quickstart-%: setup work/quickstart/sft/config.json
-	$(BIN)/mrl train configs/quickstart_$*.yaml
+	$(BIN)/mrl train configs/quickstart.yaml configs/quickstart_$*.yaml
 	$(BIN)/mrl report runs/quickstart_$*
 
 test-slow: setup system-packages

@@ -38,7 +38,12 @@ LENGTHS = {
     "dr_grpo": ["algorithm.aggregation.length=6"],
 }
 """The task's lengths, where a recipe's file has its paper's and says to set them."""
-QUICKSTARTS = ("quickstart", "quickstart_dapo", "quickstart_ppo")
+QUICKSTARTS = {
+    "quickstart": ("quickstart",),
+    "quickstart_dapo": ("quickstart", "quickstart_dapo"),
+    "quickstart_ppo": ("quickstart", "quickstart_ppo"),
+}
+"""The task's own recipes and their files, in order."""
 RECIPES = (*QUICKSTARTS, *sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")))
 
 
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def sft_start(out: Path, start: int) -> Path:
     """The folder of a start: rows, tokenizer and the supervised model of that seed."""
     folder = out / f"start-{start}"
-    if not (folder / "warm/config.json").is_file():
+    if not (folder / "sft/config.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         mrl("make", "arithmetic", "--out", str(folder), log=folder / "make.log")
         words = [
@@ -94,7 +99,7 @@ def train(folder: Path, recipe: str, *, steps: int) -> list[float]:
 def files_and_words(recipe: str, *, steps: int) -> list[str]:
     """What `mrl train` is given for a recipe on this task: its own file, the task's lengths, and rates by its updates."""
     if recipe in QUICKSTARTS:
-        return [str(ROOT / f"configs/{recipe}.yaml")]
+        return [str(ROOT / f"configs/{file}.yaml") for file in QUICKSTARTS[recipe]]
     files = [ROOT / "configs/quickstart.yaml", ROOT / f"configs/algorithm/{recipe}.yaml"]
     updates = UPDATES.get(recipe, 1)
     words = [f"training.optimizer={_optimizer(RATE, updates, steps=steps)}", *LENGTHS.get(recipe, [])]

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from mrl.config.sections.loop import LaunchSection
+from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError
 
 SLOT = "slot"

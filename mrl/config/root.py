@@ -7,11 +7,13 @@ from mrl.config.sections.base import Section
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.export import ExportSection
+from mrl.config.sections.launch import LaunchSection
 from mrl.config.sections.logging import LoggingSection
-from mrl.config.sections.loop import LaunchSection, LoopSection, RunSection
+from mrl.config.sections.loop import LoopSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.reward import RewardSection
 from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.run import RunSection
 from mrl.config.sections.sft import SftSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection

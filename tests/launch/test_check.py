@@ -199,7 +199,7 @@ def test_a_good_run_passes_and_its_dry_run_leaves_nothing(task: Path, tmp_path: 
 def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from mrl.config.sections.loop import LaunchSection
+    from mrl.config.sections.launch import LaunchSection
     from mrl.launch.cluster import cluster
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

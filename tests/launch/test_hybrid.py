@@ -10,7 +10,7 @@ import pytest
 
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
-from mrl.config.sections.loop import LaunchSection
+from mrl.config.sections.launch import LaunchSection
 from mrl.errors import MrlError
 from mrl.launch.cluster.cluster import cluster
 from mrl.loops.batch import pack, policy_versions

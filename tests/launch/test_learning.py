@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrl.config.root import Config
-from mrl.config.sections.loop import LaunchSection
+from mrl.config.sections.launch import LaunchSection
 from mrl.data.load import load_data
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.cluster import cluster

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mrl.files import CONFIGS
 from mrl.observe.metrics_log import read
 from tests.launch.command import Command, run
 
@@ -23,7 +24,7 @@ def words(task: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
     def make(*more: str) -> list[str]:
         return [
-            str(Path(__file__).parents[2] / "configs/quickstart_ppo.yaml"),
+            *(str(CONFIGS / f"{name}.yaml") for name in ("quickstart", "quickstart_ppo")),
             f"run={{name: run, folder: {tmp_path}}}",
             f"model={{path: {task}/model, max_length: 16}}",
             f"data.train={task}/train.jsonl",

@@ -5,17 +5,6 @@ from pydantic import Field
 from mrl.config.sections.base import Section
 
 
-class RunSection(Section):
-    """Where a run lives."""
-
-    name: str
-    """Name of the run; its folder is folder/name."""
-    folder: str = "runs"
-    """Parent folder of all runs."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of data order, sampling and initialisation."""
-
-
 class ValidationSection(Section):
     """Measuring on held-out rows."""
 
@@ -75,16 +64,3 @@ class LoopSection(Section):
     """Validation."""
     checkpoint: CheckpointSection = CheckpointSection()
     """Checkpoints."""
-
-
-class LaunchSection(Section):
-    """Processes and machines."""
-
-    ray_address: str | None = None
-    """Address of an existing Ray cluster; None starts one on this machine and stops it at the end."""
-    slots_per_node: int | None = Field(default=None, ge=1)
-    """Slots (GPUs, or CPU stand-ins) of a node; None means as many as the node has GPUs, or the world size on CPU."""
-    start_deadline_seconds: float = Field(default=600.0, gt=0)
-    """Longest time until all workers are up."""
-    object_store_bytes: int = Field(default=256 << 20, ge=80 << 20)
-    """Ray's object store when we start the cluster ourselves."""
