@@ -12,13 +12,8 @@ import psutil
 import pytest
 
 from mrl.config.root import Config
-<<<<<<< HEAD
-from mrl.config.sections.loop import LaunchSection
-from mrl.config.sections.reward import RewardSection
-=======
 from mrl.config.sections.launch import LaunchSection
-from mrl.config.sections.reward import JudgeSection
->>>>>>> 821853b (configs: the quickstart's DAPO and PPO say only what differs from it)
+from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
