@@ -9,9 +9,12 @@ import dataclasses
 import enum
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+
+Role = Literal["policy", "reference", "critic"]
+"""The models of a run; the reference is the policy's frozen copy."""
 
 
 class Status(enum.Enum):

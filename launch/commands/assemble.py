@@ -28,6 +28,7 @@ from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
+from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector, RewardWorkers
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
@@ -67,7 +68,11 @@ class Parts:
         )
 
     def loop(
-        self, recorder: Recorder, *, should_stop: Callable[[], str | None] = lambda: None
+        self,
+        recorder: Recorder,
+        checkpoints: Checkpoints,
+        *,
+        should_stop: Callable[[], str | None] = lambda: None,
     ) -> OnPolicyLoop:
         """The on-policy loop at its first step."""
         return OnPolicyLoop(
@@ -77,6 +82,7 @@ class Parts:
             GroupSupply(self.config, self.dataset.stream(self.config.run.seed)),
             self.dataset.validation_prompts(self.config.loop.validation.num_prompts),
             recorder,
+            checkpoints,
             should_stop=should_stop,
             throughput=self.throughput(),
         )
@@ -86,7 +92,7 @@ class Parts:
         config = self.config
         peak = config.logging.device_peak_flops
         if peak is None:
-            names = self.hybrid.train.broadcast("device_name")
+            names = self.hybrid.train.device_names()
             peaks = [peak_flops(name, config.training.dtype) for name in names]
             known = [peak for peak in peaks if peak is not None]
             peak = min(known) if len(known) == len(names) else None

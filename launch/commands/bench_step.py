@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.launch.commands.assemble import Parts, assembled
-from mrl.launch.workers.waiting import wait_all
 from mrl.loops.batch import pack
+from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.on_policy import OnPolicyLoop, denominators
 from mrl.loops.recorder import Recorder
@@ -40,7 +40,7 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
         run_folder = RunFolder(config.run_folder)
         with assembled(config, log_folder=Path(folder) / "logs") as parts:
             recorder = Recorder(config, run_folder, parts.clock, first_step=0)
-            bench = _Bench(parts, parts.loop(recorder))
+            bench = _Bench(parts, parts.loop(recorder, Checkpoints(config, run_folder)))
             floors = bench.run(num_steps + 1)
             recorder.close()
         rows = metrics_log.read(run_folder.metrics)[1:]
@@ -51,7 +51,7 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
 class _Bench:
     def __init__(self, parts: Parts, loop: OnPolicyLoop) -> None:
         self._parts, self._loop = parts, loop
-        self._groups: list[Group] = []
+        self._groups: Sequence[Group] = ()
 
     def run(self, count: int) -> list[dict[str, float]]:
         """Alternates: a step (its row goes to metrics.jsonl), then the floor of the same batch, which counts as a step too."""
@@ -65,7 +65,7 @@ class _Bench:
             self._parts.hybrid.sync(self._loop.version)
         return floors
 
-    def _remember(self, groups: list[Group]) -> None:
+    def _remember(self, groups: Sequence[Group]) -> None:
         self._groups = groups
 
     def _floor(self) -> dict[str, float]:
@@ -92,9 +92,8 @@ class _Bench:
     def _generate(self, prompts: list[Prompt]) -> None:
         """All requests of the batch in one call per engine, which returns when all are finished."""
         config = self._parts.config
-        wanted = Round.of(prompts, sampling_of(config))
-        calls = self._parts.hybrid.rollout.generate_calls(wanted, config.loop.phase_deadline_seconds)
-        wait_all(calls, phase="floor", deadline_seconds=config.loop.phase_deadline_seconds)
+        requested = Round.of(prompts, sampling_of(config))
+        self._parts.hybrid.rollout.generate(requested, config.loop.phase_deadline_seconds)
 
 
 def _figures(rows: list[dict[str, Any]], floors: list[dict[str, float]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mrl.config.root import Config
 from mrl.data.load import load_validation
@@ -22,6 +23,9 @@ from mrl.rollout.request import Response, Round
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Group
 from mrl.training.checkpoint.folder import digests
+
+if TYPE_CHECKING:
+    from mrl.rollout.engine import RolloutEngine
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 
@@ -99,13 +103,13 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
 
 
 class _OneEngine:
-    """An engine of this process behind the loop's door."""
+    """An engine of this process as the loop sees engines."""
 
-    def __init__(self, engine) -> None:
+    def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
-    def submit(self, wanted: Round) -> None:
-        self._engine.submit(wanted.requests())
+    def submit(self, requested: Round) -> None:
+        self._engine.submit(requested.requests())
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         return self._engine.poll(timeout_seconds)

@@ -14,6 +14,7 @@ from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import last_words
+from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
@@ -57,12 +58,12 @@ def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float, ex
     config, train = parts.config, parts.hybrid.train
     with parts.clock.phase("restore"):
         if config.algorithm.needs_reference:
-            train.broadcast("snapshot_reference", config.model.reference_path)
+            train.snapshot_reference(config.model.reference_path)
         saved = latest_checkpoint(folder.checkpoints)
-        state = train.broadcast("load_checkpoint", str(saved))[0] if saved else None
+        state = train.load_checkpoint(saved) if saved else None
     first_step = int(state["next_step"]) if state else 0
-    recorder = Recorder(config, folder, parts.clock, first_step=first_step, exports=exports)
-    loop = parts.loop(recorder, should_stop=signals.reason)
+    recorder = Recorder(config, folder, parts.clock, first_step=first_step)
+    loop = parts.loop(recorder, Checkpoints(config, folder, exports), should_stop=signals.reason)
     if state:
         loop.restore(state)
         recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")

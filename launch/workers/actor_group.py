@@ -1,24 +1,54 @@
-"""Ray actors of one kind on the slots of a run: made alike, called alike, named alike in errors."""
+"""Ray actors of one kind: made alike, called by their class's own methods, and named in every error.
+
+Every wait has a deadline, and its error names the first cause: when one rank dies its peers fail a moment later with broken
+collectives, so after the first failure the others get a short grace, and a death is reported before the errors that follow
+from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from mrl.config.root import Config
+from mrl.errors import MrlError, WorkerLost
 from mrl.launch.cluster.cluster import SLOT
-from mrl.launch.workers.waiting import wait_all
 from mrl.observe.phases import PhaseClock
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
-class ActorGroup:
-    """Actors that are never restarted; number i is `<kind> i`."""
+GRACE_SECONDS = 8.0
+"""For what still runs after a first failure: an engine that lost a worker process needs some seconds to notice and leave."""
+POLL_SECONDS = 1.0
+
+
+class Actor(Protocol):
+    """What every actor's class has."""
+
+    def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=Actor)
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=Sized)
+T = TypeVar("T", bound=Sized)
+
+
+class ActorGroup(Generic[A]):
+    """Actors that are never restarted; number i is `<kind> i`.
+
+    What an actor shall do is given as a function of it (`TrainActor.send`, or a lambda), so that a checker compares arguments
+    and results, and an editor finds the method.
+    """
 
     kind = "worker"
 
     def __init__(
         self,
-        actor_class: type,
+        actor_class: type[A],
         config: Config,
         clock: PhaseClock,
         *,
@@ -34,7 +64,7 @@ class ActorGroup:
         """
         import ray
 
-        self._config, self._clock = config, clock
+        self._config, self._clock, self._class = config, clock, actor_class
         actor: Any = ray.remote(actor_class)
         resources = {SLOT: slot_share} if slot_share else {}
         self.actors = [
@@ -50,6 +80,8 @@ class ActorGroup:
             ).remote(config, number, log_folder)
             for number, strategy in enumerate(strategies)
         ]
+        self._owed = [0] * len(self.actors)
+        self._pulls: dict[int, ObjectRef[Any]] = {}
 
     def name(self, number: int) -> str:
         return f"{self.kind} {number}"
@@ -61,25 +93,137 @@ class ActorGroup:
         states = [actor._get_local_state() for actor in self.actors]
         return [self.name(n) for n, state in enumerate(states) if state == ActorTableData.ActorState.DEAD]
 
-    def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        """The same call on every actor; results by number."""
-        return list(self.wait(self.calls("call", method, *arguments, **options)).values())
+    def start_on(
+        self, number: int, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
+    ) -> ObjectRef[R]:
+        """Starts a function of one actor; it is pickled, so it must not hold this group. References in `arguments` arrive as values."""
+        return self.actors[number].__ray_call__.remote(function, *arguments, **options)
 
-    def close_calls(self) -> dict[str, Any]:
-        return self.calls("close")
+    def start_on_all(
+        self, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
+    ) -> dict[str, ObjectRef[R]]:
+        """Starts a function of every actor; the caller waits for the results, by name."""
+        numbers = range(len(self.actors))
+        return {self.name(n): self.start_on(n, function, *arguments, **options) for n in numbers}
 
-    def calls(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Starts one call on every actor, by name; to be waited for by the caller."""
-        return {
-            self.name(number): getattr(actor, method).remote(*arguments, **options)
-            for number, actor in enumerate(self.actors)
-        }
+    def on_all(
+        self, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
+    ) -> list[R]:
+        """Runs a function of every actor and waits for all; results by number."""
+        return list(self.wait(self.start_on_all(function, *arguments, **options)).values())
 
-    def wait(self, calls: Mapping[str, Any]) -> dict[str, Any]:
+    def wait(self, calls: Mapping[str, ObjectRef[R]]) -> dict[str, R]:
         """Results of started calls by name, within the phase's deadline."""
-        return wait_all(
-            calls,
-            phase=self._clock.current,
-            deadline_seconds=self._config.loop.phase_deadline_seconds,
-            clock=self._clock,
-        )
+        deadline_seconds = self._config.loop.phase_deadline_seconds
+        return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
+
+    def hand_out(self, function: Callable[[A, T], None], shares: Mapping[int, T]) -> None:
+        """Gives actors their shares, by number; each owes as many results as its share is long. Returns when all have theirs."""
+        for number, share in shares.items():
+            self._owed[number] += len(share)
+        self.wait({self.name(n): self.start_on(n, function, share) for n, share in shares.items()})
+
+    def pull(self, function: Callable[[A], S], timeout_seconds: float) -> list[S]:
+        """Results of actors that owe some; waits for the first ones at most `timeout_seconds`.
+
+        One call of `function` runs on each of them at a time, also from one pull to the next.
+        """
+        import ray
+
+        for number, owed in enumerate(self._owed):
+            if owed and number not in self._pulls:
+                self._pulls[number] = self.start_on(number, function)
+        if not self._pulls:
+            return []
+        with self._clock.waiting():
+            done, _ = ray.wait(list(self._pulls.values()), num_returns=1, timeout=timeout_seconds)
+        ended = {number: call for number, call in self._pulls.items() if call in done}
+        results = []
+        for number, call in ended.items():
+            del self._pulls[number]
+            results += self.wait({self.name(number): call}).values()
+            self._owed[number] -= len(results[-1])
+        return results
+
+
+def wait_all(
+    calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float, clock: PhaseClock
+) -> dict[str, R]:
+    """Results of remote calls by worker name ("trainer rank 1", "engine 0"); the clock counts what was spent waiting.
+
+    Raises WorkerLost for a death or a missed deadline, else the worker's own error; names worker and phase.
+    """
+    import ray
+
+    names: dict[Any, str] = {ref: name for name, ref in calls.items()}
+    pending, start = list(names), time.monotonic()
+    results: dict[str, Any] = {}
+    while pending:
+        done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+        if failed := _take(done, names, results):
+            _raise_first(failed, pending, names, clock.current)
+        if not pending:
+            break
+        if time.monotonic() - start > deadline_seconds:
+            late = ", ".join(names[r] for r in pending)
+            raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {clock.current}")
+        with clock.waiting():
+            ray.wait(pending, num_returns=1, timeout=POLL_SECONDS)
+    return {name: results[name] for name in calls}
+
+
+def close_all(groups: Iterable[ActorGroup[Any]], *, deadline_seconds: float) -> None:
+    """Closes the actors of all groups at once, then ends their processes; one that is gone already is not an error here."""
+    import ray
+
+    groups = list(groups)
+    calls = [call for group in groups for call in group.start_on_all(group._class.close).values()]
+    ray.wait(calls, num_returns=len(calls), timeout=deadline_seconds)
+    for group in groups:
+        for actor in group.actors:
+            ray.kill(actor)
+
+
+def _take(done: list[Any], names: Mapping[Any, str], results: dict[str, Any]) -> dict[str, BaseException]:
+    """The values of ended calls into `results`, each unpacked once; the errors of those that failed."""
+    import ray
+
+    failures = {}
+    for ref in done:
+        try:
+            results[names[ref]] = ray.get(ref, timeout=0)
+        except Exception as error:  # sorted by kind in _raise_first
+            failures[names[ref]] = error
+    return failures
+
+
+def _raise_first(
+    failed: dict[str, BaseException], pending: list[Any], names: Mapping[Any, str], phase: str
+) -> None:
+    import ray
+
+    deadline = time.monotonic() + GRACE_SECONDS
+    while pending and time.monotonic() < deadline:
+        done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        failed |= _take(done, names, {})
+    name, error = min(failed.items(), key=lambda item: _severity(item[1]))
+    if _severity(error) == 0:
+        raise WorkerLost(f"{name} died in phase {phase}: {_first_line(error)}") from error
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, MrlError):
+        raise type(cause)(f"{name}, phase {phase}: {cause}") from error
+    raise WorkerLost(f"{name} failed in phase {phase}: {_first_line(cause or error)}\n{error}") from error
+
+
+def _severity(error: BaseException) -> int:
+    """0: a process died; 1: our own typed error; 2: anything else (often a consequence)."""
+    from ray.exceptions import RayActorError
+
+    if isinstance(error, RayActorError):
+        return 0
+    return 1 if isinstance(getattr(error, "cause", None), MrlError) else 2
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

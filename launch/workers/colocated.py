@@ -16,11 +16,13 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import WorkerLost
+from mrl.launch.workers.actor_group import close_all, wait_all
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
-from mrl.launch.workers.waiting import wait_all
 from mrl.observe.phases import Moment, PhaseClock
 from mrl.resharding.transfer.session import Session
+
+CLOSE_SECONDS = 20.0
 
 
 class Hybrid:
@@ -46,10 +48,12 @@ class Hybrid:
     def start(self) -> None:
         """Builds all workers at once; the first failure ends the start with its cause."""
         with self._clock.phase("workers"):
-            calls = {**self.train.start_calls(), **self.rollout.start_calls()}
-            wait_all(calls, phase="start_up", deadline_seconds=self._config.launch.start_deadline_seconds)
+            calls = self.train.start() | self.rollout.start()
+            deadline = self._config.launch.start_deadline_seconds
+            wait_all(calls, deadline_seconds=deadline, clock=self._clock)
         with self._clock.phase("connect"):
-            self._digest = self.train.connect(self.rollout.addresses(), self._engine_manifests())
+            # Asking for the engine manifests also shows that the engines have the trainer's tensors.
+            self._digest = self.train.connect(self.rollout.addresses(), self.rollout.engine_manifests())
         self._clock.listeners.append(self._check_alive)
 
     def _check_alive(self, moment: Moment) -> None:
@@ -58,23 +62,15 @@ class Hybrid:
         if dead:
             raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
 
-    def _engine_manifests(self) -> list[Any]:
-        """What every engine rank wants, in slot order; asking also shows that the engines have the trainer's tensors."""
-        return [rank for engine in self.rollout.engine_manifests() for rank in engine]
-
     def sync(self, version: int) -> dict[str, float]:
         """One weight sync to `version`; all engines commit it or the call raises WeightSyncError. Returns its metrics."""
         proved, self._proved = self._proved, None  # what fails is followed by a full session
         session, start = self._session(version, proved), time.monotonic()
         self._offload(keep_parameters=True)
         self.rollout.wake("weights")
-        sends = self.train.send_calls(session)
-        results = wait_all(
-            {**sends, **self.rollout.receive_calls(session)},
-            phase=self._clock.current,
-            deadline_seconds=2 * self._config.sync.deadline_seconds,
-            clock=self._clock,
-        )
+        sends, receives = self.train.send(session), self.rollout.receive(session)
+        deadline = 2 * self._config.sync.deadline_seconds
+        results = wait_all({**sends, **receives}, deadline_seconds=deadline, clock=self._clock)
         self._offload(keep_parameters=False)
         self.rollout.wake("kv_cache")
         self.version, self._proved = version, version if session.full else proved
@@ -89,23 +85,17 @@ class Hybrid:
         """Generation is over until the next weight sync: the engines give their memory to training, which comes back."""
         self.rollout.sleep()
         if self._offloads:
-            self.train.broadcast("reload")
+            self.train.reload()
 
     def _offload(self, *, keep_parameters: bool) -> None:
         if self._offloads:
-            self.train.broadcast("offload", keep_parameters=keep_parameters)
+            self.train.offload(keep_parameters=keep_parameters)
 
     def close(self) -> None:
-        """Closes workers in order; a worker that is gone already is not an error here."""
-        import ray
-
+        """Closes all workers; one that is gone already is not an error here."""
         if self._check_alive in self._clock.listeners:
             self._clock.listeners.remove(self._check_alive)
-        calls = {**self.rollout.close_calls(), **self.train.close_calls()}
-        ray.wait(list(calls.values()), num_returns=len(calls), timeout=20)
-        actors: list[Any] = [*self.rollout.actors, *self.train.actors]
-        for actor in actors:
-            ray.kill(actor)
+        close_all((self.rollout, self.train), deadline_seconds=CLOSE_SECONDS)
 
 
 def _stats(results: list[Any]) -> dict[str, float]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError
-from mrl.launch.workers.actor_group import ActorGroup
+from mrl.launch.workers.actor_group import ActorGroup, close_all
 from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.pool import RewardPool, try_verifiers
@@ -57,7 +56,7 @@ class RewardActor:
         self._pool.close()
 
 
-class RewardGroup(ActorGroup):
+class RewardGroup(ActorGroup[RewardActor]):
     """One actor on each node of the connected cluster that has slots."""
 
     kind = "rewards of node"
@@ -76,8 +75,6 @@ class RewardGroup(ActorGroup):
             environment=environment,
             log_folder=log_folder,
         )
-        self._open = [0] * len(self.actors)
-        self._collects: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def started(self, trial: Sequence[Prompt]) -> Iterator[RewardGroup]:
@@ -90,7 +87,7 @@ class RewardGroup(ActorGroup):
 
     def _check(self, trial: Sequence[Prompt]) -> None:
         try:
-            self.wait(self.calls("check", trial))
+            self.on_all(RewardActor.check, trial)
         except RewardError as error:
             raise ConfigError(f"reward: {error}") from error
 
@@ -99,36 +96,16 @@ class RewardGroup(ActorGroup):
         shares: dict[int, list[tuple[Sample, Prompt]]] = {}
         for sample, prompt in pairs:
             shares.setdefault(prompt.index % len(self.actors), []).append((sample, prompt))
-        for node, share in shares.items():
-            self._open[node] += len(share)
-        self.wait({self.name(n): self.actors[n].submit_all.remote(share) for n, share in shares.items()})
+        self.hand_out(RewardActor.submit_all, shares)
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         """All verdicts that are there; waits for the first ones at most `timeout_seconds`."""
-        import ray
-
-        for node, count in enumerate(self._open):
-            if count and node not in self._collects:
-                self._collects[node] = self.actors[node].collect.remote()
-        if not self._collects:
-            return []
-        done, _ = ray.wait(list(self._collects.values()), num_returns=1, timeout=timeout_seconds)
-        arrived: list[tuple[str, Verdict]] = []
-        for node in [n for n, call in self._collects.items() if call in done]:
-            verdicts = self.wait({self.name(node): self._collects.pop(node)})[self.name(node)]
-            self._open[node] -= len(verdicts)
-            arrived += verdicts
-        return arrived
+        return [verdict for node in self.pull(RewardActor.collect, timeout_seconds) for verdict in node]
 
     def flush_groups(self) -> None:
         """Starts group verifiers on incomplete groups on all nodes."""
-        self.wait(self.calls("flush_groups"))
+        self.on_all(RewardActor.flush_groups)
 
     def close(self) -> None:
         """Ends the pools, then the actors; one that is gone already is not an error here."""
-        import ray
-
-        calls = list(self.close_calls().values())
-        ray.wait(calls, num_returns=len(calls), timeout=CLOSE_SECONDS)
-        for actor in self.actors:
-            ray.kill(actor)
+        close_all([self], deadline_seconds=CLOSE_SECONDS)

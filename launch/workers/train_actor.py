@@ -1,19 +1,27 @@
-"""The thin Ray actor around one Megatron rank: environment, log file, and calls by name."""
+"""The thin Ray actor around one Megatron rank: its environment, its log file, and what needs the run's configuration."""
 
 from __future__ import annotations
 
 import gc
-import os
 import socket
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
+from mrl.samples import Role, TrainBatch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mrl.resharding.transfer.session import Session
+    from mrl.training.worker import MegatronWorker
 
 
 class TrainActor:
-    """One rank. `start` builds the worker once the rendezvous is known; `call` runs one of its methods."""
+    """One trainer rank; `start` builds its worker once the rendezvous is known."""
+
+    worker: MegatronWorker
 
     def __init__(self, config: Config, rank: int, log_folder: str) -> None:
         from mrl.launch.workers.actor_log import redirect
@@ -23,16 +31,17 @@ class TrainActor:
         # temporary folders, which a rank that is killed would leave behind.
         sys.modules["wandb"] = None  # type: ignore[assignment]
         self._config, self._rank = config.in_updates(), rank
-        self._worker: Any = None
+        self._weight_sync: Any = None
+        self._objectives: dict[str, Any] = {}
         self._store: tuple[str, int] | None = None
 
-    def rendezvous(self) -> tuple[str, int, int]:
-        """This process's node address, a free port on it, and its pid; asked of rank 0 before `start`."""
+    def rendezvous(self) -> tuple[str, int]:
+        """This process's node address and a free port on it; asked of rank 0 before `start`."""
         import ray
 
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1], os.getpid()
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
     def start(self, address: str, port: int) -> None:
         """Builds the Megatron model and optimizer; a collective over all ranks."""
@@ -40,7 +49,7 @@ class TrainActor:
         from mrl.training.worker import MegatronWorker
 
         self._store = address, port
-        self._worker = MegatronWorker(
+        self.worker = MegatronWorker(
             model=self._config.model,
             training=self._config.training,
             rank=self._rank,
@@ -49,44 +58,42 @@ class TrainActor:
             master_port=port,
             seed=self._config.run.seed,
         )
-        self._objectives: dict[str, Any] = {"policy": Objective(self._config.algorithm)}
+        self._objectives["policy"] = Objective(self._config.algorithm)
         if self._config.critic is not None:
-            self._worker.add_critic(self._config.critic)
+            self.worker.add_critic(self._config.critic)
             self._objectives["critic"] = ValueObjective(self._config.algorithm)
         gc.collect()
         gc.freeze()  # as the driver does
 
-    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return getattr(self._worker, method)(*arguments, **options)
-
-    def update(self, batch: Any, denominators: dict[str, float], role: str) -> Any:
-        """One optimizer step of the policy or the critic with its configured objective."""
+    def update(self, batch: TrainBatch, denominators: Mapping[str, float], role: Role) -> dict[str, float]:
+        """One optimizer step of a role with its configured objective."""
         temperature = self._config.rollout.temperature
-        return self._worker.update(
+        return self.worker.update(
             batch, self._objectives[role], denominators, role=role, temperature=temperature
         )
 
-    def accumulate(self, batch: Any, denominators: dict[str, float]) -> Any:
+    def accumulate(
+        self, batch: TrainBatch, denominators: Mapping[str, float]
+    ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """The first half of the policy's update, with the log-probs and router margins it was computed from."""
-        temperature = self._config.rollout.temperature
-        return self._worker.accumulate(
+        return self.worker.accumulate(
             batch,
             self._objectives["policy"],
             denominators,
-            temperature=temperature,
+            temperature=self._config.rollout.temperature,
             with_router_margins=True,
         )
 
     def connect(self, addresses: Sequence[str], engines: Sequence[Any], slots_per_node: int) -> str:
-        """Prepares this rank's weight sync to the engine ranks it feeds; returns the digest sessions must carry."""
+        """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that sessions carry."""
         from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 
         sync = self._config.sync
         if sync.mode == "gather":
-            self._weight_sync = GatherSync(self._worker, sync, addresses, store=self._store)
+            self._weight_sync = GatherSync(self.worker, sync, addresses, store=self._store)
         else:
             self._weight_sync = PlannedSync(
-                self._worker,
+                self.worker,
                 sync,
                 addresses,
                 engines,
@@ -95,14 +102,12 @@ class TrainActor:
             )
         return self._weight_sync.digest
 
-    def send(self, session: Any) -> dict[str, float]:
-        """This rank's side of a weight sync."""
+    def send(self, session: Session) -> dict[str, float]:
+        """This rank's side of one weight sync."""
         return self._weight_sync.send(session)
-
-    _weight_sync: Any = None
 
     def close(self) -> None:
         if self._weight_sync is not None:
             self._weight_sync.close()
-        if self._worker is not None:
-            self._worker.close()
+        if hasattr(self, "worker"):
+            self.worker.close()

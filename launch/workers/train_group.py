@@ -3,15 +3,16 @@
 | method | dispatch | result |
 |---|---|---|
 | forward | batch split by DP | [N] arrays merged back in batch order |
-| update (of a role) | batch split by DP, denominators broadcast | metrics of rank 0 (already reduced over ranks) |
+| update (of a role) | batch split by DP, denominators to all | metrics of rank 0 (already reduced over ranks) |
 | accumulate, then step | the same, of the policy | the same, and between the two the [N] arrays of forward |
-| broadcast | same arguments to every rank | list by rank |
+| all others | same arguments to every rank | what is the same on every rank, or by rank |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,10 +24,17 @@ from mrl.launch.workers.train_actor import TrainActor
 from mrl.loops.batch import merge, split
 from mrl.models.layout import Layout
 from mrl.observe.phases import PhaseClock
-from mrl.samples import TrainBatch
+from mrl.samples import Role, TrainBatch
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from mrl.resharding.transfer.session import Session
+
+R = TypeVar("R")
 
 
-class TrainGroup(ActorGroup):
+class TrainGroup(ActorGroup[TrainActor]):
     """The Megatron ranks of a run, one on each slot."""
 
     kind = "trainer rank"
@@ -38,88 +46,115 @@ class TrainGroup(ActorGroup):
         strategies = placement.strategies(range(layout.world_size))
         super().__init__(TrainActor, config, clock, strategies=strategies, slot_share=0.5, **options)
 
-    def start_calls(self) -> dict[str, Any]:
-        """Starts all ranks' construction; the calls are awaited by the caller beside the engines'."""
+    def start(self) -> dict[str, ObjectRef[None]]:
+        """Starts all ranks' construction; the caller waits for it beside the engines'."""
         import ray
 
         deadline = self._config.launch.start_deadline_seconds
-        address, port, _ = ray.get(self.actors[0].rendezvous.remote(), timeout=deadline)
-        return self.calls("start", address, port)
+        address, port = ray.get(self.start_on(0, TrainActor.rendezvous), timeout=deadline)
+        return self.start_on_all(TrainActor.start, address, port)
 
-    def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]:
-        """Per-token arrays [N] of one role: logprobs, entropy, and what the options ask for."""
+    # -- passes and updates --------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        batch: TrainBatch,
+        *,
+        role: Role,
+        temperature: float = 1.0,
+        with_router_margins: bool = False,
+    ) -> dict[str, np.ndarray]:
+        """Per-token arrays [N] of one role: logprobs and entropy (and router_margin), or a critic's values."""
         parts, results = self._on_shards(
-            batch, lambda actor, shard: actor.call.remote("forward", shard, role=role, **options)
+            batch,
+            lambda actor, shard: actor.worker.forward(
+                shard, role=role, temperature=temperature, with_router_margins=with_router_margins
+            ),
         )
         return self._merged(batch, parts, results)
 
     def update(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: str = "policy"
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role = "policy"
     ) -> dict[str, float]:
         """One optimizer step of a role over the batch; its metrics are sums over ranks divided by their denominators."""
-        _, results = self._on_shards(
-            batch, lambda actor, shard: actor.update.remote(shard, dict(denominators), role)
-        )
-        return _first(results)
+        divisors = dict(denominators)
+        return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, role))[1][0]
 
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float]
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """The policy's update without its optimizer step: what forward() gives, with 0 for tokens that are not trained
         on, and the metrics so far. No parameter changes before step()."""
-        parts, results = self._on_shards(
-            batch, lambda actor, shard: actor.accumulate.remote(shard, dict(denominators))
-        )
-        metrics, arrays = ({rank: both[i] for rank, both in results.items()} for i in (0, 1))
-        return self._merged(batch, parts, arrays), _first(metrics)
+        divisors = dict(denominators)
+        parts, results = self._on_shards(batch, lambda actor, shard: actor.accumulate(shard, divisors))
+        metrics, arrays = zip(*results, strict=True)
+        return self._merged(batch, parts, arrays), metrics[0]
 
     def step(self) -> dict[str, float]:
         """The optimizer step along the gradients of accumulate(); its metrics."""
-        return _first(self.wait(self.calls("call", "step")))
-
-    def connect(self, addresses: Sequence[str], engines: Sequence[Any]) -> str:
-        """Connects each rank to the engine ranks it feeds; the digest all ranks agree on."""
-        slots = self._config.launch.slots_per_node or self.layout.world_size
-        calls = {
-            self.name(r): a.connect.remote(list(addresses), list(engines), slots)
-            for r, a in enumerate(self.actors)
-        }
-        digests = self.wait(calls)
-        if len(set(digests.values())) != 1:
-            raise WeightSyncError(f"trainer ranks made different weight sync plans: {digests}")
-        return next(iter(digests.values()))
-
-    def send_calls(self, session: Any) -> dict[str, Any]:
-        """Starts every rank's side of a weight sync, to be awaited together with the engines'."""
-        return self.calls("send", session)
+        return self.on_all(lambda actor: actor.worker.step())[0]
 
     def _on_shards(
-        self, batch: TrainBatch, call: Callable[[Any, Any], Any]
-    ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """(sample positions of each DP shard, every rank's result); `call` starts it for an actor and its shard."""
+        self, batch: TrainBatch, function: Callable[[TrainActor, TrainBatch], R]
+    ) -> tuple[list[np.ndarray], list[R]]:
+        """(sample positions of each DP shard, every rank's result of the function of its shard)."""
         import ray
 
         parts = split(batch, self.layout.dp)
-        shards = [ray.put(batch.select(part)) for part in parts]
+        shards: list[Any] = [ray.put(batch.select(part)) for part in parts]
         places = [self.layout.place(rank) for rank in range(self.layout.world_size)]
-        calls = {self.name(p.rank): call(self.actors[p.rank], shards[p.dp]) for p in places}
-        return parts, self.wait(calls)
+        calls = {self.name(p.rank): self.start_on(p.rank, function, shards[p.dp]) for p in places}
+        return parts, list(self.wait(calls).values())
 
     def _merged(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], results: Mapping[str, Any]
+        self,
+        batch: TrainBatch,
+        parts: Sequence[np.ndarray],
+        results: Sequence[dict[str, np.ndarray] | None],
     ) -> dict[str, np.ndarray]:
-        by_dp = [self._speaker(results, dp) for dp in range(self.layout.dp)]
-        return {name: merge(batch, parts, [values[name] for values in by_dp]) for name in by_dp[0]}
+        """The arrays of all shards in the batch's order. One rank of each shard returns them (tp 0, cp 0, last pipeline
+        stage), and ranks are in the order of shards."""
+        shards = [arrays for arrays in results if arrays is not None]
+        return {name: merge(batch, parts, [arrays[name] for arrays in shards]) for name in shards[0]}
 
-    def _speaker(self, results: Mapping[str, Any], dp: int) -> dict[str, np.ndarray]:
-        """The result of the rank that holds a DP shard's per-token values: tp 0, last pipeline stage."""
-        for rank in range(self.layout.world_size):
-            place = self.layout.place(rank)
-            if (place.dp, place.tp, place.cp, place.pp) == (dp, 0, 0, self.layout.pp - 1):
-                return results[self.name(rank)]
-        raise AssertionError(f"no rank speaks for dp {dp}")
+    # -- weight sync ---------------------------------------------------------------------------------------------
 
+    def connect(self, addresses: Sequence[str], engines: Sequence[Any]) -> str:
+        """Connects each rank to the engine ranks it feeds; returns the plan's digest, on which all ranks agree."""
+        slots = self._config.launch.slots_per_node or self.layout.world_size
+        digests = self.on_all(TrainActor.connect, list(addresses), list(engines), slots)
+        if len(set(digests)) != 1:
+            raise WeightSyncError(f"trainer ranks made different weight sync plans: {digests}")
+        return digests[0]
 
-def _first(results: Mapping[str, dict[str, float]]) -> dict[str, float]:
-    """Rank 0's metrics, which are those of all ranks."""
-    return next(iter(results.values()))
+    def send(self, session: Session) -> dict[str, ObjectRef[dict[str, float]]]:
+        """Starts every rank's side of a weight sync; the caller waits for it together with the engines'."""
+        return self.start_on_all(TrainActor.send, session)
+
+    def offload(self, *, keep_parameters: bool) -> None:
+        """Frees the trainer's memory on all slots, or all of it but the policy's parameters."""
+        self.on_all(lambda actor: actor.worker.offload(keep_parameters=keep_parameters))
+
+    def reload(self) -> None:
+        """Takes the memory of offload() back."""
+        self.on_all(lambda actor: actor.worker.reload())
+
+    # -- files and facts -----------------------------------------------------------------------------------------
+
+    def snapshot_reference(self, path: str | None) -> None:
+        """Keeps today's policy, or a folder's, as the reference."""
+        self.on_all(lambda actor: actor.worker.snapshot_reference(path))
+
+    def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Writes all ranks' state, and the loop's, as one committed checkpoint; CheckpointError where that fails."""
+        folder, extra = str(path), dict(state)
+        self.on_all(lambda actor: actor.worker.save_checkpoint(folder, extra))
+
+    def load_checkpoint(self, path: Path) -> dict[str, Any]:
+        """Continues from a checkpoint; returns the loop's state of that time."""
+        folder = str(path)
+        return self.on_all(lambda actor: actor.worker.load_checkpoint(folder))[0]
+
+    def device_names(self) -> list[str]:
+        """What CUDA calls each rank's device."""
+        return self.on_all(lambda actor: actor.worker.device_name())

@@ -35,15 +35,15 @@ Decode = Callable[[list[np.ndarray]], list[str]]
 
 
 class Rollout(Protocol):
-    """The engines' door as the loop needs it."""
+    """The engines as the loop needs them."""
 
-    def submit(self, wanted: Round) -> None: ...
+    def submit(self, requested: Round) -> None: ...
 
     def poll(self, timeout_seconds: float) -> list[Response]: ...
 
 
 class RewardWorkers(Protocol):
-    """The reward pool's door."""
+    """The reward pool as the loop needs it."""
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None: ...
 
@@ -69,24 +69,24 @@ class Collector:
 
     def round(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """All prompts' groups with verdicts, in the prompts' order. Every sample is in its group, those without a reward too."""
-        wanted = Round.of(prompts, sampling)
+        requested = Round.of(prompts, sampling)
         verdicts: dict[str, Verdict] = {}
         with self.clock.phase("generate"):
-            samples = self._generate(wanted, {p.index: p for p in prompts}, verdicts)
+            samples = self._generate(requested, {p.index: p for p in prompts}, verdicts)
         with self.clock.phase("reward"):
             self._await_verdicts(samples, verdicts)
-        scored = [samples[k].with_verdict(verdicts[k]) for k in wanted.request_ids()]
+        scored = [samples[k].with_verdict(verdicts[k]) for k in requested.request_ids()]
         size = sampling.num_samples
         return [Group(p, tuple(scored[i * size : (i + 1) * size])) for i, p in enumerate(prompts)]
 
     def _generate(
-        self, wanted: Round, prompts: Mapping[int, Prompt], verdicts: dict[str, Verdict]
+        self, requested: Round, prompts: Mapping[int, Prompt], verdicts: dict[str, Verdict]
     ) -> dict[str, Sample]:
         """Samples by id, handed to the verifiers as they come; `prompts` by index."""
-        self._rollout.submit(wanted)
+        self._rollout.submit(requested)
         samples: dict[str, Sample] = {}
         deadline = time.monotonic() + self._deadline_seconds
-        while len(samples) < wanted.num_requests:
+        while len(samples) < len(requested):
             responses = self._rollout.poll(timeout_seconds=1.0)
             texts = self._decode([r.tokens for r in responses])
             arrived = []
@@ -98,9 +98,9 @@ class Collector:
             self._reward_workers.submit_all(arrived)
             verdicts.update(self._reward_workers.collect(0.0))
             if time.monotonic() > deadline:
-                missing = [k for k in wanted.request_ids() if k not in samples]
+                missing = [k for k in requested.request_ids() if k not in samples]
                 raise RolloutError(
-                    f"{len(missing)} of {wanted.num_requests} responses (first: {missing[:3]}) were not finished within "
+                    f"{len(missing)} of {len(requested)} responses (first: {missing[:3]}) were not finished within "
                     f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase generate"
                 )
         return samples
@@ -110,8 +110,7 @@ class Collector:
         deadline = time.monotonic() + self._deadline_seconds
         while len(verdicts) < len(samples):
             with self.clock.waiting():
-                found = self._reward_workers.collect(1.0)
-            verdicts.update(found)
+                verdicts.update(self._reward_workers.collect(1.0))
             if time.monotonic() > deadline:
                 missing = [k for k in samples if k not in verdicts]
                 raise RewardError(
@@ -142,10 +141,8 @@ def trainable(groups: Sequence[Group]) -> list[Group]:
 def has_reward(sample: Sample) -> bool:
     """Whether the sample may enter statistics and loss."""
     verdict = sample.verdict
-    has_value = verdict is not None and verdict.kind is not VerdictKind.NO_REWARD
-    return (
-        has_value and sample.status in (Status.FINISHED, Status.TRUNCATED) and len(sample.response_tokens) > 0
-    )
+    scored = verdict is not None and verdict.kind is not VerdictKind.NO_REWARD
+    return scored and sample.status in (Status.FINISHED, Status.TRUNCATED) and len(sample.response_tokens) > 0
 
 
 def _sample(prompt: Prompt, index: int, response: Response, text: str) -> Sample:

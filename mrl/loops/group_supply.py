@@ -6,8 +6,9 @@ not preferred.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from mrl.algorithms import filtering
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import FilterSection
 from mrl.data.stream import PromptStream
-from mrl.errors import RolloutError
+from mrl.errors import RewardError, RolloutError
 from mrl.loops import nan_guard
 from mrl.loops.collect import Collector, has_reward, sampling_of, trainable
 from mrl.loops.group_json import from_json, to_json
@@ -25,19 +26,27 @@ from mrl.samples import Group, Status, VerdictKind
 log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Supplied:
+    """The groups of one step and what is told of them."""
+
+    groups: list[Group]
+    """In prompt order; fewer than asked for, possibly none, where the budget is spent."""
+    served_version: int
+    """The policy version that the engines put on the step's new samples; -1 where surplus made up the whole step."""
+    metrics: dict[str, float]
+
+
 class GroupSupply:
     """Hands out `loop.prompts_per_step` groups a step; knows the stream's position and the surplus."""
 
     def __init__(self, config: Config, stream: PromptStream) -> None:
         self._config, self._stream = config, stream
         self._surplus: list[Group] = []
-        self.no_reward_fraction = 0.0
-        """Of all samples generated for the last step."""
-        self.served_version = -1
-        """The policy version that the engines put on the last step's new samples; -1 where surplus made up the whole step."""
 
-    def groups(self, collector: Collector, *, version: int) -> tuple[list[Group], dict[str, float]]:
-        """Groups for one step in prompt order (fewer, possibly none, where the budget is spent) and the accounting."""
+    def take(self, collector: Collector, *, version: int) -> Supplied:
+        """The groups of the step that trains `version`. RewardError where too many of its samples have no verdict,
+        RolloutError where the budget is spent and the configuration says stop."""
         wanted, kept, generated = self._config.loop.prompts_per_step, self._surplus, []
         section = self._config.algorithm.filter
         rounds, account = 0, filtering.Account()
@@ -53,8 +62,6 @@ class GroupSupply:
             rounds += 1
         kept = sorted(kept, key=lambda group: group.prompt.index)
         chosen, self._surplus = kept[:wanted], kept[wanted:]
-        self.no_reward_fraction = _no_reward(generated)
-        self.served_version = _newest(generated)
         metrics = (
             _statistics(generated)
             | account.metrics()
@@ -63,11 +70,14 @@ class GroupSupply:
                 "group/rounds": float(rounds),
                 "group/surplus": float(len(self._surplus)),
                 "group/short": float(wanted - len(chosen)),
+                "reward/no_reward_frac": _no_reward(generated),
+                "rollout/groups": float(len(chosen)),
             }
             | _ages(chosen, version)
         )
-        self._spent(chosen, wanted, metrics)
-        return chosen, metrics
+        self._check_budget(len(chosen), metrics)
+        self._check_rewards(metrics["reward/no_reward_frac"])
+        return Supplied(chosen, _newest(generated), metrics)
 
     def state(self) -> dict[str, Any]:
         """Position in the data and surplus groups, as JSON values."""
@@ -94,12 +104,20 @@ class GroupSupply:
             return rounds == 0
         return rounds < section.max_rounds and num_generated < section.max_prompts
 
-    def _spent(self, chosen: Sequence[Group], wanted: int, metrics: dict[str, float]) -> None:
-        section = self._config.algorithm.filter
-        if len(chosen) == wanted or section is None:
+    def _check_rewards(self, no_reward: float) -> None:
+        limit = self._config.loop.max_no_reward_fraction
+        if no_reward > limit:
+            raise RewardError(
+                f"{no_reward:.1%} of this step's samples have no reward, more than loop.max_no_reward_fraction = "
+                f"{limit:.1%}; see the verifier's reasons in samples.jsonl and the log"
+            )
+
+    def _check_budget(self, num_groups: int, metrics: Mapping[str, float]) -> None:
+        section, wanted = self._config.algorithm.filter, self._config.loop.prompts_per_step
+        if num_groups == wanted or section is None:
             return
         text = (
-            f"dynamic sampling found {len(chosen)} of {wanted} groups in {metrics['group/rounds']:.0f} rounds; "
+            f"dynamic sampling found {num_groups} of {wanted} groups in {metrics['group/rounds']:.0f} rounds; "
             f"{metrics.get('group/all_correct_frac', 0.0):.0%} of the groups were all right, {metrics.get('group/all_wrong_frac', 0.0):.0%} all wrong"
         )
         if section.on_exhausted == "stop":

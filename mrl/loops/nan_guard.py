@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mrl.errors import NumericError
-from mrl.samples import Group, TrainBatch, Verdict
+from mrl.samples import Group, Role, TrainBatch, Verdict
 
 SHOWN = 5
 """Sample ids in a message; the dump holds all."""
@@ -46,7 +46,7 @@ def check_batch(batch: TrainBatch) -> None:
             raise BadNumbers(_message(name, bad, advice), bad)
 
 
-def check_update(batch: TrainBatch, metrics: Mapping[str, float], role: str) -> None:
+def check_update(batch: TrainBatch, metrics: Mapping[str, float], role: Role) -> None:
     """BadNumbers where the ranks refused a role's optimizer step over `batch` (some token of it is trained on).
 
     The ranks cannot say which sample it was: all of the minibatch are named.

@@ -37,12 +37,12 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The driver's thread does nothing here but wait for workers or verifiers; not nested."""
-        start = time.monotonic()
+        """The driver's thread does nothing here but wait for workers or reward workers; what waits inside counts once."""
+        start, waited = time.monotonic(), self._waited
         try:
             yield
         finally:
-            self._waited += time.monotonic() - start
+            self._waited = waited + time.monotonic() - start
         self._tell("wait")
 
     def take_waited(self) -> float:

@@ -1,4 +1,4 @@
-"""What the driver shows while it runs: a live line with rich on a terminal, plain lines elsewhere."""
+"""What the driver shows while it runs: a line a step with the figures people look for first, and the time left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.status import Status
 
 SHOWN = (
     ("reward", "reward/mean", ".3f"),
@@ -19,23 +18,13 @@ SHOWN = (
 
 
 class Progress:
-    """One line a step with the figures people look for first, and the time left."""
+    """Prints the lines of one run."""
 
     def __init__(self, num_steps: int, *, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._num_steps = num_steps
         self._start = time.monotonic()
         self._first_step: int | None = None
-        self._live: Status | None = None
-
-    def phase(self, step: int, name: str) -> None:
-        """Shows what runs now; only on a terminal."""
-        if not self._console.is_terminal:
-            return
-        if self._live is None:
-            self._live = self._console.status("")
-            self._live.start()
-        self._live.update(f"step {step}/{self._num_steps}: {name}")
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False)
@@ -50,8 +39,3 @@ class Progress:
         self.message(
             f"step {step}/{self._num_steps}  {'  '.join(figures)}  {seconds:.1f} s  ({left / 60:.0f} min left)"
         )
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None

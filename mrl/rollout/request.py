@@ -73,8 +73,8 @@ class Round:
     def of(cls, prompts: Sequence[Prompt], sampling: Sampling) -> Round:
         return cls(tuple((prompt.index, prompt.tokens) for prompt in prompts), sampling)
 
-    @property
-    def num_requests(self) -> int:
+    def __len__(self) -> int:
+        """The number of requests."""
         return len(self.prompts) * self.sampling.num_samples
 
     def requests(self) -> list[Request]:
@@ -152,6 +152,10 @@ class ResponseBatch:
             logprobs=join([r.logprobs for r in responses], np.float32),
             policy_versions=join([r.policy_versions for r in responses], np.int32),
         )
+
+    def __len__(self) -> int:
+        """The number of responses."""
+        return len(self.request_ids)
 
     def responses(self) -> list[Response]:
         """The same responses, in ordinary memory of this process."""

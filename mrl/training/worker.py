@@ -13,7 +13,7 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from mrl.models.layout import Layout
 from mrl.models.megatron.build import build_chunks
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.transfer.proof import ReadBoxes
-from mrl.samples import TrainBatch
+from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint import saving
 from mrl.training.hf import folder
 from mrl.training.metrics import reduce_metrics
@@ -44,7 +44,6 @@ from mrl.training.platform.parameter_memory import ParameterMemory, exportable_a
 
 log = logging.getLogger(__name__)
 
-Role = Literal["policy", "reference", "critic"]
 HEAD = "output_layer.weight"
 """Megatron's name of the output layer; a critic has its value head there, which no checkpoint of a policy holds."""
 

@@ -49,7 +49,8 @@ from mrl.resharding.wire.slot_link import SlotLink
 class Memory(Protocol):
     """What is read of a Megatron worker's parameter memory."""
 
-    buffers: Sequence[Any]
+    @property
+    def buffers(self) -> Sequence[Any]: ...
 
     def export(self) -> list[tuple[int, int]]: ...
 

@@ -138,12 +138,13 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
             )  # the gathering mode has no plan to fall back from
         if config.training.offload == "always":
             with pytest.raises(MrlError, match="parameters are off-loaded"):
-                hybrid.train.broadcast("parameter_memory")
+                hybrid.train.on_all(lambda actor: actor.worker.parameter_memory())
         responses = sampled(hybrid, prompts)
         hybrid.rest()
         batch = pack(groups_of(prompts, responses, 2))
         forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
-        hybrid.train.broadcast("save_weights", str(tmp_path / "shards"))
+        shards = str(tmp_path / "shards")
+        hybrid.train.on_all(lambda actor: actor.worker.save_weights(shards))
         used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
     export.export(
         tmp_path / "shards",

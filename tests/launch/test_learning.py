@@ -16,6 +16,7 @@ from mrl.launch.cluster.cluster import cluster
 from mrl.launch.commands.assemble import decoder
 from mrl.launch.commands.check import load_tokenizer
 from mrl.launch.workers.colocated import Hybrid
+from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
@@ -118,7 +119,8 @@ def run(
     config: Config, hybrid: Hybrid, name: str, *, shuffled: bool = False, skipped: int = -1
 ) -> list[dict[str, float]]:
     """The loop from the supervised model on; its metrics rows."""
-    hybrid.train.broadcast("load_hf", config.model.path)
+    path = config.model.path
+    hybrid.train.on_all(lambda actor: actor.worker.load_hf(path))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config)
     dataset = load_data(config.data, config.reward, tokenizer)
@@ -131,7 +133,13 @@ def run(
         supply = GroupSupply(config, dataset.stream(0))
         prompts = dataset.validation_prompts(NUM_ROWS)
         loop = OnPolicyLoop(
-            config, LazyEngines(hybrid, skipped=skipped), collector, supply, prompts, recorder
+            config,
+            LazyEngines(hybrid, skipped=skipped),
+            collector,
+            supply,
+            prompts,
+            recorder,
+            Checkpoints(config, folder),
         )
         try:
             loop.start()

@@ -21,6 +21,7 @@ from mrl.launch.commands.assemble import decoder
 from mrl.launch.commands.check import load_tokenizer
 from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.batch import pack, policy_versions, split
+from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.mismatch import measure
@@ -89,7 +90,9 @@ def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) 
             hybrid.rollout, reward_workers, decoder(tokenizer), clock=clock, deadline_seconds=60
         )
         try:
-            OnPolicyLoop(config, Continued(hybrid), collector, supply, [], recorder).run()
+            OnPolicyLoop(
+                config, Continued(hybrid), collector, supply, [], recorder, Checkpoints(config, run_folder)
+            ).run()
         finally:
             recorder.close()
             run_folder.close()

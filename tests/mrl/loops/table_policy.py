@@ -6,7 +6,7 @@ It samples, computes log-probs and takes gradient steps for real; only the engin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mrl.algorithms.objective import Objective
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
+from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
@@ -30,6 +31,7 @@ from mrl.rollout.request import Response, Round
 from mrl.samples import (
     Group,
     Prompt,
+    Role,
     Sample,
     Status,
     TrainBatch,
@@ -68,10 +70,12 @@ class TableRanks:
         self.reference = self.table.detach().clone()
         self.batches: list[TrainBatch] = []
         """What was trained on, minibatch by minibatch."""
+        self.saved: dict[Path, tuple[dict[str, Any], Tensor]] = {}
+        """The loop's state and the table of each checkpoint."""
         self.called: list[str] = []
         """The passes over the model, in order."""
 
-    def forward(self, batch: TrainBatch, *, role: str, **options: Any) -> dict[str, np.ndarray]:
+    def forward(self, batch: TrainBatch, *, role: Role, **options: Any) -> dict[str, np.ndarray]:
         self.called.append(f"forward {role}")
         if role == "critic":
             return {"values": np.zeros(batch.num_tokens, np.float32)}
@@ -80,7 +84,7 @@ class TableRanks:
         return {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
 
     def update(
-        self, batch: TrainBatch, denominators: dict[str, float], *, role: str = "policy"
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role = "policy"
     ) -> dict[str, float]:
         if role == "critic":
             return {"skipped": 0.0}
@@ -88,7 +92,7 @@ class TableRanks:
         return metrics | self.step()
 
     def accumulate(
-        self, batch: TrainBatch, denominators: dict[str, float]
+        self, batch: TrainBatch, denominators: Mapping[str, float]
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         self.called.append("update")
         self.batches.append(batch)
@@ -114,8 +118,8 @@ class TableRanks:
             self.table -= self._lr * self._gradient
         return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
 
-    def broadcast(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        return []
+    def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None:
+        self.saved[path] = dict(state), self.table.detach().clone()
 
 
 class TableEngines:
@@ -135,8 +139,10 @@ class TableEngines:
     def rest(self) -> None:
         pass
 
-    def submit(self, wanted: Round) -> None:
-        self._responses = [self._response(r.request_id, r.prompt_tokens, r.seed) for r in wanted.requests()]
+    def submit(self, requested: Round) -> None:
+        self._responses = [
+            self._response(r.request_id, r.prompt_tokens, r.seed) for r in requested.requests()
+        ]
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         responses, self._responses = self._responses, []
@@ -185,7 +191,7 @@ class TableRun:
     def __init__(self, config: Config) -> None:
         self.engines, clock = TableEngines(config), PhaseClock()
         self.train = self.engines.train
-        self.groups: list[list[Group]] = []
+        self.groups: list[Sequence[Group]] = []
         """Of each step."""
         self._folder = RunFolder(config.run_folder)
         collector = Collector(
@@ -203,6 +209,7 @@ class TableRun:
             GroupSupply(config, PromptStream(prompts, seed=1)),
             [],
             Recorder(config, self._folder, clock, first_step=0),
+            Checkpoints(config, self._folder),
         )
         self.loop.on_batch = self.groups.append
 

@@ -52,7 +52,7 @@ def test_a_round_is_one_request_for_each_response() -> None:
     tokens = [np.array([1, 2], np.int32), np.array([3], np.int32)]
     wanted = Round(((4, tokens[0]), (-1, tokens[1])), sampling)
     requests = wanted.requests()
-    assert wanted.num_requests == len(requests) == 6
+    assert len(wanted) == len(requests) == 6
     assert (
         [r.request_id for r in requests]
         == wanted.request_ids()

@@ -1,0 +1,60 @@
+"""The checkpoints of a run: saved, kept as many as configured, and made into Hugging Face folders where that is asked."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from mrl.config.root import Config
+from mrl.config.sections.export import ExportSection
+from mrl.errors import CheckpointError
+from mrl.loops.exports import Exports
+from mrl.observe.run_folder import RunFolder
+from mrl.training.checkpoint import folder as checkpoint_folder
+
+log = logging.getLogger(__name__)
+
+
+class Saver(Protocol):
+    """The trainer, as far as checkpoints go."""
+
+    def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None: ...
+
+
+class Checkpoints:
+    """Saves one after the other. A save that fails is loud and leaves the previous one untouched."""
+
+    def __init__(self, config: Config, folder: RunFolder, exports: Exports | None = None) -> None:
+        self._section, self._last_step, self._folder = config.loop.checkpoint, config.loop.steps, folder
+        self._exports = exports or Exports(ExportSection(), folder.path, run_name=config.run.name)
+        self._failed_saves = 0
+
+    def save(self, trainer: Saver, *, step: int, state: Mapping[str, Any]) -> None:
+        """One committed checkpoint; CheckpointError after loop.checkpoint.max_failed failures in a row."""
+        path = self._folder.checkpoints / checkpoint_folder.name_of(step)
+        try:
+            trainer.save_checkpoint(path, state)
+        except CheckpointError as error:
+            self._report_failure(step, error)
+            if self._failed_saves >= self._section.max_failed:
+                raise
+            return
+        self._failed_saves = 0
+        self._exports.request(step, last=step == self._last_step)
+        spare = [checkpoint_folder.name_of(needed) for needed in self._exports.needed]
+        checkpoint_folder.prune(self._folder.checkpoints, keep=self._section.keep, spare=spare)
+
+    def export_due(self) -> None:
+        """Looks after the exports of saved checkpoints, without waiting; after a step's row, which a folder's model card tells."""
+        self._exports.poll()
+
+    def _report_failure(self, step: int, error: CheckpointError) -> None:
+        self._failed_saves += 1
+        free = shutil.disk_usage(self._folder.path).free
+        log.error(
+            "checkpoint of step %d FAILED, training goes on: %s (%d in a row, %d bytes free)",
+            step, error, self._failed_saves, free,
+        )  # fmt: skip
