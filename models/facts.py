@@ -7,7 +7,8 @@ import functools
 import math
 from typing import Any
 
-from mrl.models.families import Family, family_of
+from mrl.models.families import family_of
+from mrl.models.family import Family
 from mrl.models.hf_config import field, head_dim
 from mrl.models.tensors import TRANSFORMER_ENGINE, Row
 

@@ -1,16 +1,21 @@
-"""What a config.json says about the rotary embedding (arXiv 2104.09864), YaRN included (arXiv 2309.00071). Pure.
+"""What a config.json says about the rotary embedding (arXiv 2104.09864), YaRN included (arXiv 2309.00071).
 
-The angles themselves are computed in rotary.py.
+The angles themselves are computed in megatron/rotary.py; this module imports no engine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mrl.models.hf_config import HfConfig, field
+
+YARN_KEYS = {
+    "type", "rope_type", "rope_theta", "factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow",
+    "original_max_position_embeddings",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +47,15 @@ def kind(hf: HfConfig) -> str:
     """ "default", "yarn", or another name of transformers' table."""
     settings = parameters(hf)
     return settings.get("rope_type", settings.get("type", "default"))
+
+
+def unsupported(hf: HfConfig, kinds: Collection[str]) -> list[str]:
+    """The kind of the embedding where it is none of `kinds`, or the keys of YaRN's settings that are not read, as text."""
+    if kind(hf) not in kinds:
+        return [f"rope_type = {kind(hf)!r} (only {' or '.join(map(repr, sorted(kinds)))})"]
+    if kind(hf) == "default":
+        return []
+    return [f"{key} of rope_type {kind(hf)!r}" for key in sorted(parameters(hf).keys() - YARN_KEYS)]
 
 
 def rope(hf: HfConfig, *, width: int) -> Rope:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Container
 
 from mrl.errors import CheckpointError
-from mrl.models.families import Family
+from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 from mrl.models.layout import Layout
 from mrl.models.tensors import LOCAL

@@ -104,7 +104,7 @@ PURE = {
     "mrl.data": ("ray", "vllm", "megatron"),
     "mrl.observe": ("ray", "vllm", "megatron"),
     "mrl.capacity": ("ray", "vllm", "megatron"),
-    "mrl.models": ("ray", "vllm", "megatron"),
+    "mrl.models": ("ray", "vllm", "megatron", "torch"),
     "mrl.resharding.planner": ("ray", "vllm", "megatron"),
 }
 """What a package does not load, folders with a line of their own in LAYERS left out."""

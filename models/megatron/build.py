@@ -17,20 +17,11 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 
 from mrl.config.sections.training import TrainingSection
-from mrl.models import deepseek_v3, mixtral, qwen3_moe
-from mrl.models.families import require_trainable
+from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.models.megatron.layer_specs import block_spec
 from mrl.models.megatron.rotary import RotaryTable
-
-ENGINE_FAMILIES = {
-    "qwen3": qwen3_moe,
-    "qwen3_moe": qwen3_moe,
-    "mixtral": mixtral,
-    "deepseek_v3": deepseek_v3,
-}
-"""What the families of models/families.py differ by for the engine."""
 
 
 class PackedModel(GPTModel):
@@ -98,8 +89,8 @@ def build_chunks(
     With `value_head` the output layer is a ValueHead, and never tied to the embedding.
     """
     require_trainable(hf_config)
-    family = ENGINE_FAMILIES[hf_config["model_type"]]
-    config = _transformer_config(family.transformer_fields(hf_config), hf_config, training, layout, device)
+    family = family_of(hf_config)
+    config = _transformer_config(family.transformer_fields(hf_config), training, layout, device)
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")
     place_pp = parallel_state.get_pipeline_model_parallel_rank()
@@ -152,7 +143,7 @@ def mark_expert_parameters(models: list[PackedModel]) -> None:
 
 
 def _transformer_config(
-    fields: dict[str, Any], hf: HfConfig, training: TrainingSection, layout: Layout, device: torch.device
+    fields: dict[str, Any], training: TrainingSection, layout: Layout, device: torch.device
 ) -> TransformerConfig:
     dtype = getattr(torch, training.dtype)
     is_moe = "num_moe_experts" in fields
@@ -178,6 +169,13 @@ def _transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         use_cpu_initialization=device.type == "cpu",
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=False,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
         # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and ranks.
         calculate_per_token_loss=True,
         bias_activation_fusion=False,

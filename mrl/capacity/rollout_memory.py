@@ -8,8 +8,8 @@ from mrl.capacity.hardware import Hardware
 from mrl.capacity.model_facts import row_elements
 from mrl.capacity.training_memory import ELEMENT_BYTES
 from mrl.config.sections.rollout import RolloutSection
+from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
-from mrl.models.vllm_names import Shard, local_tensors
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.manifest import RankManifest
 
@@ -29,7 +29,7 @@ def engine_memory(facts: Facts, rollout: RolloutSection) -> EngineMemory:
     """Of rank 0, which holds at least as much as any other."""
     element, tp = ELEMENT_BYTES[rollout.dtype], rollout.tp
     shard = Shard(tp, 0, ep=tp if rollout.expert_parallel else 1)
-    wide = RankManifest.of(0, local_tensors(facts.hf, shard, dtype=rollout.dtype))
+    wide = RankManifest.of(0, facts.family.engine_tensors(facts.hf, shard, dtype=rollout.dtype))
     (manifest,) = quantised.manifests([wide], rollout.quantization)
     derived = 0
     if facts.latent_attention:

@@ -8,6 +8,8 @@ from typing import Any
 
 from mrl.errors import ConfigError
 from mrl.models import rope
+from mrl.models.families import FAMILIES
+from mrl.models.family import Family
 
 _CPU_MULTIPLE = 32
 """vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
@@ -41,7 +43,8 @@ def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, 
             problems.append("rope_type = default with kv_lora_rank (only yarn)")
     elif head_dim % _CPU_MULTIPLE:
         problems.append(f"head_dim = {head_dim}")
-    size_key = "intermediate_size" if config.get("model_type") == "mixtral" else "moe_intermediate_size"
+    family = FAMILIES.get(config.get("model_type", ""))
+    size_key = family.expert_width_key if family else Family.expert_width_key
     if expert_size := config.get(size_key):
         if expert_size % (_CPU_MULTIPLE * tp):
             # vLLM pads narrower experts at the first load, and a reload no longer fits the padded kernel weights.

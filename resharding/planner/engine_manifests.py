@@ -1,7 +1,7 @@
 """Engine manifests: where each checkpoint box lands on every engine rank, from a layout or from a loaders' trace.
 
 Pure: a live engine is seen as the records of the copies its own loaders made. Does not own vLLM's layout
-(models/vllm_names.py) nor the tracing itself (done inside the engine's worker).
+(models/engine_rows.py and the families) nor the tracing itself (done inside the engine's worker).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mrl.errors import ConfigError, WeightSyncError
-from mrl.models import vllm_names
+from mrl.models.engine_rows import Shard
+from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.manifest import RankManifest, whole_modules
@@ -32,12 +33,13 @@ def from_layout(
         raise ConfigError(
             f"rollout ep = {layout.ep} must be a multiple of tp = {layout.tp} (vLLM spreads experts over tp x dp)"
         )
-    known: dict[vllm_names.Shard, RankManifest] = {}
+    family = family_of(hf_config)
+    known: dict[Shard, RankManifest] = {}
     manifests = []
     for rank in range(layout.world_size):
-        shard = vllm_names.Shard(layout.tp, rank % layout.tp, layout.ep, rank % layout.ep)
+        shard = Shard(layout.tp, rank % layout.tp, layout.ep, rank % layout.ep)
         if shard not in known:
-            known[shard] = RankManifest.of(rank, vllm_names.local_tensors(hf_config, shard, dtype=dtype))
+            known[shard] = RankManifest.of(rank, family.engine_tensors(hf_config, shard, dtype=dtype))
         manifests.append(dataclasses.replace(known[shard], rank=rank))
     return manifests
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
-from mrl.models.families import Family
+from mrl.models.family import Family
 from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.cells import Listing, PlanCells

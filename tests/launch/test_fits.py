@@ -53,10 +53,3 @@ def test_whole_experts_need_a_gpu(task: Path) -> None:
     assert found(task / "model", *words, nodes=[0, 0], gpus=True) == []
     (line,) = found(task / "model", *words, nodes=[0, 0], gpus=False)
     assert "rollout.expert_parallel = true: vLLM's CPU kernels cannot" in line
-
-
-def test_every_family_has_a_trainer() -> None:
-    from mrl.models.families import FAMILIES
-    from mrl.models.megatron.build import ENGINE_FAMILIES
-
-    assert FAMILIES.keys() == ENGINE_FAMILIES.keys()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mrl.errors import ConfigError
+from mrl.models.engine_rows import Shard
 from mrl.models.families import family_of, require_trainable
-from mrl.models.vllm_names import Shard, local_tensors
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 QWEN3 = {"model_type": "qwen3", "rope_theta": 1e6}
@@ -57,7 +57,8 @@ def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: st
 def test_no_name_table_leaves_an_attention_bias_out(hf: dict[str, Any]) -> None:
     """Planning asks the tables alone."""
     biased = hf | {"attention_bias": True}
-    for table in (family_of(hf).checkpoint_tensors, lambda config: local_tensors(config, Shard(1, 0))):
+    family = family_of(hf)
+    for table in (family.checkpoint_tensors, lambda config: family.engine_tensors(config, Shard(1, 0))):
         assert table(hf)
         with pytest.raises(ConfigError, match="attention_bias = true"):
             table(biased)

@@ -16,9 +16,9 @@ from mrl.resharding.planner.schedule import slice_of
     "module",
     [
         "mrl.models.tensors",
-        "mrl.models.families",
         "mrl.resharding.planner.boxes",
         "mrl.models.layout",
+        "mrl.models.rope",
         "mrl.resharding.planner.schedule",
     ],
 )

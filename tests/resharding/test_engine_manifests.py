@@ -3,9 +3,9 @@
 import pytest
 
 from mrl.errors import ConfigError, WeightSyncError
+from mrl.models.engine_rows import Shard
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor, Piece
-from mrl.models.vllm_names import Shard
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from tests.resharding.test_trainer_manifests import QWEN3_MOE

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mrl.errors import ConfigError
-from mrl.models.families import Family
+from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, stored_block
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner import quantised

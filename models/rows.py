@@ -1,28 +1,46 @@
-"""Rows that several families share: norms, grouped-query attention, gated MLPs, experts. Pure."""
+"""The rows of Megatron's parameters that families share: norms, grouped-query attention, gated MLPs, experts.
+
+This module imports no engine. `layer` is the layer's prefix in the checkpoint, "model.layers.3".
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
-from mrl.models.hf_config import HfConfig, field, head_dim, require_no_attention_bias
+from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.layout import divide
 from mrl.models.tensors import Row, Segment, Spec, Split, whole
 
+PARTS = ("gate", "up", "down")
+"""The three projections of a gated MLP."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of one layer, all of them, as the checkpoint has them."""
+
+    count: int
+    hidden: int
+    inner: int
+    name_of: Callable[[int, str], str]
+    """The checkpoint tensor of (expert, one of PARTS)."""
+
 
 def norm(name: str, tensor: str, size: int) -> Row:
-    """A replicated norm weight."""
+    """A norm's weight, which every rank holds whole."""
     return Row(f"{name}.weight", whole(tensor, size), None)
 
 
-def input_norm(hf: HfConfig, layer: str, spec: Spec) -> Row:
-    """The norm before attention, folded into linear_qkv where the spec folds."""
-    name = "self_attention.linear_qkv.layer_norm_weight" if spec.fold_norms else "input_layernorm.weight"
+def input_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
+    """The norm before attention, which may be folded into linear_qkv."""
+    name = "self_attention.linear_qkv.layer_norm_weight" if folded else "input_layernorm.weight"
     return Row(name, whole(f"{layer}.input_layernorm.weight", field(hf, "hidden_size")), None)
 
 
-def mlp_norm(hf: HfConfig, layer: str, spec: Spec, *, dense: bool) -> Row:
-    """The norm before the MLP; only a dense MLP's is folded."""
-    name = "mlp.linear_fc1.layer_norm_weight" if dense and spec.fold_norms else "pre_mlp_layernorm.weight"
+def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
+    """The norm before the MLP, which may be folded into linear_fc1."""
+    name = "mlp.linear_fc1.layer_norm_weight" if folded else "pre_mlp_layernorm.weight"
     return Row(name, whole(f"{layer}.post_attention_layernorm.weight", field(hf, "hidden_size")), None)
 
 
@@ -32,7 +50,6 @@ def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool) -> list[
     The whole interleaved tensor is cut by rows. With tp above the number of groups Megatron cuts through a group and
     gathers activations, so nothing is replicated in storage.
     """
-    require_no_attention_bias(hf)
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
     q_rows = divide(heads, groups, what="attention heads per query group") * width
     attention = f"{layer}.self_attn"
@@ -53,16 +70,15 @@ def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool) -> list[
 
 def gated_mlp(
     name: str,
+    tensor_of: Callable[[str], str],
     *,
-    gate: str,
-    up: str,
-    down: str,
     hidden: int,
     inner: int,
-    split: Split,
+    split: Split = "tp",
     suffix: str = ".weight",
 ) -> list[Row]:
-    """linear_fc1 holds a rank's gate rows, then its up rows; linear_fc2 is cut by columns."""
+    """linear_fc1 holds a rank's gate rows, then its up rows; linear_fc2 is cut by columns. `tensor_of` one of PARTS."""
+    gate, up, down = map(tensor_of, PARTS)
     fc1 = ((Segment(gate, 0, inner),), (Segment(up, 0, inner),))
     return [
         Row(f"{name}.linear_fc1{suffix}", fc1, hidden, split),
@@ -70,30 +86,24 @@ def gated_mlp(
     ]
 
 
-def dense_mlp(hf: HfConfig, layer: str) -> list[Row]:
-    """The MLP of a dense layer."""
-    names = {part: f"{layer}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
-    return gated_mlp(
-        "mlp", hidden=field(hf, "hidden_size"), inner=field(hf, "intermediate_size"), split="tp", **names
-    )
-
-
-def expert_mlps(
-    experts: Iterable[int], name_of: Callable[[int, str], str], *, hidden: int, inner: int, spec: Spec
-) -> list[Row]:
-    """The experts one rank holds, numbered from 0 locally; name_of(expert, "gate" | "up" | "down") is the checkpoint name."""
-    own = [{part: name_of(expert, part) for part in ("gate", "up", "down")} for expert in experts]
+def expert_mlps(experts: Experts, own: Iterable[int], spec: Spec) -> list[Row]:
+    """The experts that one rank holds (`own`, numbered over all), which it numbers from 0."""
+    hidden, inner, name_of = experts.hidden, experts.inner, experts.name_of
     if spec.experts == "stacked":
-        first = [(Segment(names[part], 0, inner),) for names in own for part in ("gate", "up")]
-        second = [(Segment(names["down"], 0, hidden),) for names in own]
+        first = [(Segment(name_of(e, part), 0, inner),) for e in own for part in ("gate", "up")]
+        second = [(Segment(name_of(e, "down"), 0, hidden),) for e in own]
         return [
             Row("mlp.experts.weight1", tuple(first), hidden, "etp"),
             Row("mlp.experts.weight2", tuple(second), inner, "etp", dim=1),
         ]
     rows: list[Row] = []
-    for local, names in enumerate(own):
+    for local, expert in enumerate(own):
         grouped = spec.experts == "grouped"
         name = "mlp.experts" if grouped else f"mlp.experts.local_experts.{local}"
         suffix = f".weight{local}" if grouped else ".weight"
-        rows.extend(gated_mlp(name, hidden=hidden, inner=inner, split="etp", suffix=suffix, **names))
+
+        def tensor_of(part: str, expert: int = expert) -> str:
+            return name_of(expert, part)
+
+        rows += gated_mlp(name, tensor_of, hidden=hidden, inner=inner, split="etp", suffix=suffix)
     return rows

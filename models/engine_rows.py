@@ -1,0 +1,122 @@
+"""How vLLM 0.32 stores what families share on one rank of an engine: names, shapes and the checkpoint boxes in them.
+
+This is the loaders' layout, before any processing after loading. It serves planning without an engine; a live engine is asked
+by tracing its loaders, and a test holds the two equal. Source: vllm/model_executor/models/{qwen3,qwen3_moe,mixtral,
+deepseek_v2}.py, layers/{linear,vocab_parallel_embedding}.py, layers/fused_moe/expert_map_manager.py. No engine is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mrl.models.hf_config import HfConfig, field, head_dim
+from mrl.models.layout import divide, padded_vocab
+from mrl.models.rows import Experts
+from mrl.models.tensors import LocalTensor, Piece
+
+VOCAB_PADDING = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shard:
+    """The coordinates of one rank of one engine. With `ep` = 1 experts are split by tp like everything else."""
+
+    tp: int
+    tp_rank: int
+    ep: int = 1
+    ep_rank: int = 0
+
+    def experts(self, count: int) -> range:
+        """The global experts of this rank: vLLM's linear placement, where a remainder goes to the first ranks."""
+        share, rest = divmod(count, self.ep)
+        start = self.ep_rank * share + min(self.ep_rank, rest)
+        return range(start, start + share + (self.ep_rank < rest))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineRows:
+    """Writes the tensors of one dtype for one shard; ConfigError where vLLM would refuse the split."""
+
+    shard: Shard
+    dtype: str
+
+    def whole(self, name: str, *shape: int, dtype: str | None = None) -> LocalTensor:
+        """A parameter that equals the checkpoint tensor of its own name."""
+        zero = (0,) * len(shape)
+        return self._tensor(name, shape, [Piece(name, zero, shape, zero)], dtype)
+
+    def stacked(self, name: str, parts: list[tuple[str, int, int]], columns: int) -> LocalTensor:
+        """Rows of several tensors, each (tensor, rows, units): split into min(tp, units) shares, replicated beyond."""
+        pieces, at = [], 0
+        for tensor, rows, units in parts:
+            shares = min(self.shard.tp, units)
+            share = divide(rows, shares, what=f"rows of {tensor} over vLLM's tp")
+            index = self.shard.tp_rank * shares // self.shard.tp
+            pieces.append(Piece(tensor, (index * share, 0), (share, columns), (at, 0)))
+            at += share
+        return self._tensor(name, (at, columns), pieces)
+
+    def split_columns(self, name: str, rows: int, columns: int) -> LocalTensor:
+        """A parameter that is a share of the columns of the checkpoint tensor of its own name."""
+        share = divide(columns, self.shard.tp, what=f"columns of {name} over vLLM's tp")
+        piece = Piece(name, (0, self.shard.tp_rank * share), (rows, share), (0, 0))
+        return self._tensor(name, (rows, share), [piece])
+
+    def vocabulary(self, name: str, vocab: int, columns: int) -> LocalTensor:
+        """Rows padded to a multiple of 64, then split; the padding is not loaded."""
+        padded = padded_vocab(vocab, tp=1, pad_vocab_to=VOCAB_PADDING)
+        share = divide(padded, self.shard.tp, what="padded vocabulary over vLLM's tp")
+        start = self.shard.tp_rank * share
+        rows = max(0, min(vocab - start, share))
+        pieces = [Piece(name, (start, 0), (rows, columns), (0, 0))] if rows else []
+        return self._tensor(name, (share, columns), pieces)
+
+    def experts(self, name: str, experts: Experts) -> Iterator[LocalTensor]:
+        """w13 [experts, 2 * inner, hidden] (gate rows, then up rows) and w2 [experts, hidden, inner] of one layer."""
+        hidden, name_of = experts.hidden, experts.name_of
+        parts, index = (self.shard.tp, self.shard.tp_rank) if self.shard.ep == 1 else (1, 0)
+        share = divide(experts.inner, parts, what=f"expert width of {name} over vLLM's tp")
+        own = self.shard.experts(experts.count)
+        w13 = [
+            Piece(name_of(expert, part), (index * share, 0), (share, hidden), (local, half * share, 0))
+            for local, expert in enumerate(own)
+            for half, part in enumerate(("gate", "up"))
+        ]
+        w2 = [
+            Piece(name_of(expert, "down"), (0, index * share), (hidden, share), (local, 0, 0))
+            for local, expert in enumerate(own)
+        ]
+        yield self._tensor(f"{name}.routed_experts.w13_weight", (len(own), 2 * share, hidden), w13)
+        yield self._tensor(f"{name}.routed_experts.w2_weight", (len(own), hidden, share), w2)
+
+    def gated_mlp(self, name: str, *, hidden: int, inner: int) -> Iterator[LocalTensor]:
+        """gate_up_proj [2 * inner / tp, hidden] and down_proj [hidden, inner / tp]."""
+        gate_up = [(f"{name}.{part}_proj.weight", inner, inner) for part in ("gate", "up")]
+        yield self.stacked(f"{name}.gate_up_proj.weight", gate_up, hidden)
+        yield self.split_columns(f"{name}.down_proj.weight", hidden, inner)
+
+    def grouped_query_attention(self, hf: HfConfig, layer: str, *, qk_norm: bool) -> Iterator[LocalTensor]:
+        """Key and value heads are replicated where tp exceeds their number."""
+        hidden, groups = field(hf, "hidden_size"), field(hf, "num_key_value_heads")
+        heads, width, name = self.heads(hf), head_dim(hf), f"{layer}.self_attn"
+        divide(*sorted((groups, self.shard.tp), reverse=True), what="key-value heads and vLLM's tp")
+        parts = [
+            (f"{name}.{p}_proj.weight", n * width, n) for p, n in (("q", heads), ("k", groups), ("v", groups))
+        ]
+        yield self.stacked(f"{name}.qkv_proj.weight", parts, hidden)
+        yield self.split_columns(f"{name}.o_proj.weight", hidden, heads * width)
+        if qk_norm:
+            yield self.whole(f"{name}.q_norm.weight", width)
+            yield self.whole(f"{name}.k_norm.weight", width)
+
+    def heads(self, hf: HfConfig) -> int:
+        """The number of query heads, which tp must divide."""
+        heads = field(hf, "num_attention_heads")
+        divide(heads, self.shard.tp, what="attention heads over vLLM's tp")
+        return heads
+
+    def _tensor(
+        self, name: str, shape: tuple[int, ...], pieces: list[Piece], dtype: str | None = None
+    ) -> LocalTensor:
+        return LocalTensor(name=name, chunk=0, shape=shape, dtype=dtype or self.dtype, pieces=tuple(pieces))

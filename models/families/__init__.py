@@ -1,0 +1,31 @@
+"""The registered model families, by the model_type of config.json. A new family is a file here and its name in FAMILIES."""
+
+from __future__ import annotations
+
+from mrl.errors import ConfigError
+from mrl.models.families.deepseek_v3 import DeepseekV3
+from mrl.models.families.mixtral import Mixtral
+from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
+from mrl.models.family import Family
+from mrl.models.hf_config import HfConfig
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (Qwen3(), Qwen3Moe(), Mixtral(), DeepseekV3())
+}
+
+
+def family_of(hf: HfConfig) -> Family:
+    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those registered."""
+    model_type = hf.get("model_type")
+    if model_type not in FAMILIES:
+        raise ConfigError(f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}")
+    return FAMILIES[model_type]
+
+
+def require_trainable(hf: HfConfig) -> None:
+    """Raise ConfigError for an unknown family, or for a config that asks for what training does not implement."""
+    family = family_of(hf)
+    if problems := family.unsupported(hf):
+        raise ConfigError(
+            f"config.json says {', '.join(problems)}: training does not implement that for {family.model_type}"
+        )

@@ -1,0 +1,209 @@
+"""DeepSeek-V3 (arXiv 2412.19437): latent attention, dense first layers, shared experts, sigmoid routing with correction biases.
+
+The checkpoint's multi-token-prediction layers are neither trained nor served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.config.sections.model import NewModelSection
+from mrl.models import rope, rows
+from mrl.models.engine_rows import EngineRows
+from mrl.models.family import Family
+from mrl.models.hf_config import HfConfig, field
+from mrl.models.tensors import LocalTensor, Row, Spec, Split, whole
+
+LATENT_WIDTH, ROTARY_WIDTH = 512, 64
+"""DeepSeek-V3's own: together 576, the one width that vLLM's latent attention knows on CPU."""
+
+
+class DeepseekV3(Family):
+    """DeepSeek-V3. vLLM serves plain softmax scores unless the two names of the routing are there: they are asked for."""
+
+    model_type = "deepseek_v3"
+    expert_count_keys = ("n_routed_experts", "num_local_experts")
+    fewest_experts_per_token = 2
+    implemented = {
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+        "norm_topk_prob": (True,),
+        "rope_interleave": (None, True),
+    }
+    rope_kinds = ("default", "yarn")
+    exported = {"num_nextn_predict_layers": 0}
+
+    def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
+        """Whether a layer has experts, by `first_k_dense_replace` and `moe_layer_freq`."""
+        return number >= hf.get("first_k_dense_replace", 0) and number % hf.get("moe_layer_freq", 1) == 0
+
+    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
+        """The prefixes of the multi-token-prediction layers, which follow the model's own."""
+        first = field(hf, "num_hidden_layers")
+        return tuple(f"model.layers.{first + n}." for n in range(hf.get("num_nextn_predict_layers") or 0))
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
+        experts, problems = field(hf, "num_experts_per_tok"), super().unsupported(hf)
+        if groups != chosen and experts // chosen != 2:
+            # A group counts by its two best experts; Megatron takes num_experts_per_tok // topk_group of them.
+            problems.append(
+                f"num_experts_per_tok = {experts} with topk_group = {chosen} (only two experts a group)"
+            )
+        return problems
+
+    def rotary(self, hf: HfConfig) -> rope.Rope:
+        """The rotary embedding, over the part of queries and keys that has one."""
+        return rope.rope(hf, width=field(hf, "qk_rope_head_dim"))
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        """The arguments of megatron's MLATransformerConfig that describe the model (not the layout)."""
+        return super().transformer_fields(hf) | _attention_fields(hf) | _router_fields(hf)
+
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+        hidden, heads = field(hf, "hidden_size"), field(hf, "num_attention_heads")
+        plain, rotary, value = (field(hf, k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        rank, attention = field(hf, "kv_lora_rank"), f"{layer}.self_attn"
+        down: Split = "none" if spec.whole_down_projections else "tp"
+
+        def row(name: str, tensor: str, size: int, columns: int, split: Split = "tp", dim: int = 0) -> Row:
+            weight = whole(f"{attention}.{tensor}.weight", size)
+            return Row(f"self_attention.{name}.weight", weight, columns, split, dim)
+
+        def latent_norm(name: str, next_linear: str, size: int) -> Row:
+            folded = f"self_attention.{next_linear}.layer_norm_weight"
+            parameter = folded if spec.fold_norms else f"self_attention.{name.replace('_a_', '_')}.weight"
+            return Row(parameter, whole(f"{attention}.{name}.weight", size), None)
+
+        result = [rows.input_norm(hf, layer, folded=False)]  # latent attention never folds its input norm
+        if q_rank := hf.get("q_lora_rank"):
+            result.append(row("linear_q_down_proj", "q_a_proj", q_rank, hidden, down))
+            result.append(latent_norm("q_a_layernorm", "linear_q_up_proj", q_rank))
+            result.append(row("linear_q_up_proj", "q_b_proj", heads * (plain + rotary), q_rank))
+        else:
+            result.append(row("linear_q_proj", "q_proj", heads * (plain + rotary), hidden))
+        result.append(row("linear_kv_down_proj", "kv_a_proj_with_mqa", rank + rotary, hidden, down))
+        result.append(latent_norm("kv_a_layernorm", "linear_kv_up_proj", rank))
+        result.append(row("linear_kv_up_proj", "kv_b_proj", heads * (plain + value), rank))
+        result.append(row("linear_proj", "o_proj", hidden, heads * value, dim=1))
+        return result
+
+    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
+        """The router, its correction biases, the experts of one rank, and the shared experts as one MLP."""
+        router, *experts = super().moe_rows(hf, layer, spec, own)
+        biases = whole(f"{layer}.mlp.gate.e_score_correction_bias", self.num_experts(hf))
+        result = [router, Row("mlp.router.expert_bias", biases, None, role="correction"), *experts]
+        if inner := _shared_width(hf):
+            names = f"{layer}.mlp.shared_experts"
+            result += rows.gated_mlp(
+                "mlp.shared_experts",
+                lambda part: f"{names}.{part}_proj.weight",
+                hidden=field(hf, "hidden_size"),
+                inner=inner,
+            )
+        return result
+
+    def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        """Where queries are compressed, both down-projections are one tensor, which every rank holds whole."""
+        hidden, heads, name = field(hf, "hidden_size"), engine.heads(hf), f"{layer}.self_attn"
+        plain, rotary, value = (field(hf, k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        rank, down = field(hf, "kv_lora_rank"), f"{name}.kv_a_proj_with_mqa.weight"
+
+        def by_head(tensor: str, width: int, columns: int) -> LocalTensor:
+            return engine.stacked(tensor, [(tensor, heads * width, heads)], columns)
+
+        if q_rank := hf.get("q_lora_rank"):
+            parts = [(f"{name}.q_a_proj.weight", q_rank, 1), (down, rank + rotary, 1)]
+            yield engine.stacked(f"{name}.fused_qkv_a_proj.weight", parts, hidden)
+            yield engine.whole(f"{name}.q_a_layernorm.weight", q_rank)
+            yield by_head(f"{name}.q_b_proj.weight", plain + rotary, q_rank)
+        else:
+            yield engine.whole(down, rank + rotary, hidden)
+            yield by_head(f"{name}.q_proj.weight", plain + rotary, hidden)
+        yield engine.whole(f"{name}.kv_a_layernorm.weight", rank)
+        yield by_head(f"{name}.kv_b_proj.weight", plain + value, rank)
+        yield engine.split_columns(f"{name}.o_proj.weight", hidden, heads * value)
+
+    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        router, *experts = super().engine_moe(hf, layer, engine)
+        yield router
+        biases = f"{layer}.mlp.gate.e_score_correction_bias"
+        yield engine.whole(biases, self.num_experts(hf), dtype="float32")
+        if inner := _shared_width(hf):
+            shared = f"{layer}.mlp.shared_experts"
+            yield from engine.gated_mlp(shared, hidden=field(hf, "hidden_size"), inner=inner)
+        yield from experts
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        """YaRN over a quarter of the length, a dense first layer, one shared expert and compressed queries.
+
+        `model.new.head_dim` is the width of values and of the part of keys that is not rotated.
+        """
+        return {
+            "num_key_value_heads": new.num_heads,
+            "head_dim": ROTARY_WIDTH,
+            "q_lora_rank": new.hidden_size // 2,
+            "kv_lora_rank": LATENT_WIDTH,
+            "qk_rope_head_dim": ROTARY_WIDTH,
+            "qk_nope_head_dim": new.head_dim,
+            "v_head_dim": new.head_dim,
+            "n_routed_experts": new.num_experts,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "moe_intermediate_size": new.expert_size,
+            "first_k_dense_replace": min(1, new.num_layers - 1),
+            "num_nextn_predict_layers": 0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": max(1, max_length // 4),
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        }
+
+
+def _shared_width(hf: HfConfig) -> int:
+    """The inner width of the shared experts, which are one MLP; 0 where there are none."""
+    return field(hf, "moe_intermediate_size") * (hf.get("n_shared_experts") or 0)
+
+
+def _attention_fields(hf: HfConfig) -> dict[str, Any]:
+    yarn = rope.parameters(hf) if rope.kind(hf) == "yarn" else {}
+    return {
+        "multi_latent_attention": True,
+        "qk_layernorm": True,
+        "num_query_groups": field(hf, "num_attention_heads"),
+        "kv_channels": field(hf, "v_head_dim"),
+        "q_lora_rank": hf.get("q_lora_rank"),
+        "kv_lora_rank": field(hf, "kv_lora_rank"),
+        "qk_head_dim": field(hf, "qk_nope_head_dim"),
+        "qk_pos_emb_head_dim": field(hf, "qk_rope_head_dim"),
+        "v_head_dim": field(hf, "v_head_dim"),
+        # Of the rotary settings Megatron uses these two, for the softmax scale; the angles are megatron/rotary.py's.
+        "rope_type": "rope",
+        "rotary_scaling_factor": yarn.get("factor", 1.0),
+        "mscale_all_dim": yarn.get("mscale_all_dim") or 0.0,
+    }
+
+
+def _router_fields(hf: HfConfig) -> dict[str, Any]:
+    groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
+    fields = {
+        "moe_shared_expert_intermediate_size": _shared_width(hf) or None,
+        "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        # Pre-training moves the biases against the load; here they stay what the checkpoint says.
+        "moe_router_bias_update_rate": 0.0,
+    }
+    if groups != chosen:  # with all groups chosen there is no limit
+        fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
+    return fields

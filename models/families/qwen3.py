@@ -1,0 +1,47 @@
+"""Dense Qwen3 and Qwen3-MoE (arXiv 2505.09388): grouped-query attention with norms of queries and keys, softmax routing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mrl.config.sections.model import NewModelSection
+from mrl.models.family import Family
+from mrl.models.hf_config import HfConfig
+
+
+class Qwen3(Family):
+    """Dense Qwen3."""
+
+    model_type = "qwen3"
+    qk_norm = True
+    implemented = {"use_sliding_window": (None, False)}
+
+
+class Qwen3Moe(Qwen3):
+    """Qwen3-MoE."""
+
+    model_type = "qwen3_moe"
+    expert_count_keys = ("num_experts", "num_local_experts")
+
+    def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
+        """Whether a layer has experts, by `mlp_only_layers` and `decoder_sparse_step`."""
+        step = hf.get("decoder_sparse_step", 1)
+        return number not in (hf.get("mlp_only_layers") or []) and (number + 1) % step == 0
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        return super().transformer_fields(hf) | {
+            "moe_router_score_function": "softmax",
+            # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob. Dividing by the sum is the same
+            # as a softmax over the chosen logits, which is what megatron does without pre-softmax.
+            "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
+        }
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        return {
+            "num_experts": new.num_experts,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "moe_intermediate_size": new.expert_size,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [],
+        }

@@ -1,0 +1,270 @@
+"""A model family: what its config.json means, and where its tensors lie in the checkpoint, the trainer and an engine.
+
+Loading, export, the trainer's settings, planning and weight sync all ask here; each family is a file in models/families.
+This module imports no engine and moves no byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from mrl.config.sections.model import NewModelSection
+from mrl.errors import ConfigError
+from mrl.models import rope, rows
+from mrl.models.engine_rows import EngineRows, Shard
+from mrl.models.hf_config import (
+    HfConfig,
+    checkpoint_dtype,
+    field,
+    head_dim,
+    require_no_attention_bias,
+    unsupported_values,
+)
+from mrl.models.layout import Layout, Place, chunk_layers, divide, padded_vocab
+from mrl.models.rows import Experts
+from mrl.models.tensors import TRAINER, CheckpointTensor, LocalTensor, Role, Row, Spec, cut, whole
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+class Family:
+    """The defaults describe a decoder with RMSNorm before grouped-query attention and before gated MLPs or experts.
+
+    A family names its `model_type` and overrides what it has differently. In every method `hf` is config.json as a dict and
+    `layer` the layer's prefix in the checkpoint.
+    """
+
+    model_type: ClassVar[str]
+    qk_norm: ClassVar[bool] = False
+    """Whether queries and keys have norms."""
+    moe_module: ClassVar[str] = "mlp"
+    """The module of a layer that holds its router and experts in the checkpoint."""
+    expert_count_keys: ClassVar[tuple[str, ...]] = ()
+    """The keys that may hold the number of routed experts; a dense family has none."""
+    expert_width_key: ClassVar[str] = "moe_intermediate_size"
+    """The key that holds the inner width of one routed expert."""
+    fewest_experts_per_token: ClassVar[int] = 1
+    """The fewest experts that a token may visit in training."""
+    implemented: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """The values that training implements of keys that would change the computation."""
+    rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
+    """The rotary embeddings that training implements."""
+    exported: ClassVar[Mapping[str, Any]] = {}
+    """The keys that config.json of an exported folder has other values of, because of what is not trained."""
+
+    # What config.json means ------------------------------------------------------------------------------------------
+
+    def num_experts(self, hf: HfConfig) -> int:
+        """The number of routed experts of an MoE layer; 0 for dense families."""
+        return field(hf, *self.expert_count_keys) if self.expert_count_keys else 0
+
+    def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
+        """Whether a layer has experts."""
+        return bool(self.expert_count_keys)
+
+    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
+        """The prefixes of checkpoint tensors that a folder may have and that are neither trained nor served."""
+        return ()
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        """What config.json asks for and training does not implement, as text; planning does not ask."""
+        problems = unsupported_values(hf, self.implemented)
+        least = self.fewest_experts_per_token
+        if least > 1 and (count := field(hf, "num_experts_per_tok")) < least:
+            problems.append(f"num_experts_per_tok = {count} (only {least} and more)")
+        return problems + rope.unsupported(hf, self.rope_kinds)
+
+    def rotary(self, hf: HfConfig) -> rope.Rope:
+        """The rotary embedding; over whole heads."""
+        return rope.rope(hf, width=head_dim(hf))
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        """The arguments of megatron's TransformerConfig that describe the model (not the layout)."""
+        fields = {
+            "num_layers": field(hf, "num_hidden_layers"),
+            "hidden_size": field(hf, "hidden_size"),
+            "num_attention_heads": field(hf, "num_attention_heads"),
+            "num_query_groups": field(hf, "num_key_value_heads"),
+            "kv_channels": head_dim(hf),
+            "qk_layernorm": self.qk_norm,
+            "ffn_hidden_size": field(hf, "intermediate_size"),
+            "layernorm_epsilon": hf.get("rms_norm_eps", 1e-6),
+            "init_method_std": hf.get("initializer_range", 0.02),
+        }
+        if self.expert_count_keys:
+            pattern = [int(self.is_moe_layer(hf, layer)) for layer in range(fields["num_layers"])]
+            fields |= {
+                "num_moe_experts": self.num_experts(hf),
+                "moe_ffn_hidden_size": field(hf, self.expert_width_key),
+                "moe_layer_freq": 1 if all(pattern) else pattern,
+                "moe_router_topk": field(hf, "num_experts_per_tok"),
+            }
+        return fields
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        """What config.json of a small random model (`model.new`) has besides, or other than, a dense decoder's keys."""
+        return {}
+
+    # Where tensors lie -----------------------------------------------------------------------------------------------
+
+    def expert_name(self, layer: str, expert: int, part: str) -> str:
+        """The checkpoint tensor of one expert's "gate", "up" or "down" projection."""
+        return f"{layer}.{self.moe_module}.experts.{expert}.{part}_proj.weight"
+
+    def experts(self, hf: HfConfig, layer: str) -> Experts:
+        """All routed experts of an MoE layer."""
+        hidden, inner = field(hf, "hidden_size"), field(hf, self.expert_width_key)
+        return Experts(
+            self.num_experts(hf), hidden, inner, lambda expert, part: self.expert_name(layer, expert, part)
+        )
+
+    def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
+        """The rows of one layer (counted over the model) with the experts of one rank, named relative to the layer."""
+        require_no_attention_bias(hf)
+        layer = f"model.layers.{number}"
+        if moe := self.is_moe_layer(hf, number):
+            mlp = self.moe_rows(hf, layer, spec, own_experts)
+        else:
+            hidden, inner = field(hf, "hidden_size"), field(hf, "intermediate_size")
+            mlp = rows.gated_mlp(
+                "mlp", lambda part: f"{layer}.mlp.{part}_proj.weight", hidden=hidden, inner=inner
+            )
+        mlp_norm = rows.mlp_norm(hf, layer, folded=spec.fold_norms and not moe)
+        return [*self.attention_rows(hf, layer, spec), mlp_norm, *mlp]
+
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+        """The attention of one layer and the norm before it."""
+        norm = rows.input_norm(hf, layer, folded=spec.fold_norms)
+        return [norm, *rows.grouped_query_attention(hf, layer, qk_norm=self.qk_norm)]
+
+    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
+        """The router of one layer and the experts of one rank."""
+        experts = self.experts(hf, layer)
+        weight = whole(f"{layer}.{self.moe_module}.gate.weight", experts.count)
+        router = Row("mlp.router.weight", weight, experts.hidden, role="router")
+        return [router, *rows.expert_mlps(experts, own, spec)]
+
+    def engine_layer(self, hf: HfConfig, number: int, engine: EngineRows) -> Iterator[LocalTensor]:
+        """What a rank of a vLLM engine holds of one layer."""
+        layer, hidden = f"model.layers.{number}", field(hf, "hidden_size")
+        yield from self.engine_attention(hf, layer, engine)
+        if self.is_moe_layer(hf, number):
+            yield from self.engine_moe(hf, layer, engine)
+        else:
+            yield from engine.gated_mlp(f"{layer}.mlp", hidden=hidden, inner=field(hf, "intermediate_size"))
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield engine.whole(f"{layer}.{norm}.weight", hidden)
+
+    def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        """What a rank of a vLLM engine holds of one layer's attention."""
+        return engine.grouped_query_attention(hf, layer, qk_norm=self.qk_norm)
+
+    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        """What a rank of a vLLM engine holds of one layer's router and experts."""
+        module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
+        yield engine.whole(f"{module}.gate.weight", experts.count, experts.hidden)
+        yield from engine.experts(f"{module}.experts", experts)
+
+    # What others ask for ---------------------------------------------------------------------------------------------
+
+    def checkpoint_tensors(self, hf: HfConfig, *, dtype: str | None = None) -> list[CheckpointTensor]:
+        """Every tensor of a Hugging Face folder of `dtype`, the config's when absent (correction biases in float32)."""
+        dtype = dtype or checkpoint_dtype(hf)
+        all_rows, experts = _outer_rows(hf, Layout(), 1), range(self.num_experts(hf))
+        for number in range(field(hf, "num_hidden_layers")):
+            all_rows.extend(self.layer(hf, number, TRAINER, experts))
+        tensors: dict[str, CheckpointTensor] = {}
+        for row in all_rows:
+            row_dtype = "float32" if row.role == "correction" else dtype
+            for segment in (s for block in row.blocks for s in block):
+                before = tensors.get(segment.tensor)
+                size = max(segment.start + segment.rows, before.shape[0] if before else 0)
+                shape = (size,) if row.columns is None else (size, row.columns)
+                tensors[segment.tensor] = CheckpointTensor(segment.tensor, shape, row_dtype)
+        return list(tensors.values())
+
+    def local_tensors(
+        self,
+        hf: HfConfig,
+        layout: Layout,
+        place: Place,
+        *,
+        dtype: str = "bfloat16",
+        router_dtype: str | None = None,
+        spec: Spec = TRAINER,
+        pad_vocab_to: int = 1,
+    ) -> list[LocalTensor]:
+        """Every parameter (and the router's correction buffer) of one trainer rank, over all its model chunks.
+
+        `router_dtype` is the router weight's own dtype, `dtype` when absent. ConfigError where the layout does not fit.
+        """
+        dtypes: dict[Role, str] = {"weight": dtype, "router": router_dtype or dtype, "correction": "float32"}
+        splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}
+        tensors = []
+        for chunk, prefix, row in self._local_rows(hf, layout, place, spec, pad_vocab_to):
+            parts, index = splits[row.split]
+            tensors.append(
+                cut(row, parts=parts, index=index, chunk=chunk, dtype=dtypes[row.role], prefix=prefix)
+            )
+        return tensors
+
+    def engine_tensors(self, hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> list[LocalTensor]:
+        """Every parameter of one engine rank; ConfigError where vLLM would refuse the split."""
+        require_no_attention_bias(hf)
+        engine = EngineRows(shard, dtype)
+        hidden, vocab = field(hf, "hidden_size"), field(hf, "vocab_size")
+        tensors = [engine.vocabulary(EMBEDDING, vocab, hidden)]
+        for number in range(field(hf, "num_hidden_layers")):
+            tensors.extend(self.engine_layer(hf, number, engine))
+        tensors.append(engine.whole(FINAL_NORM, hidden))
+        if not hf.get("tie_word_embeddings", False):
+            tensors.append(engine.vocabulary(HEAD, vocab, hidden))
+        return tensors
+
+    def _local_rows(
+        self, hf: HfConfig, layout: Layout, place: Place, spec: Spec, pad_vocab_to: int
+    ) -> Iterator[tuple[int, str, Row]]:
+        """(model chunk, prefix of the name, row) of everything that a trainer rank holds."""
+        chunks = chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp)
+        experts = self._own_experts(hf, layout, place)
+        embedding, final_norm, *head = _outer_rows(hf, layout, pad_vocab_to)
+        for chunk, layers in enumerate(chunks):
+            first = chunk == 0 and place.pp == 0
+            last = chunk == layout.vpp - 1 and place.pp == layout.pp - 1
+            if first:
+                yield chunk, "", embedding
+            for local, number in enumerate(layers):
+                for row in self.layer(hf, number, spec, experts):
+                    yield chunk, f"decoder.layers.{local}.", row
+            if last:
+                yield chunk, "", final_norm
+            if last and head:
+                yield chunk, "", head[0]
+            elif last and not first:  # tied: the last stage holds a copy of the embedding
+                yield chunk, "", dataclasses.replace(embedding, name="output_layer.weight")
+
+    def _own_experts(self, hf: HfConfig, layout: Layout, place: Place) -> range:
+        count = self.num_experts(hf)
+        if not count and layout.ep * layout.etp > 1:
+            raise ConfigError(
+                f"{self.model_type} has no experts; ep x etp = {layout.ep} x {layout.etp} must be 1 x 1"
+            )
+        share = divide(count, layout.ep, what="experts over ep")
+        return range(place.ep * share, (place.ep + 1) * share)
+
+
+def _outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
+    """The embedding, the final norm, and the output layer unless it is tied."""
+    vocab, hidden = field(hf, "vocab_size"), field(hf, "hidden_size")
+    padded = padded_vocab(vocab, tp=layout.tp, pad_vocab_to=pad_vocab_to)
+    outer = [
+        Row("embedding.word_embeddings.weight", whole(EMBEDDING, vocab), hidden, "tp", padded_rows=padded),
+        Row("decoder.final_layernorm.weight", whole(FINAL_NORM, hidden), None),
+    ]
+    if not hf.get("tie_word_embeddings", False):
+        outer.append(Row("output_layer.weight", whole(HEAD, vocab), hidden, "tp", padded_rows=padded))
+    return outer

@@ -1,0 +1,82 @@
+"""A new family is one class and one registration: refusals, names, a plan, and Megatron's log-probs follow from them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.errors import ConfigError
+from mrl.models.families import FAMILIES, require_trainable
+from mrl.models.family import Family
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests, trainer_manifests
+from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
+from tests import tiny_models
+from tests.mrl.training import scenarios
+from tests.mrl.training.layouts import check_forward
+from tests.ranks import run_ranks
+from tests.resharding.simulate import execute
+from tests.resharding.worlds import World, checkpoint, loaded, random_config
+
+
+class Llama(Family):
+    """Llama 2 (arXiv 2307.09288): the defaults, without biases in its MLPs."""
+
+    model_type = "llama"
+    implemented = {"mlp_bias": (None, False)}
+
+
+@pytest.fixture
+def llama(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, Llama.model_type, Llama())
+    monkeypatch.setitem(tiny_models.FAMILIES, "llama", ("Llama", {}))
+
+
+def test_without_registration_it_is_unknown() -> None:
+    with pytest.raises(ConfigError, match=r"'llama' in config\.json is not one of"):
+        require_trainable({"model_type": "llama"})
+
+
+def test_what_it_does_not_implement_is_named(llama: None) -> None:
+    hf = {"model_type": "llama", "rope_theta": 1e4}
+    require_trainable(hf)
+    with pytest.raises(ConfigError, match=r"mlp_bias = True .* does not implement that for llama"):
+        require_trainable(hf | {"mlp_bias": True})
+    with pytest.raises(ConfigError, match="rope_type = 'llama3'"):
+        require_trainable(hf | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_brings_every_byte_to_its_engines(seed: int, llama: None) -> None:
+    hf = random_config(random.Random(seed), "llama") | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    hf |= {"num_hidden_layers": 4, "hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
+    train, rollout = Layout(tp=2, pp=2, vpp=2), Layout(tp=2, dp=2)
+    held = trainer_manifests.from_layout(hf, train)
+    needed = engine_manifests.from_layout(hf, rollout)
+    topology, options = Topology.shared(4, slots_per_node=4), PlanOptions(bucket_bytes=4096)
+    full = checkpoint(World(hf, train, rollout, held, needed, topology, options))
+    plan = build_plan(held, needed, topology, options)
+    assert plan.summary()["fallback_bytes"] == 0
+    arrays = execute(plan, [loaded(manifest, full) for manifest in held])
+    for manifest, by_name in zip(needed, arrays, strict=True):
+        for tensor, expected in zip(manifest.tensors, loaded(manifest, full), strict=True):
+            assert by_name[tensor.name].tobytes() == expected.tobytes(), (manifest.rank, tensor.name)
+
+
+def forward(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:
+    """One rank of the new family, registered in its own process."""
+    FAMILIES[Llama.model_type] = Llama()
+    at = scenarios.worker(rank, world, port, folder, layout)
+    samples, shard = scenarios.shard_of(tiny_models.random_batch(10, seed=1), at)
+    return {"samples": samples, "arrays": at.forward(shard, temperature=scenarios.TEMPERATURE)}
+
+
+@pytest.mark.integration
+def test_megatron_loads_it_and_agrees_with_transformers(llama: None, tmp_path: Path) -> None:
+    folder = tiny_models.write_model(tmp_path / "llama", "llama")
+    results = run_ranks(forward, 2, str(folder), {"tp": 2})
+    check_forward(results, folder, bound=1e-5)
