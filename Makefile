@@ -8,12 +8,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 PACKAGES := bubblewrap shellcheck slurm-wlm munge
 
-.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow gpu-smoke lint lock setup system-packages clean
+.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow gpu-smoke lint docs lock setup system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
 	@echo "make test         install, then the whole test suite"
 	@echo "make lint         ruff and pyright"
+	@echo "make docs         docs/settings.md and docs/metrics.md, from the code"
 	@echo "make test-slow    the long forms of the tests"
 	@echo "make gpu-smoke    what needs one GPU, in a minute; BIN=/path/to/bin of an environment with CUDA's torch"
 
@@ -62,6 +63,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: setup
+	$(BIN)/python -m mrl.pages docs
 
 lock:
 	$(BIN)/python -m pip install -q uv

@@ -1,63 +1,126 @@
-"""The tree of settings as text, one sentence a field, for `mrl settings`."""
+"""The tree of settings as text, one sentence a setting: for `mrl settings` and docs/settings.md."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from mrl.config.load import section_types, tag_of
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting or section."""
+
+    path: str
+    """Dotted; of sections among which one is chosen, each has its name in brackets."""
+    form: str
+    """Type and default."""
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.path}{self.form}  # {self.sentence}"
 
 
 def describe(prefix: str = "") -> str:
     """All settings, or those at and below a dotted path such as `reward` or `rollout.tp`; ConfigError where there is none.
 
-    A line is `path: type = default  # sentence`. A section that stands in several places is printed at the first; among
-    sections of which one is chosen, each has its name behind its path.
+    A line is `path: type = default  # sentence`.
     """
-    shown = [line for path, line in _lines(Config, "", set()) if _below(path, prefix)]
+    shown = [setting for setting in settings() if _below(setting.path, prefix)]
     if not shown and prefix:  # inside a section that is printed at its first place alone
-        shown = [line for path, line in _lines(Config, "", None) if _below(path, prefix)]
+        shown = [setting for setting in _walk(Config, "", None) if _below(setting.path, prefix)]
     if not shown:
-        paths = [path for path, _ in _lines(Config, "", set())]
-        close = difflib.get_close_matches(prefix, paths, n=1, cutoff=0.4)
+        close = difflib.get_close_matches(prefix, [setting.path for setting in settings()], n=1, cutoff=0.4)
         hint = f"; did you mean '{close[0]}'?" if close else ""
         raise ConfigError(f"there is no setting {prefix}{hint} `mrl settings` prints all")
-    return "\n".join(shown)
+    return "\n".join(map(str, shown))
+
+
+def settings() -> list[Setting]:
+    """Every setting once: a section that stands in several places is told at the first."""
+    return list(_walk(Config, "", set()))
+
+
+def page() -> str:
+    """docs/settings.md: every setting once, a heading for each section of the top."""
+    lines = [
+        "# Settings",
+        "",
+        "Made from the code by `make docs`; `mrl settings [PATH]` prints the same. A setting is written in a YAML file as a",
+        "tree or on the command line as `path=value`. Of sections among which one is chosen (`algorithm.loss[gspo]`), the name",
+        "in brackets is the value of `name` or `kind` and no part of the path.",
+    ]
+    for setting in settings():
+        if "." not in setting.path:
+            lines += ["", f"## {setting.path}", "", setting.sentence, ""]
+        else:
+            lines.append(f"- `{setting.path}{setting.form}` {setting.sentence}")
+    return "\n".join(lines) + "\n"
 
 
 def _below(path: str, prefix: str) -> bool:
     return not prefix or path == prefix or path.startswith((prefix + ".", prefix + "["))
 
 
-def _lines(
-    section: type[pydantic.BaseModel], prefix: str, printed: set[type] | None, depth: int = 0
-) -> list[tuple[str, str]]:
-    """(path, line) of each field; `printed` are sections that were printed elsewhere, None where they are printed again."""
-    found: list[tuple[str, str]] = []
+def _walk(
+    section: type[pydantic.BaseModel], prefix: str, told: set[type] | None, depth: int = 0
+) -> Iterator[Setting]:
+    """The settings of a section; `told`: sections that have been walked elsewhere, None to walk them again."""
     for name, field in section.model_fields.items():
-        path = f"{prefix}{name}"
-        sentence = (field.description or "").replace("\n", " ")
-        inner = section_types(field.annotation)
-        if not inner:
-            found.append((path, f"{path}: {type_name(field.annotation)}{_default(field)}  # {sentence}"))
+        path, sentence = f"{prefix}{name}", (field.description or "").replace("\n", " ")
+        sections = section_types(field.annotation)
+        if not sections:
+            yield Setting(path, f": {type_name(field.annotation)}{_default(field)}", sentence)
             continue
-        found.append((path, f"{path}: {_section_name(field.annotation)}  # {sentence}"))
-        for each in inner:
-            own = f"{path}[{tag_of(each) or each.__name__}]" if len(inner) > 1 else path
-            if depth > 3 or any(issubclass(known, each) for known in printed or ()):
-                found.append((f"{own}.", f"{own}.*  # settings that stand above"))
+        yield Setting(path, f": {_section_name(field.annotation)}", sentence)
+        for inner in sections:
+            own = f"{path}[{tag_of(inner) or inner.__name__}]" if len(sections) > 1 else path
+            if depth > 3 or any(issubclass(other, inner) for other in told or ()):
+                yield Setting(f"{own}.*", "", "The settings stand above.")
                 continue
-            if printed is not None:
-                printed.add(each)
-            found += _lines(each, f"{own}.", printed, depth + 1)
-    return found
+            if told is not None:
+                told.add(inner)
+            yield from _walk(inner, f"{own}.", told, depth + 1)
+
+
+def section_types(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    """All sections named in a field's annotation (unions, lists, optionals looked through)."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return [annotation] if issubclass(annotation, pydantic.BaseModel) else []
+    return [s for a in typing.get_args(annotation) for s in section_types(a)]
+
+
+def tag_of(section: type[pydantic.BaseModel]) -> str | None:
+    """What chooses this section among others (its fixed `name` or `kind`), if anything does."""
+    fields = (section.model_fields.get(key) for key in ("name", "kind"))
+    return next((f.default for f in fields if f is not None and isinstance(f.default, str)), None)
+
+
+def section_at(parts: Sequence[str]) -> tuple[type[pydantic.BaseModel] | None, list[str]]:
+    """The section at a path of pydantic's, None for what is no section; and the path without the tags of chosen sections."""
+    section: type[pydantic.BaseModel] | None = Config
+    path, is_key = [], False
+    for number, part in enumerate(parts):
+        field = section.model_fields.get(part) if section and not is_key else None
+        if field is None:
+            tagged = section and not is_key and part in (tag_of(section), section.__name__)
+            path += [] if tagged else [part]
+            is_key = False
+            continue
+        path.append(part)
+        inner, rest = section_types(field.annotation), parts[number + 1 :]
+        is_key = typing.get_origin(field.annotation) is dict
+        section = next((s for s in inner if s.__name__ in rest or tag_of(s) in rest), (inner or [None])[0])
+    return section, path
 
 
 def type_name(annotation: Any) -> str:

@@ -1,10 +1,8 @@
-"""Resolving: merged tree -> checked Config, with errors that name path, origin and the nearest valid name."""
+"""A merged tree becomes a checked Config; its errors name path, origin and the nearest valid name."""
 
 from __future__ import annotations
 
 import difflib
-import types
-import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pydantic
 import yaml
 
+from mrl.config.describe import section_at
 from mrl.config.merge import Origins, merge
 from mrl.config.other_names import answer, renamed
 from mrl.config.root import Config
@@ -48,15 +47,15 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _explain(problem: Any, origins: Origins) -> str:
-    parts = [str(p) for p in problem["loc"]]
-    path, value = ".".join(parts), problem["input"]
+    *above, key = [str(part) for part in problem["loc"]] or [""]
+    section, parts = section_at(above)
+    path, value = ".".join([*parts, key]), problem["input"]
     origin = _origin(path, origins)
-    section = _section_at(parts[:-1])
-    if section and parts and (new := renamed(section, parts[-1], value)):
-        old = repr(value) if parts[-1] in section.model_fields else "the setting"
+    if section and (new := renamed(section, key, value)):
+        old = repr(value) if key in section.model_fields else "the setting"
         return f"{path}: {old} is renamed to {new}{origin}"
     if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{origin}{answer(parts[-1]) or _nearest(parts[-1], section)}"
+        return f"{path}: unknown key{origin}{answer(key) or _nearest(key, section)}"
     if problem["type"] == "missing":
         return f"{path}: required and not given"
     message = problem["msg"].removeprefix("Value error, ")
@@ -75,28 +74,3 @@ def _nearest(key: str, section: type[pydantic.BaseModel] | None) -> str:
     names = list(section.model_fields)
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
     return f"; did you mean '{close[0]}'?" if close else f"; known keys here: {', '.join(names)}"
-
-
-def _section_at(parts: Sequence[str]) -> type[pydantic.BaseModel] | None:
-    section: type[pydantic.BaseModel] = Config
-    for part in parts:
-        if part not in section.model_fields:
-            continue  # the tag of a discriminated union, or a list index
-        inner = section_types(section.model_fields[part].annotation)
-        if not inner:
-            return None
-        section = next((s for s in inner if s.__name__ in parts or tag_of(s) in parts), inner[0])
-    return section
-
-
-def tag_of(section: type[pydantic.BaseModel]) -> str | None:
-    """What chooses this section among others (its fixed `name` or `kind`), if anything does."""
-    fields = (section.model_fields.get(key) for key in ("name", "kind"))
-    return next((f.default for f in fields if f is not None and isinstance(f.default, str)), None)
-
-
-def section_types(annotation: Any) -> list[type[pydantic.BaseModel]]:
-    """All sections named in a field's annotation (unions, lists, optionals looked through)."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return [annotation] if issubclass(annotation, pydantic.BaseModel) else []
-    return [s for a in typing.get_args(annotation) for s in section_types(a)]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read, without_volatile
 from tests.launch import serve
 from tests.launch.command import Command, run
@@ -62,6 +63,7 @@ def test_a_row_tells_tokens_operations_and_load(whole: Path) -> None:
         assert 1 <= row["moe/load_max_over_mean"] <= row["moe/load_max_over_mean_max"]
         assert not any(name.endswith("_mfu") for name in row), "no peak of a CPU is known"
     layers = read(whole / "expert_load.jsonl")
+    assert undescribed({name for row in (*trained, *layers) for name in row}) == []
     assert [row["step"] for row in layers] == [row["step"] for row in trained]
 
 

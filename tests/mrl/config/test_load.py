@@ -100,6 +100,16 @@ def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -
     assert "wrong.yaml:4" in text and "training.optimizer.learning_rate" in text and "wrong.yaml:3" in text
 
 
+def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
+    """As people write it: the name that chooses is no part of the path."""
+    words = ["algorithm.loss={name: gspo, clip_lo: 1}", "algorithm.correction={kind: icepop, low: -1}"]
+    with pytest.raises(ConfigError) as error:
+        load([minimal], words)
+    loss, correction = str(error.value).splitlines()
+    assert loss.startswith(f"algorithm.loss.clip_lo: unknown key (command line ({words[0]})); did you mean")
+    assert correction.startswith("algorithm.correction.low: ") and correction.endswith(f"({words[1]}))")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -1,0 +1,14 @@
+"""docs/settings.md and docs/metrics.md, made from the code: `python -m mrl.pages docs` writes them."""
+
+import sys
+from pathlib import Path
+
+from mrl.config import describe
+from mrl.observe import metric_names
+
+PAGES = {"settings.md": describe.page, "metrics.md": metric_names.page}
+"""File -> what makes its text."""
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        Path(sys.argv[1], name).write_text(page(), encoding="utf-8")

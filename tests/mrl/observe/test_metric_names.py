@@ -1,0 +1,65 @@
+"""Every metric that the code produces has a sentence, and every sentence a metric."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mrl.algorithms.filtering import Decision
+from mrl.observe.metric_names import METRICS, undescribed
+
+ROOT = Path(__file__).parents[3]
+PREFIXES = tuple({name.partition("/")[0] + "/" for name in METRICS if not name.startswith("<")} | {"optim/"})
+SOURCES = [file for folder in ("mrl", "launch") for file in (ROOT / folder).rglob("*.py")]
+COMPOSED = {"group/x_frac", "sync/x", "reward/x"}
+"""f-strings whose last part is any name: those of filtering.Decision, of a sender's report, and of a reward's parts."""
+NOT_METRICS = {"moe/layers/"}
+"""Texts with the prefix of a metric that are none."""
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """Texts of a file; what an f-string puts in is a word."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.JoinedStr):
+            yield "".join(str(v.value) if isinstance(v, ast.Constant) else "x" for v in each.values)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+        else:
+            yield from texts(each)
+
+
+def produced() -> set[str]:
+    """Metric names in the code: texts of one word that begin as metrics do."""
+    found = {
+        text
+        for file in SOURCES
+        if file.name != "metric_names.py"
+        for text in texts(ast.parse(file.read_text()))
+    }
+    return {
+        text for text in found if re.fullmatch(r"[a-z]+/[\w@/]+", text) and text.startswith(PREFIXES)
+    } - NOT_METRICS
+
+
+def test_every_metric_in_the_code_has_a_sentence() -> None:
+    names = produced() - COMPOSED | {f"group/{decision.value}_frac" for decision in Decision}
+    assert len(names) > 60
+    assert sorted(undescribed(names)) == []
+    assert {name for name in names if name.startswith("reward/")} - {"reward/mean/x"} <= METRICS.keys()
+
+
+def test_every_sentence_has_a_metric_in_the_code() -> None:
+    code = "\n".join(
+        file.read_text()
+        for folder in ("mrl", "launch", "resharding")
+        for file in (ROOT / folder).rglob("*.py")
+        if file.name != "metric_names.py"
+    )
+    last = {name: re.sub(r"^.*/|<.*>|(_seconds|_frac)$", "", name).strip("_@") for name in METRICS}
+    assert [name for name, word in last.items() if word not in code] == []
+
+
+def test_a_sentence_is_one() -> None:
+    assert [
+        name for name, text in METRICS.items() if not re.fullmatch(r"[A-Z0-9].*\.", text) or len(text) > 110
+    ] == []
