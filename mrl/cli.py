@@ -1,6 +1,6 @@
 """The `mrl` command.
 
-Owns words and exit codes; each command's work is in the room it belongs to and imported only when called.
+Owns arguments and exit codes; each command's work is in the package it belongs to and imported only when called.
 Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 99 stopped to be queued again.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mrl.errors import ConfigError, DataError, MrlError
 
-CONFIG_WORDS = "CONFIG.yaml ... a.b.c=value ... (files are merged left to right, then the values)"
+CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged left to right, then the values)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Configuration words may also stand behind options, which argparse alone refuses."""
+    """Parses arguments; files and overrides may also stand behind options, which argparse alone refuses."""
     from mrl.config.other_names import RENAMED_COMMANDS
 
     parser = _parser()
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text)
-    command.add_argument("config", nargs="+", help=CONFIG_WORDS)
+    command.add_argument("config", nargs="+", help=CONFIG_HELP)
     command.set_defaults(run=run)
     return command
 

@@ -134,10 +134,8 @@ def kl_controller(section: KlSection) -> Controller:
     """The controller that section.controller names."""
     rule = section.controller
     if rule.kind == "adaptive":
-        assert rule.target is not None, "checked by the section"
         return Adaptive(section.coefficient, rule.target, rule.horizon)
     if rule.kind == "window":
-        assert rule.low is not None and rule.high is not None, "checked by the section"
         return Window(section.coefficient, rule.low, rule.high, rule.factor, rule.window_steps)
     return Fixed(section.coefficient)
 

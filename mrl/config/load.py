@@ -17,9 +17,13 @@ from mrl.config.root import Config
 from mrl.config.sections.base import Section
 from mrl.errors import ConfigError
 
-CHOICES = {"algorithm.loss": ("name", "ppo_clip"), "algorithm.correction": ("kind", "off")}
-"""Sections (with the key that chooses and its value without one) whose constants belong to the choice: another loss or correction
-takes its own paper's bounds, not the former's."""
+CHOICES = {
+    "algorithm.loss": ("name", "ppo_clip"),
+    "algorithm.correction": ("kind", "off"),
+    "algorithm.kl.controller": ("kind", "fixed"),
+}
+"""Sections (with the key that chooses and its value without one) whose constants belong to the choice: another loss, correction
+or controller takes constants of its own, not the former's."""
 
 
 def load(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Config:

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: one section per room, and the rules that cross them."""
+"""The whole configuration of a run: its sections, and the rules that cross them."""
 
 from pydantic import model_validator
 
@@ -88,7 +88,7 @@ class Config(Section):
     def _lengths_fit(self) -> "Config":
         if self.rollout.max_response_tokens >= self.model.max_length:
             raise ValueError(
-                f"rollout.max_response_tokens = {self.rollout.max_response_tokens} leaves no room for a prompt in "
+                f"rollout.max_response_tokens = {self.rollout.max_response_tokens} leaves nothing for a prompt in "
                 f"model.max_length = {self.model.max_length}"
             )
         return self

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from mrl.config.sections.base import Section, named
+from mrl.config.sections.base import Section, chosen, named
 from mrl.config.sections.correction import Correction, NoCorrection
 from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.sections.shaping import FilterSection, ShapingSection
@@ -104,35 +104,50 @@ class AggregationSection(Section):
         return self
 
 
-class ControllerSection(Section):
-    """How the KL coefficient moves from step to step."""
+class FixedController(Section):
+    """The coefficient stays as it is."""
 
-    kind: Literal["fixed", "adaptive", "window"] = "fixed"
-    """fixed: stays; adaptive: proportional to the error (arXiv 1909.08593); window: grows or shrinks outside a band."""
-    target: float | None = Field(default=None, gt=0)
-    """adaptive: KL per token, in nats, that is held."""
+    kind: Literal["fixed"] = "fixed"
+    """Controller."""
+
+
+class AdaptiveController(Section):
+    """The coefficient moves in proportion to the error (arXiv 1909.08593)."""
+
+    kind: Literal["adaptive"] = "adaptive"
+    """Controller."""
+    target: float = Field(gt=0)
+    """KL per token, in nats, that is held."""
     horizon: int = Field(default=10_000, ge=1)
-    """adaptive: samples over which a relative error of e changes the coefficient by the share e (e limited to 0.2)."""
-    low: float | None = Field(default=None, ge=0)
-    """window: below this mean KL the coefficient is divided by factor."""
-    high: float | None = Field(default=None, gt=0)
-    """window: above this mean KL the coefficient is multiplied by factor."""
+    """Samples over which a relative error of e changes the coefficient by the share e (e limited to 0.2)."""
+
+
+class WindowController(Section):
+    """The coefficient grows or shrinks where the mean KL leaves a band."""
+
+    kind: Literal["window"] = "window"
+    """Controller."""
+    low: float = Field(ge=0)
+    """Below this mean KL the coefficient is divided by factor."""
+    high: float = Field(gt=0)
+    """Above this mean KL the coefficient is multiplied by factor."""
     factor: float = Field(default=1.5, gt=1)
-    """window: size of a change."""
+    """Size of a change."""
     window_steps: int = Field(default=10, ge=1)
-    """window: steps averaged before each decision."""
+    """Steps averaged before each decision."""
 
     @model_validator(mode="after")
-    def _complete(self) -> ControllerSection:
-        if self.kind == "adaptive" and self.target is None:
-            raise ValueError(
-                "kl.controller.kind = adaptive needs kl.controller.target (KL per token in nats)"
-            )
-        if self.kind == "window" and (self.low is None or self.high is None or self.low >= self.high):
-            raise ValueError(
-                f"kl.controller.kind = window needs low < high; got low = {self.low}, high = {self.high}"
-            )
+    def _ordered(self) -> WindowController:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low} must be below high = {self.high}")
         return self
+
+
+CONTROLLER_KINDS = Literal["fixed", "adaptive", "window"]
+Controller = Annotated[
+    Annotated[FixedController | AdaptiveController | WindowController, Discriminator("kind")],
+    chosen("controller", "kind", CONTROLLER_KINDS, default="fixed"),
+]
 
 
 class KlSection(Section):
@@ -148,7 +163,7 @@ class KlSection(Section):
     """Largest absolute estimate of one token, in nats; clamped tokens are counted; None means no clamp."""
     unbiased: bool = False
     """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
-    controller: ControllerSection = ControllerSection()
+    controller: Controller = FixedController()
     """How the coefficient moves."""
 
     @model_validator(mode="after")

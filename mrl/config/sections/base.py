@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Section(BaseModel):
@@ -29,3 +29,13 @@ def named(what: str, literal: Any) -> Callable[[Any], Any]:
         raise ValueError(f"unknown {what} '{value}': {hint}known: {', '.join(names)}")
 
     return check
+
+
+def chosen(what: str, key: str, literal: Any, *, default: str) -> BeforeValidator:
+    """For a union of sections told apart by `key`: the default where the key is absent, an error of `named` for an unknown one."""
+    check = named(what, literal)
+
+    def choose(value: Any) -> Any:
+        return value | {key: check(value.get(key, default))} if isinstance(value, dict) else value
+
+    return BeforeValidator(choose)

@@ -3,11 +3,11 @@ that changes the name leaves the constants given before it (mrl/config/load.py, 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field
+from pydantic import Discriminator, Field
 
-from mrl.config.sections.base import Section, named
+from mrl.config.sections.base import Section, chosen
 
 LOSS_NAMES = Literal["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15", "custom"]
 """Every value of loss.name; "custom" imports a function."""
@@ -103,18 +103,6 @@ class CustomLoss(Section):
     """Keyword arguments of the function."""
 
 
-def _loss_name(value: Any) -> str:
-    name = value.get("name", "ppo_clip") if isinstance(value, dict) else getattr(value, "name", None)
-    return named("loss", LOSS_NAMES)(name)
-
-
-def _with_name(value: Any) -> Any:
-    """A loss without a name is ppo_clip; an unknown name is refused with the known ones."""
-    if not isinstance(value, dict):
-        return value
-    return value | {"name": _loss_name(value)}
-
-
 PolicyLoss = Annotated[
     Annotated[
         PpoClipLoss
@@ -127,5 +115,5 @@ PolicyLoss = Annotated[
         | CustomLoss,
         Discriminator("name"),
     ],
-    BeforeValidator(_with_name),
+    chosen("loss", "name", LOSS_NAMES, default="ppo_clip"),
 ]

@@ -116,7 +116,7 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["training.layout.ep=2"], "does not divide"),
         (["training.layout.vpp=2"], "vpp = 2 needs pp"),
         (["training.layout.dp=3", "rollout.tp=2"], "rollout.tp = 2 does not divide the training world of 3"),
-        (["rollout.max_response_tokens=512", "model.max_length=512"], "leaves no room for a prompt"),
+        (["rollout.max_response_tokens=512", "model.max_length=512"], "leaves nothing for a prompt"),
         (
             ["rollout.max_num_batched_tokens=64", "rollout.max_num_seqs=65"],
             "at least rollout.max_num_seqs = 65",
