@@ -1,6 +1,6 @@
 """The `mrl` command.
 
-Owns arguments and exit codes; each command's work is in the package it belongs to and imported only when called.
+Owns arguments and exit codes; each command's work is in the package it belongs to, imported when called.
 Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 99 stopped to be queued again.
 """
 
@@ -59,7 +59,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mrl",
-        description="Reinforcement learning for mixture-of-experts language models: Megatron trains, vLLM generates.",
+        description="Reinforcement learning for mixture-of-experts language models: Megatron trains and "
+        "vLLM generates.",
         epilog="`mrl settings` prints every setting with one sentence; README.md has a first run.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

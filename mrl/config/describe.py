@@ -31,9 +31,9 @@ class Setting:
 
 
 def describe(prefix: str = "") -> str:
-    """All settings, or those at and below a dotted path such as `reward` or `rollout.tp`; ConfigError where there is none.
+    """All settings, or those at and below a dotted path such as `reward` or `rollout.tp`.
 
-    A line is `path: type = default  # sentence`.
+    A line is `path: type = default  # sentence`. Raises ConfigError where the path leads to no setting.
     """
     shown = [setting for setting in settings() if _below(setting.path, prefix)]
     if not shown and prefix:  # inside a section that is printed at its first place alone
@@ -55,9 +55,9 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Made from the code by `make docs`; `mrl settings [PATH]` prints the same. A setting is written in a YAML file as a",
-        "tree or on the command line as `path=value`. Of sections among which one is chosen (`algorithm.loss[gspo]`), the name",
-        "in brackets is the value of `name` or `kind` and no part of the path.",
+        "Made from the code by `make docs`; `mrl settings [PATH]` prints the same. A setting is written in a YAML",
+        "file as a tree or on the command line as `path=value`. Of sections among which one is chosen",
+        "(`algorithm.loss[gspo]`), the name in brackets is the value of `name` or `kind` and no part of the path.",
     ]
     for setting in settings():
         if "." not in setting.path:
@@ -74,7 +74,8 @@ def _below(path: str, prefix: str) -> bool:
 def _walk(
     section: type[pydantic.BaseModel], prefix: str, told: set[type] | None, depth: int = 0
 ) -> Iterator[Setting]:
-    """The settings of a section; `told`: sections that have been walked elsewhere, None to walk them again."""
+    """The settings of a section; `told`: sections that have been walked elsewhere, None to walk them
+    again."""
     for name, field in section.model_fields.items():
         path, sentence = f"{prefix}{name}", (field.description or "").replace("\n", " ")
         sections = section_types(field.annotation)
@@ -106,7 +107,8 @@ def tag_of(section: type[pydantic.BaseModel]) -> str | None:
 
 
 def section_at(parts: Sequence[str]) -> tuple[type[pydantic.BaseModel] | None, list[str]]:
-    """The section at a path of pydantic's, None for what is no section; and the path without the tags of chosen sections."""
+    """The section at a path of pydantic's, None for what is no section; and the path without the tags of
+    chosen sections."""
     section: type[pydantic.BaseModel] | None = Config
     path, is_key = [], False
     for number, part in enumerate(parts):

@@ -22,8 +22,8 @@ CHOICES = {
     "algorithm.correction": ("kind", "off"),
     "algorithm.kl.controller": ("kind", "fixed"),
 }
-"""Sections (with the key that chooses and its value without one) whose constants belong to the choice: another loss, correction
-or controller takes constants of its own, not the former's."""
+"""Sections (with the key that chooses and its value without one) whose constants belong to the choice: another
+loss, correction or controller takes constants of its own, not the former's."""
 
 
 def load(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Config:
@@ -45,7 +45,8 @@ def dump(config: Config) -> str:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of a command as (files, a.b.c=value overrides); a file named x=y.yaml must be given as ./x=y.yaml."""
+    """Arguments of a command as (files, a.b.c=value overrides); a file named x=y.yaml must be given as
+    ./x=y.yaml."""
     overrides = [a for a in arguments if "=" in a and not a.startswith((".", "/"))]
     return [a for a in arguments if a not in overrides], overrides
 

@@ -1,6 +1,7 @@
 """YAML files and `a.b.c=value` overrides make one tree that remembers where each value came from.
 
-The grammar of overrides is verl's and Hydra's: `a.b.c=value`, value read as YAML (`null`, `[1, 2]`, quotes, numbers).
+The grammar of overrides is verl's and Hydra's: `a.b.c=value`, the value read as YAML (`null`, `[1, 2]`, quotes,
+numbers).
 Owns no schema: that is mrl/config/load.py.
 """
 
@@ -26,10 +27,12 @@ def merge(
     *,
     choices: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[dict[str, Any], Origins]:
-    """Files left to right, then all overrides at once; later values win, mappings are merged, lists are replaced.
+    """Merges files left to right, then all overrides at once.
 
-    `choices`: dotted paths of mappings in which one key (the value: the key and what it is without one) says what the others
-    mean; under a new choice they start empty.
+    Later values win, mappings are merged, lists are replaced.
+
+    `choices`: dotted paths of mappings in which one key (the value: the key and what it is without one) says what
+    the others mean; under a new choice they start empty.
     """
     tree: dict[str, Any] = {}
     origins: Origins = {}

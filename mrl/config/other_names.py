@@ -1,4 +1,5 @@
-"""Names that are no settings here: those of the last release, with today's, and the words of other systems. Pure."""
+"""Names that are no settings here: those of the last release, with today's, and the words of other systems.
+Pure."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ UNSUPPORTED = {
 
 
 def renamed(section: type, key: str, value: object = None) -> str:
-    """Today's name of a former setting of a section, or of a former value of a setting; empty where it never was one."""
+    """Today's name of a former setting of a section, or of a former value of a setting; empty where it never
+    was one."""
     if key in RENAMED.get(section, {}):
         return RENAMED[section][key]
     return RENAMED_VALUES.get(section, {}).get((key, value), "") if isinstance(value, str) else ""

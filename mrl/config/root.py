@@ -79,8 +79,8 @@ class Config(Section):
         exports, saves = self.export.every_steps, self.loop.checkpoint.every_steps
         if exports and (not saves or exports % saves):
             raise ValueError(
-                f"export.every_steps = {exports} must be a multiple of loop.checkpoint.every_steps = {saves}: a folder is made "
-                "of a checkpoint that was just saved"
+                f"export.every_steps = {exports} must be a multiple of loop.checkpoint.every_steps = {saves}: "
+                "a folder is made of a checkpoint that was just saved"
             )
         return self
 
@@ -88,8 +88,8 @@ class Config(Section):
     def _lengths_fit(self) -> "Config":
         if self.rollout.max_response_tokens >= self.model.max_length:
             raise ValueError(
-                f"rollout.max_response_tokens = {self.rollout.max_response_tokens} leaves nothing for a prompt in "
-                f"model.max_length = {self.model.max_length}"
+                f"rollout.max_response_tokens = {self.rollout.max_response_tokens} leaves nothing for a prompt "
+                f"in model.max_length = {self.model.max_length}"
             )
         return self
 
@@ -102,22 +102,24 @@ class Config(Section):
         if self.algorithm.correction.kind == "off" and self.algorithm.old_logprobs != "rollout":
             warnings.append(
                 f"{setting} with algorithm.correction.kind = off: the engine's probabilities differ from the "
-                "trainer's by more than rounding, and nothing weighs its tokens; truncated is the usual correction"
+                "trainer's by more than rounding, and nothing weighs its tokens; truncated is the usual choice"
             )
         if self.loop.max_rollout_mismatch is not None:
             warnings.append(
-                f"{setting} with loop.max_rollout_mismatch = {self.loop.max_rollout_mismatch:g}: quantised weights "
-                "alone make differences of tenths and more; measure some steps without a limit first"
+                f"{setting} with loop.max_rollout_mismatch = {self.loop.max_rollout_mismatch:g}: quantised "
+                "weights alone make differences of tenths and more; measure some steps without a limit first"
             )
         return warnings
 
     @property
     def updates_per_step(self) -> int:
-        """Updates that a step of the loop makes; minibatches are whole groups, so there are no more of them than prompts."""
+        """Updates that a step of the loop makes; minibatches are whole groups, so there are no more of them
+        than prompts."""
         return self.algorithm.epochs * min(self.algorithm.minibatches, self.loop.prompts_per_step)
 
     def in_updates(self) -> "Config":
-        """The same run with the schedules of policy and critic counted in updates, as their optimizers count."""
+        """The same run with the schedules of policy and critic counted in updates, as their optimizers
+        count."""
         counted = {
             name: section.model_copy(
                 update={"optimizer": section.optimizer.in_updates(self.updates_per_step)}

@@ -49,21 +49,25 @@ class EstimatorSection(Section):
     discount: Literal["policy_tokens", "all_tokens"] = "policy_tokens"
     """reinforce_pp: whether tokens the policy did not produce discount too."""
     scale: Literal["group", "batch", "none", "leave_one_out"] | None = None
-    """What centred rewards are divided by; None means the estimator's own (grpo: group, rloo and dr_grpo: none)."""
+    """What centred rewards are divided by; None means the estimator's own (grpo: group, rloo and dr_grpo:
+    none)."""
     ddof: Literal[0, 1] = 1
     """Delta degrees of freedom of every standard deviation."""
     eps: float = Field(default=1e-6, ge=0)
     """Added to a standard deviation before dividing by it."""
     tolerance: float = Field(default=1e-6, ge=0)
-    """A group whose rewards differ by no more than this share of the largest is degenerate: advantage exactly 0."""
+    """A group whose rewards differ by no more than this share of the largest is degenerate: advantage exactly
+    0."""
     whiten: Literal["off", "tokens", "samples"] | None = None
-    """Whitening of advantages over the batch, weighted by token or sample; None means as the estimator's paper."""
+    """Whitening of advantages over the batch, weighted by token or sample; None means as the estimator's
+    paper."""
     whiten_per_domain: bool = False
     """Whiten inside each domain instead of over the batch."""
     clip: float | None = Field(default=None, gt=0)
     """Largest absolute advantage; None means no clipping."""
     part_weights: dict[str, float] = {}
-    """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only part."""
+    """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only
+    part."""
     process_coefficient: float = Field(default=1.0, ge=0)
     """rloo_process: weight of the token rewards."""
     outcome_coefficient: float = Field(default=1.0, ge=0)
@@ -90,7 +94,8 @@ class AggregationSection(Section):
     """How per-token losses of one optimizer step become one number."""
 
     mode: Aggregation = "sequence_mean"
-    """token_mean: over all tokens of the step; sequence_mean: mean over sequences of token means; constant: Dr. GRPO."""
+    """token_mean: over all tokens of the step; sequence_mean: mean over sequences of token means; constant:
+    Dr. GRPO."""
     length: int | None = Field(default=None, ge=1)
     """constant: sums over tokens are divided by sequences times this length."""
 
@@ -98,8 +103,8 @@ class AggregationSection(Section):
     def _length_where_needed(self) -> AggregationSection:
         if (self.mode == "constant") != (self.length is not None):
             raise ValueError(
-                f"aggregation.length = {self.length} with mode = {self.mode}: constant needs a length (Dr. GRPO takes "
-                "rollout.max_response_tokens), the other modes take none"
+                f"aggregation.length = {self.length} with mode = {self.mode}: constant needs a length (Dr. GRPO "
+                "takes rollout.max_response_tokens), the other modes take none"
             )
         return self
 
@@ -178,9 +183,9 @@ class KlSection(Section):
             raise ValueError(f"kl.unbiased is for kl.location = loss, not {self.location}")
         if self.location == "loss" and self.kind == "k1" and not self.unbiased:
             raise ValueError(
-                "kl.kind = k1 with kl.location = loss has no effect on average: its gradient is that of the log-prob, whose mean "
-                "over the policy's own samples is 0; write kl.kind: k2 (the gradient of the KL) or k3, kl.unbiased: true, "
-                "or kl.location: reward"
+                "kl.kind = k1 with kl.location = loss has no effect on average: its gradient is that of the "
+                "log-prob, whose mean over the policy's own samples is 0; write kl.kind: k2 (the gradient of the "
+                "KL) or k3, kl.unbiased: true, or kl.location: reward"
             )
         return self
 
@@ -227,7 +232,8 @@ class AlgorithmSection(Section):
     entropy: EntropySection = EntropySection()
     """Entropy bonus."""
     old_logprobs: Literal["auto", "recomputed", "rollout"] = "auto"
-    """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only where one is needed (auto), or the engine's."""
+    """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only
+    where one is needed (auto), or the engine's."""
     correction: Correction = NoCorrection()
     """Weights exp(old - engine log-prob) against the difference between trainer and engine."""
     shaping: ShapingSection = ShapingSection()
@@ -267,8 +273,8 @@ class AlgorithmSection(Section):
         kind = self.correction.kind
         if self.old_logprobs == "rollout" and kind != "off":
             raise ValueError(
-                f"correction.kind = {kind} with old_logprobs = rollout: the ratio already holds the difference to the "
-                "engine; choose correction off, or old_logprobs auto"
+                f"correction.kind = {kind} with old_logprobs = rollout: the ratio already holds the difference "
+                "to the engine; choose correction off, or old_logprobs auto"
             )
         return self
 
@@ -280,6 +286,7 @@ class AlgorithmSection(Section):
             )
         if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.location == "reward":
             raise ValueError(
-                f"{self.estimator.name} normalises process rewards, which a KL on every token would change; use kl.location = loss"
+                f"{self.estimator.name} normalises process rewards, which a KL on every token would change; "
+                "use kl.location = loss"
             )
         return self

@@ -10,7 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Section(BaseModel):
-    """A group of settings, strict and frozen: an unknown key is an error. Every field has a sentence, which `mrl settings` shows."""
+    """A group of settings, strict and frozen: an unknown key is an error. Every field has a sentence, which
+    `mrl settings` shows."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
@@ -32,7 +33,8 @@ def named(what: str, literal: Any) -> Callable[[Any], Any]:
 
 
 def chosen(what: str, key: str, literal: Any, *, default: str) -> BeforeValidator:
-    """For a union of sections told apart by `key`: the default where the key is absent, an error of `named` for an unknown one."""
+    """For a union of sections told apart by `key`: the default where the key is absent, an error of `named`
+    for an unknown one."""
     check = named(what, literal)
 
     def choose(value: Any) -> Any:

@@ -1,5 +1,8 @@
-"""The train/rollout corrections by kind, each with its own constants: what a bound of 2 means differs from kind to kind, so a file
-or word that changes the kind leaves the constants given before it (mrl/config/load.py, CHOICES)."""
+"""The corrections for the difference between engine and trainer, by kind, each with its own constants.
+
+What a bound of 2 means differs from kind to kind, so a file or override that changes the kind leaves the constants
+given before it (mrl/config/load.py, CHOICES).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ class TruncatedCorrection(_Bounded):
 
 
 class IcepopCorrection(_Bounded):
-    """Each token's weight, and 0 for a token whose weight lies outside the bounds (IcePop, arXiv 2510.18855)."""
+    """Each token's weight, and 0 for a token whose weight lies outside the bounds (IcePop, arXiv
+    2510.18855)."""
 
     kind: Literal["icepop"] = "icepop"
     """Correction."""
@@ -59,9 +63,11 @@ class SequenceMaskCorrection(_Bounded):
     kind: Literal["sequence_mask"] = "sequence_mask"
     """Correction."""
     low: float = Field(default=0.999, ge=0)
-    """Sequences whose mean weight is below are dropped; verl's bound for geometric means (decoupled_geo_rs)."""
+    """Sequences whose mean weight is below are dropped; verl's bound for geometric means
+    (decoupled_geo_rs)."""
     high: float = Field(default=1.001, gt=0)
-    """Sequences whose mean weight is above are dropped; see policy/rollout_weight_geometric before widening it."""
+    """Sequences whose mean weight is above are dropped; see policy/rollout_weight_geometric before widening
+    it."""
     token_weights: Literal["none", "raw", "truncated"] = "none"
     """Weights of the tokens in kept sequences: none (1), raw, or truncated at token_high."""
     token_high: float = Field(default=2.0, gt=0)
@@ -91,7 +97,8 @@ class ProductCorrection(_Bounded):
 
 
 def _with_kind(value: Any) -> Any:
-    """No correction at all is off; constants without a kind and an unknown kind are refused with the known ones."""
+    """No correction at all is off; constants without a kind and an unknown kind are refused with the known
+    ones."""
     if not isinstance(value, dict):
         return value
     if value and "kind" not in value:

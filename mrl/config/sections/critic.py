@@ -7,10 +7,12 @@ from mrl.config.sections.training import OptimizerSection
 
 
 class CriticSection(Section):
-    """A value head on the family's backbone, trained beside the policy in its layout (algorithm.estimator gae only)."""
+    """A value head on the family's backbone, trained beside the policy in its layout (algorithm.estimator gae
+    only)."""
 
     path: str | None = None
-    """Folder in Hugging Face format that the backbone starts from; model.path when absent. The value head starts at 0."""
+    """Folder in Hugging Face format that the backbone starts from; model.path when absent. The value head
+    starts at 0."""
     optimizer: OptimizerSection = OptimizerSection(lr=1e-5)
     """Its optimizer."""
     warmup_steps: int = Field(default=0, ge=0)

@@ -13,7 +13,8 @@ RESERVED_ARGUMENTS = frozenset(
     + ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
     + ("return_assistant_tokens_mask", "tokenizer_kwargs")
 )
-"""Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the template."""
+"""Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the
+template."""
 
 
 class ColumnMap(Section):
@@ -37,7 +38,8 @@ class DataEntry(Section):
     """One data set of one domain."""
 
     path: str | tuple[str, ...]
-    """File or files (.jsonl, .json, .parquet, .csv) or data sets of the hub (hf://name:configuration@split), in this order."""
+    """File or files (.jsonl, .json, .parquet, .csv) or data sets of the hub (hf://name:configuration@split),
+    in this order."""
     domain: str = "default"
     """Domain of these rows: chooses verifier, shaping and curves."""
     probability: float | None = Field(default=None, gt=0)
@@ -70,15 +72,19 @@ class DataSection(Section):
     overlong: Literal["filter", "refuse"] = "filter"
     """Longer prompts are left out and counted, or end the run before engines start."""
     unusable: Literal["refuse", "filter"] = "refuse"
-    """Rows that are not of the format, or whose ground truth cannot be verified, end the run, or are left out and counted."""
+    """Rows that are not of the format, or whose ground truth cannot be verified, end the run, or are left out
+    and counted."""
     dedupe: bool = True
     """Keep the first of rows with the same prompt and domain; the number left out is reported."""
     overlap: Literal["report", "drop", "refuse"] = "report"
-    """Training prompts that are validation prompts too: count them, leave them out of training, or end the run."""
+    """Training prompts that are validation prompts too: count them, leave them out of training, or end the
+    run."""
     chat_template: bool = True
-    """Render messages with the tokenizer's chat template where it has one; prompts given as text stay as they are."""
+    """Render messages with the tokenizer's chat template where it has one; prompts given as text stay as they
+    are."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Further arguments of the chat template (enable_thinking, ...); a row's own column of this name goes before."""
+    """Further arguments of the chat template (enable_thinking, ...); a row's own column of this name goes
+    before."""
     shuffle: bool = True
     """Visit each epoch's rows in an order drawn from (seed, epoch); false keeps the file's order."""
 

@@ -9,7 +9,8 @@ class ExportSection(Section):
     """Checkpoints as Hugging Face folders, by `mrl export` or while the run goes on."""
 
     every_steps: int = Field(default=0, ge=0)
-    """Steps between folders that the run makes of its checkpoints, in a process beside it, the last step's included; 0 makes none."""
+    """Steps between folders that the run makes of its checkpoints, in a process beside it, the last step's
+    included; 0 makes none."""
     folder: str | None = None
     """Parent of the folders NAME/step-N of a run; absent means `exports/step-N` in the run's folder."""
     keep: int | None = Field(default=None, ge=1)
@@ -17,4 +18,5 @@ class ExportSection(Section):
     deadline_seconds: float = Field(default=3600.0, gt=0)
     """Longest time one folder may take before its process is ended; training goes on in any case."""
     max_shard_bytes: int = Field(default=5_000_000_000, ge=1)
-    """Largest safetensors file of a folder, unless one tensor is larger; the memory of an export follows it."""
+    """Largest safetensors file of a folder, unless one tensor is larger; the memory of an export follows
+    it."""

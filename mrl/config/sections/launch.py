@@ -11,7 +11,8 @@ class LaunchSection(Section):
     ray_address: str | None = None
     """Address of an existing Ray cluster; None starts one on this machine and stops it at the end."""
     slots_per_node: int | None = Field(default=None, ge=1)
-    """Slots of a node: its GPUs, or the shares of a machine without GPUs; None means all of its GPUs, or the world size without."""
+    """Slots of a node: its GPUs, or the shares of a machine without GPUs; None means all of its GPUs, or the
+    world size without."""
     start_deadline_seconds: float = Field(default=600.0, gt=0)
     """Longest time until all workers are up."""
     object_store_bytes: int = Field(default=256 << 20, ge=80 << 20)

@@ -8,7 +8,8 @@ from mrl.config.sections.base import Section
 
 
 class WandbSection(Section):
-    """Words of `wandb.init`; what only wandb's own settings know (host, key) comes from its environment variables."""
+    """Words of `wandb.init`; what only wandb's own settings know (host, key) comes from its environment
+    variables."""
 
     project: str = "mrl"
     """Project the run belongs to."""
@@ -41,7 +42,8 @@ class LoggingSection(Section):
     """Trackers and dumps; metrics.jsonl is always written."""
 
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Further trackers, a list or one word; one that fails or hangs is switched off with a warning and never stops training."""
+    """Further trackers, a list or one word; one that fails or hangs is switched off with a warning and never
+    stops training."""
     wandb: WandbSection = WandbSection()
     """Weights & Biases, where trackers names it."""
     mlflow: MlflowSection = MlflowSection()
@@ -49,7 +51,8 @@ class LoggingSection(Section):
     tracker_deadline_seconds: float = Field(default=10.0, gt=0)
     """Longest the end of a run waits for a tracker."""
     device_peak_flops: float | None = Field(default=None, gt=0)
-    """Operations per second of one device in training.dtype, for the utilisation (mfu); by the device's name when absent, left out for unknown ones."""
+    """Operations per second of one device in training.dtype, for the utilisation (mfu); by the device's name
+    when absent, left out for unknown ones."""
     samples_per_step: int = Field(default=16, ge=0)
     """Samples written to samples.jsonl each step (best and worst of the first groups); 0 writes none."""
 

@@ -42,7 +42,8 @@ class ModelSection(Section):
     """The policy's starting point."""
 
     path: str
-    """Folder in Hugging Face format (config.json, tokenizer, safetensors); the family is read from its model_type."""
+    """Folder in Hugging Face format (config.json, tokenizer, safetensors); the family is read from its
+    model_type."""
     new: NewModelSection | None = None
     """What to make at `path` when nothing is there; absent means that the folder must exist."""
     reference_path: str | None = None

@@ -1,5 +1,8 @@
-"""The policy losses by name, each with its own constants: bounds mean different things under different names, so a file or word
-that changes the name leaves the constants given before it (mrl/config/load.py, CHOICES)."""
+"""The policy losses by name, each with its own constants.
+
+Bounds mean different things under different names, so a file or override that changes the name leaves the constants
+given before it (mrl/config/load.py, CHOICES).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ class DualClipLoss(Section):
 
 
 class GspoLoss(Section):
-    """Clipped surrogate with the length-normalised ratio of the sequence, in its token form (arXiv 2507.18071)."""
+    """Clipped surrogate with the length-normalised ratio of the sequence, in its token form (arXiv
+    2507.18071)."""
 
     name: Literal["gspo"] = "gspo"
     """Loss."""
@@ -64,7 +68,8 @@ class CispoLoss(Section):
 
 
 class ToprLoss(Section):
-    """REINFORCE on positive samples, truncated ratio of the whole sequence on the others (arXiv 2503.14286)."""
+    """REINFORCE on positive samples, truncated ratio of the whole sequence on the others (arXiv
+    2503.14286)."""
 
     name: Literal["topr"] = "topr"
     """Loss."""
@@ -84,7 +89,8 @@ class ReinforceLoss(Section):
 
 
 class Kimi15Loss(Section):
-    """REINFORCE with a quadratic pull of each sequence towards the old policy (Kimi k1.5, arXiv 2501.12599)."""
+    """REINFORCE with a quadratic pull of each sequence towards the old policy (Kimi k1.5, arXiv
+    2501.12599)."""
 
     name: Literal["kimi15"] = "kimi15"
     """Loss."""

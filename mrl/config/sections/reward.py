@@ -1,4 +1,5 @@
-"""How responses are verified: which verifier for which domain, its rules, and the pool that runs verifiers."""
+"""How responses are verified: which verifier for which domain, its rules, and the pool that runs
+verifiers."""
 
 from typing import Literal
 
@@ -23,7 +24,8 @@ class MathsRules(Section):
     several: Literal["wrong", "last"] = "wrong"
     """A response with different final answers in the same place: wrong, or the last one counts."""
     percent: Literal["ignore", "value", "wrong"] = "ignore"
-    """A percent sign in the answer is dropped, divides by 100, or makes the answer wrong unless the ground truth has one."""
+    """A percent sign in the answer is dropped, divides by 100, or makes the answer wrong unless the ground
+    truth has one."""
     symbolic: bool = True
     """Answers that are no plain numbers are compared symbolically, in a process that can be killed."""
     relative_tolerance: float = Field(default=0.0, ge=0, lt=1)
@@ -116,7 +118,8 @@ class RewardPart(Section):
     workers: int | None = Field(default=None, ge=1)
     """Processes for this verifier; by default the pool's number."""
     concurrency: int = Field(default=64, ge=1)
-    """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code services."""
+    """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code
+    services."""
 
     @model_validator(mode="after")
     def _path_where_needed(self) -> "RewardPart":
@@ -165,7 +168,8 @@ class RewardSection(RewardSpec):
     pool_workers: int = Field(default=2, ge=1)
     """Processes per kind of work (on each node that has any)."""
     nodes: Literal["driver", "all"] = "driver"
-    """Reward processes run on the driver's node, or on every node of the run, each with its share of the prompts."""
+    """Reward processes run on the driver's node, or on every node of the run, each with its share of the
+    prompts."""
     retries: int = Field(default=2, ge=0)
     """Further attempts after a verifier failed on a sample."""
     tasks_per_worker: int = Field(default=2000, ge=1)

@@ -13,11 +13,13 @@ class RolloutSection(Section):
     tp: int = Field(default=1, ge=1)
     """Tensor parallel size of one engine; engines = training world / tp."""
     expert_parallel: bool = False
-    """Deal whole experts out over the engine's ranks instead of cutting each by tp (GPU; vLLM's CPU kernels cannot, and it is refused)."""
+    """Deal whole experts out over the engine's ranks instead of cutting each by tp (GPU; vLLM's CPU kernels
+    cannot, and it is refused)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer divides its logits by the same value."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Draw from the likeliest tokens that together have this probability; 1 draws from all. Needs temperature 1, as top_k and min_p do."""
+    """Draw from the likeliest tokens that together have this probability; 1 draws from all. Needs temperature
+    1, as top_k and min_p do."""
     top_k: int = Field(default=0, ge=0)
     """Draw from this many likeliest tokens; 0 draws from all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
@@ -27,11 +29,13 @@ class RolloutSection(Section):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and compute type of the engine."""
     quantization: Literal["none", "fp8_block"] = "none"
-    """Form of the engine's linear weights: fp8_block quantises them at every weight sync to float8 with a scale for each 128 x 128 block (DeepSeek-V3's form), half the bytes of bfloat16."""
+    """Form of the engine's linear weights: fp8_block quantises them at every weight sync to float8 with a
+    scale for each 128 x 128 block (DeepSeek-V3's form), half the bytes of bfloat16."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Requests an engine runs at one time."""
     max_num_batched_tokens: int = Field(default=8192, ge=1)
-    """Tokens an engine computes in one pass, at least one for each of max_num_seqs; what is left of a prompt waits for the next pass."""
+    """Tokens an engine computes in one pass, at least one for each of max_num_seqs; what is left of a prompt
+    waits for the next pass."""
     kv_cache_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """On CPU alone: KV cache of one engine rank (on GPUs gpu_memory_utilization says how much there is)."""
     gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1)
@@ -45,7 +49,8 @@ class RolloutSection(Section):
     enable_sleep_mode: bool = True
     """Release the engine's memory while training runs, where the platform can (CUDA)."""
     stop_token_ids: tuple[int, ...] = ()
-    """Further tokens that end a response; the tokenizer's end-of-text and those of generation_config.json always do."""
+    """Further tokens that end a response; the tokenizer's end-of-text and those of generation_config.json
+    always do."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; its tokens and its text keep them."""
 
@@ -58,9 +63,9 @@ class RolloutSection(Section):
     def _truncated_sampling_has_log_probs_to_compare(self) -> Self:
         if self.truncates and self.temperature != 1:
             raise ValueError(
-                f"rollout.top_p, top_k and min_p need rollout.temperature = 1 (got {self.temperature:g}): of truncated sampling vLLM "
-                "reports the log-probs of the whole vocabulary, which the trainer and every correction compare with, before "
-                "the temperature only. loop.validation has a temperature, top_p, top_k and min_p of its own"
+                f"rollout.top_p, top_k and min_p need rollout.temperature = 1 (got {self.temperature:g}): of "
+                "truncated sampling vLLM reports the log-probs of the whole vocabulary, which the trainer and "
+                "every correction compare with, before the temperature only. loop.validation has a temperature, top_p, top_k and min_p of its own"
             )
         if not all(self.stop):
             raise ValueError("rollout.stop: an empty text would end every response at once")
@@ -70,8 +75,8 @@ class RolloutSection(Section):
     def _every_request_has_a_token_in_a_pass(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"rollout.max_num_batched_tokens = {self.max_num_batched_tokens} must be at least rollout.max_num_seqs = "
-                f"{self.max_num_seqs}: each running request needs a token of a pass"
+                f"rollout.max_num_batched_tokens = {self.max_num_batched_tokens} must be at least "
+                f"rollout.max_num_seqs = {self.max_num_seqs}: each running request needs a token of a pass"
             )
         return self
 
@@ -79,7 +84,7 @@ class RolloutSection(Section):
     def _quantised_engines_compute_in_bfloat16(self) -> Self:
         if self.quantization != "none" and self.dtype != "bfloat16":
             raise ValueError(
-                f"rollout.quantization = {self.quantization} needs rollout.dtype = bfloat16 (got {self.dtype}): "
-                "vLLM's float8 kernels have no other activations"
+                f"rollout.quantization = {self.quantization} needs rollout.dtype = bfloat16 (got "
+                f"{self.dtype}): vLLM's float8 kernels have no other activations"
             )
         return self

@@ -59,7 +59,8 @@ class ShapingSection(Section):
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from the reward of a sample without an end-of-text token."""
     mask_truncated: bool = False
-    """Truncated samples stay in their group's statistics and are not trained on (DAPO's overlong filtering)."""
+    """Truncated samples stay in their group's statistics and are not trained on (DAPO's overlong
+    filtering)."""
     normalise: NormaliseSection = NormaliseSection()
     """Centring and scaling, within the domain."""
     weight: float = Field(default=1.0, ge=0)

@@ -11,20 +11,26 @@ class SyncSection(Section):
     """The weight sync."""
 
     mode: Literal["planned", "gather"] = "planned"
-    """planned: by the static plan, nobody gathers; gather: full tensors, one at a time (oracle and fallback)."""
+    """planned: by the static plan, nobody gathers; gather: full tensors, one at a time (oracle and
+    fallback)."""
     transport: Literal["auto", "distributed"] = "auto"
-    """auto: through memory a slot's trainer and engine share (CUDA IPC on GPUs, shared memory on CPU); distributed: torch.distributed messages (NCCL or gloo), which need no common memory."""
+    """auto: through memory a slot's trainer and engine share (CUDA IPC on GPUs, shared memory on CPU);
+    distributed: torch.distributed messages (NCCL or gloo), which need no common memory."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
     """Size of each of the two bucket buffers of a slot."""
     verify: Literal["full", "wire", "off"] = "full"
-    """full: before a version becomes visible, what lies in the engines is compared with the trainer's own parameters, after every start and failure and every `verify_every` versions, and like wire in between; wire: only bytes on their way; off: nothing."""
+    """full: before a version becomes visible, what lies in the engines is compared with the trainer's own
+    parameters, after every start and failure and every `verify_every` versions, and like wire in between;
+    wire: only bytes on their way; off: nothing."""
     verify_every: int = Field(default=10, ge=1)
     """Versions from one full comparison to the next."""
     deadline_seconds: float = Field(default=300.0, gt=0)
     """Longest wait for the peer inside a weight sync, on both sides."""
 
     def full_after(self, proved: int | None, version: int) -> bool:
-        """Whether the sync to `version` compares the engines with the trainer's parameters; `proved`: the last version that
-        did, None after a start or a failure."""
+        """Whether the sync to `version` compares the engines with the trainer's parameters.
+
+        `proved`: the last version that did, None after a start or a failure.
+        """
         due = proved is None or version - proved >= self.verify_every
         return self.verify == "full" and due

@@ -8,7 +8,8 @@ from mrl.config.sections.base import Section
 
 
 class LayoutSection(Section):
-    """Sizes of the parallel axes of training; world = tp x cp x dp x pp."""
+    """Sizes of the parallel axes of training; tp x cp x dp x pp is the world, the number of slots that the
+    run takes."""
 
     tp: int = Field(default=1, ge=1)
     """Tensor parallel size."""
@@ -21,7 +22,7 @@ class LayoutSection(Section):
     etp: int = Field(default=1, ge=1)
     """Tensor parallel size inside an expert."""
     dp: int = Field(default=1, ge=1)
-    """Data parallel size."""
+    """Data parallel size, which says how many slots the run takes: nothing else does."""
     cp: int = Field(default=1, ge=1)
     """Context parallel size; above 1 needs Transformer Engine."""
 
@@ -29,8 +30,8 @@ class LayoutSection(Section):
     def _divides(self) -> "LayoutSection":
         if (self.tp * self.cp * self.dp) % (self.ep * self.etp):
             raise ValueError(
-                f"ep x etp = {self.ep} x {self.etp} does not divide tp x cp x dp = {self.tp} x {self.cp} x {self.dp}; "
-                "choose dp so that it does"
+                f"ep x etp = {self.ep} x {self.etp} does not divide tp x cp x dp = "
+                f"{self.tp} x {self.cp} x {self.dp}; choose dp so that it does"
             )
         if self.vpp > 1 and self.pp == 1:
             raise ValueError(f"vpp = {self.vpp} needs pp of at least 2")
@@ -49,7 +50,8 @@ class OptimizerSection(Section):
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
     schedule_unit: Literal["updates", "steps"] = "updates"
-    """What warmup_steps and decay_steps count: updates (optimizer steps), or steps of the loop (epochs x minibatches updates each)."""
+    """What warmup_steps and decay_steps count: updates (optimizer steps), or steps of the loop (epochs x
+    minibatches updates each)."""
     warmup_steps: int = Field(default=0, ge=0)
     """Length of the linear warm-up from 0, in schedule_unit."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -99,7 +101,8 @@ class TrainingSection(Section):
     recompute: Literal["off", "selective", "full"] = "off"
     """Activation recompute in the transformer blocks."""
     offload: Literal["auto", "always", "never"] = "auto"
-    """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto: on GPUs."""
+    """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto:
+    on GPUs."""
     num_threads: int = Field(default=1, ge=1)
     """Intra-op threads of each rank on CPU."""
     router_dtype: Literal["fp32", "fp64"] = "fp32"
@@ -110,5 +113,6 @@ class TrainingSection(Section):
     """The policy's optimizer."""
 
     def offloads(self, *, gpus: bool) -> bool:
-        """Whether the trainer leaves its slot's memory while engines generate, on slots with or without GPUs."""
+        """Whether the trainer leaves its slot's memory while engines generate, on slots with or without
+        GPUs."""
         return self.offload == "always" or (self.offload == "auto" and gpus)
