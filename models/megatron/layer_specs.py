@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mrl.models.megatron.experts import GroupedExperts
 from mrl.models.megatron.latent_attention import PackedLatentAttention
 from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
-from mrl.models.megatron.te_attention import core_attention
+from mrl.models.megatron.packed_attention import core_attention
 
 
 def block_spec(config: TransformerConfig, layers: range, device: torch.device) -> Any:
