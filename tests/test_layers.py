@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = [
-    ["mrl.errors", "mrl.files", "mrl.samples"],
+    ["mrl.errors", "mrl.files", "mrl.samples", "mrl.models.layout"],
     ["mrl.config"],
     ["mrl.models", "mrl.resharding.wire", "mrl.observe"],
     [

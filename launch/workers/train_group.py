@@ -22,7 +22,6 @@ from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.loops.batch import merge, split
-from mrl.models.layout import Layout
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Role, TrainBatch
 
@@ -42,7 +41,7 @@ class TrainGroup(ActorGroup[TrainActor]):
     def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
         """`options`: GPUs, environment and log folder of the actors."""
         layout = config.training.layout
-        self.layout = Layout(**layout.model_dump())
+        self.layout = layout.sizes()
         strategies = placement.strategies(range(layout.world_size))
         super().__init__(TrainActor, config, clock, strategies=strategies, slot_share=0.5, **options)
 

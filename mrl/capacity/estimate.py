@@ -14,7 +14,7 @@ from mrl.capacity.rollout_memory import EngineMemory, engine_memory, kv_cache_by
 from mrl.capacity.step_time import Generation, generation, training_time
 from mrl.capacity.step_workload import Work, microbatches, work_of
 from mrl.capacity.traffic import Traffic, traffic
-from mrl.capacity.training_memory import ELEMENT_BYTES, StageMemory, layout_of, stage_memory
+from mrl.capacity.training_memory import ELEMENT_BYTES, StageMemory, stage_memory
 from mrl.config.root import Config
 from mrl.config.sections.model import ModelSection
 from mrl.models.facts import Facts
@@ -76,7 +76,7 @@ def plan_report(config: Config, hardware: Hardware) -> Report:
     What `mrl train` would refuse gives a report of its errors alone.
     """
     facts = find_facts(config.model)
-    subject = Subject(config, hardware, facts, layout_of(config.training), work_of(config, hardware))
+    subject = Subject(config, hardware, facts, config.training.layout.sizes(), work_of(config, hardware))
     per_node = config.launch.slots_per_node or hardware.gpus_per_node
     nodes = fits.node_numbers(subject.layout.world_size, per_node)
     errors = fits.refusals(config, facts.hf, nodes, gpus=hardware.kind == "gpu")

@@ -9,7 +9,6 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
-from mrl.models.layout import Layout
 from mrl.rollout import cpu_limits, quantised
 
 
@@ -112,7 +111,7 @@ def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
 
 def _every_rank(config: Config, hf: dict[str, Any]) -> None:
     """Asks the family's name table for the parameters of every rank: it has the last word on a layout."""
-    layout, family = Layout(**config.training.layout.model_dump()), family_of(hf)
+    layout, family = config.training.layout.sizes(), family_of(hf)
     for place in layout.places():
         family.local_tensors(hf, layout, place)
 

@@ -30,16 +30,12 @@ class StageMemory:
     optimizer: int
 
 
-def layout_of(training: TrainingSection) -> Layout:
-    return Layout(**training.layout.model_dump())
-
-
 def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = False) -> list[StageMemory]:
     """The first rank of each stage; the others of a stage differ by padding alone.
 
     `value_head`: of a critic, which has one number per hidden state, whole on every rank, in place of the output layer.
     """
-    layout = layout_of(training)
+    layout = training.layout.sizes()
     per_stage = layout.tp * layout.cp * layout.dp
     return [
         _rank_memory(facts, training, layout, stage * per_stage, value_head=value_head)

@@ -29,7 +29,6 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
-from mrl.models.layout import Layout
 from mrl.models.megatron.build import build_chunks
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.transfer.proof import ReadBoxes
@@ -70,7 +69,7 @@ class MegatronWorker:
         `beside` makes this the critic of that policy: a value head that starts at 0, on the process groups there are.
         """
         self.model, self.training = model, training
-        self.layout = Layout(**training.layout.model_dump())
+        self.layout = training.layout.sizes()
         self.hf_config = folder.read_config(model.path)
         self.family = family_of(self.hf_config)
         self.place = self.layout.place(rank)

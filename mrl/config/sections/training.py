@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mrl.config.sections.base import Section
+from mrl.models.layout import Layout
 
 
 class LayoutSection(Section):
@@ -28,18 +29,17 @@ class LayoutSection(Section):
 
     @model_validator(mode="after")
     def _divides(self) -> "LayoutSection":
-        if (self.tp * self.cp * self.dp) % (self.ep * self.etp):
-            raise ValueError(
-                f"ep x etp = {self.ep} x {self.etp} does not divide tp x cp x dp = "
-                f"{self.tp} x {self.cp} x {self.dp}; choose dp so that it does"
-            )
-        if self.vpp > 1 and self.pp == 1:
-            raise ValueError(f"vpp = {self.vpp} needs pp of at least 2")
+        self.sizes()
         return self
+
+    def sizes(self) -> Layout:
+        """The layout itself, with the places of its ranks; ConfigError where the sizes do not fit one another."""
+        return Layout(**self.model_dump())
 
     @property
     def world_size(self) -> int:
-        return self.tp * self.cp * self.dp * self.pp
+        """The number of trainer ranks."""
+        return self.sizes().world_size
 
 
 class OptimizerSection(Section):

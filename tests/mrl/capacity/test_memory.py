@@ -8,7 +8,7 @@ from mrl.capacity.hardware import load_hardware
 from mrl.capacity.memory_timeline import SlotMemory, moments
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import engine_memory, kv_cache_bytes
-from mrl.capacity.training_memory import buffer_elements, layout_of, stage_memory
+from mrl.capacity.training_memory import buffer_elements, stage_memory
 from mrl.config.load import load
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
@@ -75,7 +75,7 @@ def test_recompute_saves_activations_in_order() -> None:
     for recompute in ("off", "selective", "full"):
         section = training(tp=4, dp=2, ep=8).model_copy(update={"recompute": recompute})
         kept[recompute] = activations(
-            facts, section, layout_of(section), stage=0, tokens=8192, num_microbatches=4
+            facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=4
         ).kept
     assert kept["full"] < kept["selective"] < kept["off"]
     # One hidden state per layer, split over tp; the final norm's input and deviations; hidden states gathered once.
@@ -89,7 +89,7 @@ def test_context_parallel_ranks_share_the_activations() -> None:
     for cp, fused in ((1, True), (2, True), (1, False), (2, False)):
         section = training(tp=4, cp=cp, dp=2 // cp, ep=8)
         kept[cp, fused] = activations(
-            facts, section, layout_of(section), stage=0, tokens=8192, num_microbatches=4, fused=fused
+            facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=4, fused=fused
         ).kept
     assert kept[2, True] * 2 == kept[1, True]
     # Our own attention keeps the keys and values of all tokens: 4 heads of 128 in each of 48 layers, over tp.

@@ -8,7 +8,7 @@ import pytest
 
 from mrl.capacity.activations import activations
 from mrl.capacity.model_facts import find_facts
-from mrl.capacity.training_memory import layout_of, stage_memory
+from mrl.capacity.training_memory import stage_memory
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
@@ -152,7 +152,7 @@ def test_every_category_is_within_five_per_cent(
     """Sums over ranks: a plan takes experts as evenly loaded, a real router is not."""
     folder = write_model(tmp_path / "model", **SHAPE)
     training = section(layout, recompute, dtype)
-    facts, sizes = find_facts(ModelSection(path=str(folder))), layout_of(training)
+    facts, sizes = find_facts(ModelSection(path=str(folder))), training.layout.sizes()
     stages = stage_memory(facts, training)
     planned = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
     for rank in range(sizes.world_size):

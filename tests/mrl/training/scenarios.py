@@ -18,7 +18,6 @@ import torch
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
 from mrl.models.families import family_of
-from mrl.models.layout import Layout
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.tensors import LocalTensor
 from mrl.samples import TrainBatch
@@ -92,7 +91,7 @@ def digest_boxes(held: Iterable[tuple[LocalTensor, torch.Tensor]]) -> str:
 
 def digests_of_folder(folder: Path, layout: dict[str, int], *, dtype: str) -> list[str]:
     """digest_boxes of each rank of a layout, had it loaded the folder."""
-    hf_config, places = hf_folder.read_config(folder), Layout(**LayoutSection(**layout).model_dump())
+    hf_config, places = hf_folder.read_config(folder), LayoutSection(**layout).sizes()
     family, digests = family_of(hf_config), []
     for place in places.places():
         table = family.local_tensors(hf_config, places, place, dtype=dtype)
