@@ -13,7 +13,7 @@ PACKAGES := bubblewrap shellcheck slurm-wlm munge
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
 	@echo "make test         install, then the whole test suite"
-	@echo "make lint         ruff and pyright"
+	@echo "make lint         ruff, pyright and codespell"
 	@echo "make docs         docs/settings.md and docs/metrics.md, from the code"
 	@echo "make test-slow    the long forms of the tests"
 	@echo "make gpu-smoke    what needs one GPU, in a minute; BIN=/path/to/bin of an environment with CUDA's torch"
@@ -62,6 +62,7 @@ gpu-smoke:
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/pyright
 
 docs: setup

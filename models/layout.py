@@ -1,6 +1,6 @@
 """How ranks share a model: sizes of the parallel axes and each rank's place on them. Pure; imports no engine.
 
-Rank order is Megatron's default, tp-cp-ep-dp-pp: tp varies fastest, pp slowest. Expert parallelism re-uses the
+Rank order is Megatron's default, tp-cp-ep-dp-pp: tp varies fastest, pp slowest. Expert parallelism reuses the
 ranks of one pipeline stage: expert tensor parallel fastest, then ep, then expert data parallel.
 """
 

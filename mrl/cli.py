@@ -176,6 +176,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
+    from mrl.rollout.environment import quiet
+
+    quiet()
     from mrl.launch.commands.evaluate import evaluate
 
     for name, value in evaluate(_load(options), out=options.out).items():

@@ -122,6 +122,7 @@ class RolloutEngine:
             logprobs_mode="raw_logprobs" if self._rollout.truncates else "processed_logprobs",
             load_format="auto" if real_weights else "dummy",
             generation_config="vllm",
+            use_tqdm_on_load=False,
             disable_log_stats=True,
             seed=seed % (1 << 31),
             worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",

@@ -5,8 +5,10 @@ Owns environment variables only; the engine's own arguments are in `engine.py`.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
@@ -37,6 +39,15 @@ def prepare(rollout: RolloutSection) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # It overrides the byte-exact engine argument where the launcher's environment carries it.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+def quiet() -> None:
+    """Keeps what vLLM and torch say below an error off the screen of a process without a log file; comes before their first
+    import. VLLM_LOGGING_LEVEL=INFO in the environment brings it back."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM sets up its own by the level above
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
 def disable_compilation(disable: bool) -> None:

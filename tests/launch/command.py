@@ -27,8 +27,9 @@ class Command:
         log: Path,
         environment: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
+        folder: Path = ROOT,
     ) -> None:
-        """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it."""
+        """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it. `folder`: where it is started."""
         self.log = log
         self.started = time.monotonic()
         self._file = log.open("w")
@@ -36,7 +37,7 @@ class Command:
         self._looked = 0.0
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "mrl.cli", *words],
-            cwd=ROOT,
+            cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
             stdout=self._file,
             stderr=subprocess.STDOUT,
@@ -135,9 +136,9 @@ class Command:
         self._file.close()
 
 
-def run(*words: str, log: Path, seconds: float = 240.0) -> str:
+def run(*words: str, log: Path, seconds: float = 240.0, folder: Path = ROOT) -> str:
     """Runs to the end; the output. A non-zero exit is an assertion with the output's tail."""
-    command = Command(*words, log=log)
+    command = Command(*words, log=log, folder=folder)
     try:
         code = command.wait(seconds=seconds)
         assert code == 0, f"exit {code}:\n{command.output[-4000:]}"

@@ -84,6 +84,7 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
     greedy = [row["val/accuracy"] for row in rows(whole) if row["step"] == 4]
     assert f"val/accuracy {greedy[0]:.4f}" in found, found[-2000:]
     assert "val/avg@2" in found and "val/pass@2" in found
+    assert all(line.startswith(("data: ", "val/")) for line in found.splitlines()), found
     check_written(out, json.loads((out / "summary.json").read_text()), greedy[0])
 
 

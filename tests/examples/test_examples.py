@@ -1,0 +1,81 @@
+"""Every example is short, and runs as a stranger would run it: from a folder of his own, beside packages named as ours."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mrl.observe.metrics_log import read
+from tests.launch.command import ROOT, run
+
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".yaml") and path.is_file()
+)
+
+SCREEN = (
+    r"data: rows: 180, validation_rows: 36, .*",
+    r"data: read by reward functions alone: .*",
+    r"all workers up and serving after [\d.]+ s \(.*\); logs in runs/reversed_words/logs/latest",
+    r"step \d/2  .*\d s  \(\d+ min left\)",
+)
+"""Every line that a run of two steps prints."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder with a copy of the examples, and packages of other meaning under our folders' names."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("models", "launch", "resharding", "benchmarks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('this is not mrl.{name}')\n")
+    return tmp_path
+
+
+def python(folder: Path, *words: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))
+def test_an_example_has_at_most_40_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 40
+
+
+def test_answers_are_verified(folder: Path) -> None:
+    lines = python(folder, "examples/verify_answers.py").splitlines()
+    assert [line.split()[0] for line in lines] == ["1.0", "1.0", "1.0", "0.0", "0.0"]
+
+
+def test_a_weight_sync_is_planned(folder: Path) -> None:
+    needed, crossing, bound, _ = python(folder, "examples/plan_weight_sync.py").splitlines()
+    assert "engines need 244.4 GB" in needed
+    assert crossing.rpartition(": ")[2] == bound.rpartition(": ")[2] == "212.1 GB"
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(500)
+def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
+    python(folder, "examples/reversed_words/make_data.py", "work/reversed")
+    python(folder, "examples/reversed_words/make_model.py", "work/reversed/model")
+    words = ("loop.steps=2", "loop.prompts_per_step=8", "loop.validation.every_steps=2")
+    log = folder / "log"
+    run("train", "examples/reversed_words/config.yaml", *words, log=log, folder=folder, seconds=400)
+    rows = read(folder / "runs/reversed_words/metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all("reward/right_length" in row and 0 <= row["reward/mean"] <= 1 for row in rows[1:])
+    assert rows[1]["optim/grad_norm"] > 0
+    samples = [json.loads(line) for line in (folder / "runs/reversed_words/samples.jsonl").open()]
+    assert any(sample["reward"] > 0 for sample in samples)
+    strange = [
+        line for line in log.read_text().splitlines() if not any(re.fullmatch(p, line) for p in SCREEN)
+    ]
+    assert not strange, "lines on the screen that are not ours"
