@@ -55,6 +55,8 @@ class Verdict:
     seconds: float = 0.0
     token_values: np.ndarray | None = None
     """[T_response] float32 process rewards, where the verifier gives them."""
+    applies: bool = True
+    """False where no verifier of the domain applies to the sample."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.ground_truth import parse_ground_truth
+from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10

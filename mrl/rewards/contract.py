@@ -1,4 +1,4 @@
-"""What a verifier is given and what it answers. Pools, processes and retries are elsewhere.
+"""What a verifier is given, what it answers, and what a kind of reward declares. Pools, processes and retries are elsewhere.
 
 A verifier is an object with `name`, `version` and `async score(request) -> Verdict`. A group verifier has
 `async score_group(requests) -> list[Verdict]` instead. One that spends its time waiting for others says so (`waits = True`)
@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from mrl.config.sections.reward import RewardPart
 from mrl.errors import RewardError
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
@@ -65,6 +66,54 @@ class GroupVerifier(Protocol):
     async def score_group(self, requests: Sequence[Request]) -> Sequence[Verdict | None]:
         """One verdict per request, in the same order."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a kind's work, with a queue and workers of its own."""
+
+    name: str = "whole"
+    batch_size: int = 1
+    """Samples in one message. Above 1 the work is cheap and one worker does it all."""
+    in_child: bool = False
+    """Each sample is scored in a forked child that is killed at the deadline; the worker itself never reads a response."""
+    keeps_deadline: bool = False
+    """The verifier ends overdue work itself: what a sample used up is a verdict of its own."""
+
+
+class RewardKind:
+    """What `reward.kind` names: the stages of its work, its verifiers and its ground truths.
+
+    A subclass in one file and its entry in `mrl.rewards.kinds.registry` make a new kind; settings of its own are a field
+    of RewardPart with the kind's name. Instances travel to reward workers pickled.
+    """
+
+    stages: ClassVar[tuple[Stage, ...]] = (Stage(),)
+    """A stage that answers None hands the sample to the next one."""
+    needs_ground_truth: ClassVar[bool] = False
+
+    def __init__(self, part: RewardPart) -> None:
+        self.part = part
+
+    @property
+    def rules(self) -> Any:
+        """The section of the settings that has the kind's name."""
+        return getattr(self.part, str(self.part.kind))
+
+    def used_stages(self) -> tuple[Stage, ...]:
+        """The stages that the settings ask for."""
+        return self.stages
+
+    def verifier(self, stage: Stage) -> Verifier | GroupVerifier:
+        """The verifier of a stage, made in a reward worker. Raises ConfigError or RewardError where it cannot be made."""
+        raise NotImplementedError
+
+    def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
+        """What the verifier compares with, made of a row's answer at load. Raises DataError naming the place."""
+        return raw
+
+    def announce(self) -> None:
+        """Logs on the driver, before a run, what this machine offers the kind."""
 
 
 def request_for(sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_seconds: float) -> Request:

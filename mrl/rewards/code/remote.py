@@ -22,9 +22,10 @@ from typing import Any
 from mrl.config.sections.reward import CodeRules
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome
+from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.values import ForeignValue, decode, encode
 from mrl.rewards.code.verifier import program_in, verify_with
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import Request, RewardKind, Stage, scored
 from mrl.samples import Verdict
 
 MAX_REPLY_BYTES = 16 * 2**20
@@ -102,6 +103,19 @@ class RemoteSession:
             elapsed = time.monotonic() - start
             raise RewardError(f"code service {self._url}: {error} after {elapsed:.1f} s") from error
         return _checked(data, self._url)
+
+
+class CodeService(RewardKind):
+    """Programs that a remote service runs; the limits are those of `code`."""
+
+    needs_ground_truth = True
+    stages = (Stage(keeps_deadline=True),)
+
+    def verifier(self, stage: Stage) -> CodeServiceVerifier:
+        return CodeServiceVerifier(self.part.path or "", self.part.code)
+
+    def parse_ground_truth(self, raw: Any, *, place: str) -> CodeTask:
+        return parse_task(raw, place=place)
 
 
 class CodeServiceVerifier:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import logging
 import random
 import re
 import time
@@ -18,10 +19,12 @@ from typing import Any, Protocol
 from mrl.config.sections.reward import CodeRules
 from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome, Session
 from mrl.rewards.code.sandbox import find_boundary
-from mrl.rewards.code.tasks import Case, CodeTask
+from mrl.rewards.code.tasks import Case, CodeTask, parse_task
 from mrl.rewards.code.values import same
-from mrl.rewards.contract import Request, rejected, scored
+from mrl.rewards.contract import Request, RewardKind, Stage, rejected, scored
 from mrl.samples import Verdict
+
+_log = logging.getLogger(__name__)
 
 NAME = "code"
 VERSION = "1"
@@ -205,6 +208,24 @@ def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:
 def _lines(text: str) -> list[str]:
     """Output as compared: without trailing spaces and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+class Code(RewardKind):
+    """Programs that run in the sandbox."""
+
+    needs_ground_truth = True
+    stages = (Stage(keeps_deadline=True),)
+
+    def verifier(self, stage: Stage) -> CodeVerifier:
+        return CodeVerifier(self.rules)
+
+    def parse_ground_truth(self, raw: Any, *, place: str) -> CodeTask:
+        return parse_task(raw, place=place)
+
+    def announce(self) -> None:
+        boundary = find_boundary()
+        level = logging.INFO if boundary.has_cgroup else logging.WARNING
+        _log.log(level, "code verifier: %s", boundary.describe())
 
 
 class CodeVerifier:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mrl.config.sections.reward import FormatRules, MathsRules, RepetitionRules
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import Request, RewardKind, Stage, scored
 from mrl.rewards.maths.answers import final_answer
 from mrl.samples import Verdict
 
@@ -50,25 +52,31 @@ def _objection(response: str, rules: FormatRules) -> str:
     return ""
 
 
-class FormatVerifier:
-    """Scores with `verify_format`."""
+class Format(RewardKind):
+    """The shape of a response."""
 
-    name, version = "format", "1"
+    stages = (Stage(batch_size=32),)
 
-    def __init__(self, rules: FormatRules) -> None:
-        self._rules = rules
+    def verifier(self, stage: Stage) -> ShapeVerifier:
+        return ShapeVerifier("format", lambda response: verify_format(response, self.rules))
+
+
+class Repetition(RewardKind):
+    """A penalty for repeated text."""
+
+    stages = (Stage(batch_size=32),)
+
+    def verifier(self, stage: Stage) -> ShapeVerifier:
+        return ShapeVerifier("repetition", lambda response: verify_repetition(response, self.rules))
+
+
+class ShapeVerifier:
+    """Scores a response by its text alone."""
+
+    version = "1"
+
+    def __init__(self, name: str, verify: Callable[[str], Verdict]) -> None:
+        self.name, self._verify = name, verify
 
     async def score(self, request: Request) -> Verdict:
-        return verify_format(request.response, self._rules)
-
-
-class RepetitionVerifier:
-    """Scores with `verify_repetition`."""
-
-    name, version = "repetition", "1"
-
-    def __init__(self, rules: RepetitionRules) -> None:
-        self._rules = rules
-
-    async def score(self, request: Request) -> Verdict:
-        return verify_repetition(request.response, self._rules)
+        return self._verify(request.response)

@@ -6,10 +6,11 @@ Owns what is right and what a ground truth may be; deadlines and processes are t
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from mrl.config.sections.reward import MathsRules
 from mrl.errors import DataError
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import Request, RewardKind, Stage, scored
 from mrl.rewards.maths.answers import final_answer
 from mrl.rewards.maths.numbers import exact_number, tidy
 from mrl.samples import Verdict
@@ -81,26 +82,34 @@ def _short(text: str) -> str:
     return ascii(text[:40])
 
 
-class ExactVerifier:
-    """First stage in the pool: None means that the symbolic stage has to look."""
+class Maths(RewardKind):
+    """Exact numbers first, in batches; what they leave open is compared symbolically in a child that can be killed."""
+
+    needs_ground_truth = True
+    stages = (Stage("exact", batch_size=64), Stage("symbolic", in_child=True, keeps_deadline=True))
+
+    def used_stages(self) -> tuple[Stage, ...]:
+        return self.stages if self.rules.symbolic else self.stages[:1]
+
+    def verifier(self, stage: Stage) -> MathsVerifier:
+        return MathsVerifier(self.rules, in_child=stage.in_child)
+
+    def parse_ground_truth(self, raw: Any, *, place: str) -> str:
+        return parse_ground_truth(raw, rules=self.rules, place=place)
+
+
+class MathsVerifier:
+    """One stage of the maths verifier."""
 
     name, version = NAME, VERSION
 
-    def __init__(self, rules: MathsRules) -> None:
+    def __init__(self, rules: MathsRules, *, in_child: bool) -> None:
         self._rules = rules
+        self._verify = verify_symbolically if in_child else verify_exactly
+        if in_child:
+            from mrl.rewards.maths.symbolic import compare
+
+            compare("1+x", "x+1", rules)  # before the fork, so that no child spends its deadline on imports
 
     async def score(self, request: Request) -> Verdict | None:
-        return verify_exactly(request.response, request.ground_truth, self._rules)
-
-
-class SymbolicVerifier:
-    """Second stage in the pool."""
-
-    name, version = NAME, VERSION
-
-    def __init__(self, rules: MathsRules) -> None:
-        self._rules = rules
-        import math_verify  # noqa: F401  (before the executor is forked, so that a new one starts at once)
-
-    async def score(self, request: Request) -> Verdict | None:
-        return verify_symbolically(request.response, request.ground_truth, self._rules)
+        return self._verify(request.response, request.ground_truth, self._rules)

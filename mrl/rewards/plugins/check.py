@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from mrl.config.sections.reward import RewardPart, RewardSection
 from mrl.errors import ConfigError
-from mrl.rewards.plugins.plugin import load_plugin
-from mrl.rewards.pool.process import child_environment
+from mrl.rewards.plugins.plugin import child_environment, load_plugin
 
 DEADLINE_SECONDS = 60.0
 

@@ -15,6 +15,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +26,7 @@ import numpy as np
 
 from mrl.config.sections.reward import RewardPart
 from mrl.errors import ConfigError, RewardError
-from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
+from mrl.rewards.contract import GroupVerifier, Request, RewardKind, Stage, Verifier, checked_value, scored
 from mrl.samples import Verdict, VerdictKind
 
 _KEYWORDS = {
@@ -33,6 +35,13 @@ _KEYWORDS = {
     "trl": ("prompts", "completions", "completion_ids"),
     "openrlhf": ("queries", "prompts", "labels"),
 }
+
+
+class Plugin(RewardKind):
+    """A user's reward function."""
+
+    def verifier(self, stage: Stage) -> Verifier | GroupVerifier:
+        return load_plugin(self.part)
 
 
 def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
@@ -92,6 +101,12 @@ def source_hash(module: ModuleType) -> str:
     """Names the source that is running; a file that changes during the run does not change the run."""
     file = getattr(module, "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "unknown"
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a process that reads users' modules: this one's, with its import path, and one thread."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 class SinglePlugin:

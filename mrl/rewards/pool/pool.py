@@ -22,17 +22,19 @@ import numpy as np
 from mrl.config.sections.reward import RewardPart, RewardSection, RewardSpec
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request, no_reward, rejected, request_for
-from mrl.rewards.ground_truth import ground_truth_of
-from mrl.rewards.pool.dispatch import Dispatcher, lanes_of
-from mrl.rewards.pool.queues import Lane, Task
+from mrl.rewards.kinds.ground_truth import ground_truth_of
+from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.pool.dispatch import Dispatcher
+from mrl.rewards.pool.queues import StageQueue, Task, queues_of
 from mrl.rewards.pool.tickets import Ticket
-from mrl.rewards.registry import stages_of
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
 _log = logging.getLogger(__name__)
 
 _ALARM_FROM = 50
 """Samples before a rate says anything."""
+_NOT_OF_A_VERIFIER = {"weight", "name"} | (set(RewardSection.model_fields) - set(RewardPart.model_fields))
+"""Settings that make no difference to a worker."""
 
 
 class RewardPool:
@@ -45,8 +47,8 @@ class RewardPool:
             raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
         self._section = section
         self._group_size = group_size
-        self._lanes: dict[str, Lane] = {}
-        self._lanes_by_part: dict[int, Lane] = {}
+        self._queues: dict[str, StageQueue] = {}
+        self._queues_by_part: dict[int, StageQueue] = {}
         self._open: dict[str, Ticket] = {}
         self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, RewardPart]]] = (
             collections.defaultdict(list)
@@ -56,11 +58,8 @@ class RewardPool:
         self._kinds: collections.Counter[str] = collections.Counter()
         self._alarmed = False
         self._closed = False
-        self._dispatcher = Dispatcher(
-            retries=section.retries,
-            tasks_per_worker=section.tasks_per_worker,
-            idle_seconds=section.idle_seconds,
-        )
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._dispatcher = Dispatcher()
         self._dispatcher.start()
 
     def submit(self, sample: Sample, prompt: Prompt, *, deadline_seconds: float = 600.0) -> None:
@@ -107,7 +106,7 @@ class RewardPool:
 
     def counts(self) -> Mapping[str, int]:
         """Verdicts by kind; failures, lost processes, limits and poisonous samples."""
-        return {**self._kinds, **self._dispatcher.counts}
+        return {**self._kinds, **self._counts}
 
     def close(self) -> None:
         """End every reward worker. What is still open stays without a reward and is not reported."""
@@ -182,16 +181,16 @@ class RewardPool:
             for ticket, verdict in zip(tickets, verdicts, strict=True):
                 self._answered(ticket, part, verdict)
 
-        self._dispatcher.put(self._lane(part), Task(requests, done))
+        self._dispatcher.put(self._queue(part), Task(requests, done))
 
-    def _lane(self, part: RewardPart) -> Lane:
-        """The one of a part; parts that differ in weight and name alone share it."""
-        if id(part) not in self._lanes_by_part:  # the section keeps its parts
-            key = part.model_dump_json(include=set(RewardPart.model_fields) - {"weight", "name"})
-            if key not in self._lanes:
-                self._lanes[key] = lanes_of(part, stages_of(part), num_workers=self._section.pool_workers)
-            self._lanes_by_part[id(part)] = self._lanes[key]
-        return self._lanes_by_part[id(part)]
+    def _queue(self, part: RewardPart) -> StageQueue:
+        """The queue of a part's first stage; parts that differ in weight and name alone share theirs."""
+        if id(part) not in self._queues_by_part:  # the section keeps its parts
+            key = part.model_dump_json(exclude=_NOT_OF_A_VERIFIER)
+            if key not in self._queues:
+                self._queues[key] = queues_of(kind_of(part), self._section, self._counts)
+            self._queues_by_part[id(part)] = self._queues[key]
+        return self._queues_by_part[id(part)]
 
     def _answered(self, ticket: Ticket, part: RewardPart, verdict: Verdict | None) -> None:
         """Called from the dispatcher's thread, or from submit where no process is asked."""
@@ -233,13 +232,8 @@ def try_verifiers(
 
     Raises RewardError naming the domain and what the verifier said.
     """
-    if any(part.kind == "code" for part in section.all_verifiers()):
-        from mrl.rewards.code.sandbox import find_boundary
-
-        boundary = find_boundary()
-        _log.log(
-            logging.INFO if boundary.has_cgroup else logging.WARNING, "code verifier: %s", boundary.describe()
-        )
+    for part in {part.kind: part for part in section.all_verifiers()}.values():
+        kind_of(part).announce()
     once = section.model_copy(update={"retries": 0})
     with RewardPool(once, group_size=1) as pool:
         waiting = {}
@@ -251,10 +245,7 @@ def try_verifiers(
         while waiting and time.monotonic() < deadline:
             for sample_id, verdict in pool.collect(max(0.0, deadline - time.monotonic())):
                 domain = waiting.pop(sample_id)
-                if (
-                    verdict.kind is VerdictKind.NO_REWARD
-                    and verdict.reason != "no verifier applies to this sample"
-                ):
+                if verdict.kind is VerdictKind.NO_REWARD and verdict.applies:
                     raise RewardError(
                         f"the verifier of domain {domain!r} failed on a trial sample: {verdict.reason}"
                     )

@@ -11,8 +11,9 @@ import subprocess
 import sys
 from typing import Any
 
-from mrl.config.sections.reward import RewardPart
+from mrl.rewards.contract import RewardKind, Stage
 from mrl.rewards.frames import FrameBuffer, frame
+from mrl.rewards.plugins.plugin import child_environment
 
 _KEPT_ERROR_BYTES = 2000
 _NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
@@ -43,7 +44,7 @@ class WorkerProcess:
     It must be started from a thread that lives as long as it should: it dies with that thread.
     """
 
-    def __init__(self, part: RewardPart, stage: str) -> None:
+    def __init__(self, kind: RewardKind, stage: Stage) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mrl.rewards.pool.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -62,7 +63,7 @@ class WorkerProcess:
         self.buffer = FrameBuffer()
         self._out = bytearray()
         self._error_text = b""
-        self.send((part, stage))
+        self.send((kind, stage))
 
     def send(self, message: Any) -> None:
         """Queue a message and write what the pipe takes now."""
@@ -106,12 +107,6 @@ class WorkerProcess:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
         return end
-
-
-def child_environment() -> dict[str, str]:
-    """This process's, with its import path, for a process that reads users' modules on one thread."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -1,22 +1,38 @@
-"""Queues by kind of work. One lane holds the tasks and the processes of one verifier's one stage.
+"""What waits and what works, by stage, and what becomes of a task when its worker fails.
 
-Samples of different prompts take turns inside a lane, so a prompt with slow samples delays the others by at most one
-task per turn. Owns order and bookkeeping; processes are driven by `dispatch`.
+Policy: a deadline counts from the start of the work. What failed together (a batch, or all that a worker was waiting for)
+is tried one by one. When a task has used up its attempts the verifier's health decides: where the worker died on this
+sample while others were scored (or a sample scored before is scored again), the sample is wrong; otherwise it has no
+reward. Nothing here reads, writes, starts or kills: see `dispatch`.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import logging
+import random
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from mrl.config.sections.reward import RewardPart
-from mrl.rewards.contract import Request
+from mrl.config.sections.reward import RewardSection
+from mrl.errors import RewardError
+from mrl.rewards.contract import Request, RewardKind, Stage, no_reward, scored
+from mrl.rewards.frames import decode_verdict
 from mrl.rewards.pool.process import WorkerProcess
-from mrl.rewards.registry import keeps_deadline
 from mrl.samples import Verdict
 
-_BATCHED = {"instructions": 32, "format": 32, "repetition": 32}
+_log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""A reward worker that is not ready by then counts as failed."""
+GRACE_SECONDS = 40.0
+"""Beyond the deadline, for verifiers that keep it themselves, before their worker is killed."""
+WAITING_GRACE_SECONDS = 5.0
+"""The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself, and one that
+is silent for so long is blocked."""
 
 Done = Callable[[Sequence[Verdict | None]], None]
 
@@ -32,7 +48,7 @@ class Task:
     alone: bool = False
     """Failed in a batch: goes by itself from now on."""
     successes_at_failure: int = -1
-    """The lane's successes when this task failed first; -1 before."""
+    """The queue's successes when this task failed first; -1 before."""
     is_control: bool = False
     """Runs to find out whether the verifier is healthy."""
 
@@ -45,6 +61,8 @@ class Task:
 class Batch:
     """What one message asks of a reward worker."""
 
+    number: int
+    """The reply carries it."""
     tasks: tuple[Task, ...]
     since: float
     """When it was sent (monotonic seconds)."""
@@ -105,56 +123,246 @@ class FairQueue:
         return task
 
 
-class Lane:
-    """Tasks and processes of one stage of one verifier."""
+class StageQueue:
+    """Tasks and workers of one stage of one kind, and what is known of the verifier's health."""
 
-    def __init__(self, part: RewardPart, stage: str, *, num_workers: int) -> None:
-        self.part = part
-        self.stage = stage
-        self.cheap = stage == "exact" or part.kind in _BATCHED
-        self.keeps_deadline = keeps_deadline(part, stage)
-        self.num_workers = 1 if self.cheap else (part.workers or num_workers)
-        self.batch_size = 64 if stage == "exact" else _BATCHED.get(part.kind or "", 1)
-        self.queue = FairQueue()
-        self.delayed: list[tuple[float, Task]] = []
+    def __init__(
+        self, kind: RewardKind, stage: Stage, section: RewardSection, counts: collections.Counter[str]
+    ) -> None:
+        self.kind, self.stage, self.part = kind, stage, kind.part
         self.workers: list[Worker] = []
-        self.next_lane: Lane | None = None
+        self.following: StageQueue | None = None
         """Takes what this stage answers None to."""
-        self.successes = 0
-        self.last_good: tuple[Request, ...] | None = None
-        self.start_failures = 0
-        self.start_again_at = 0.0
-        self.broken_reason = ""
-        self.version = ""
-        """Of the first process; another one is refused, so that one run has one verifier."""
+        self._section, self._counts = section, counts
+        self._is_cheap = stage.batch_size > 1
+        self._num_workers = 1 if self._is_cheap else (self.part.workers or section.pool_workers)
+        self._tasks = FairQueue()
+        self._delayed: list[tuple[float, Task]] = []
+        self._numbers = itertools.count()
+        self._jitter = random.Random(0)
+        self._successes = 0
+        self._last_scored: tuple[Request, ...] | None = None
+        self._start_failures = 0
+        self._start_again_at = 0.0
+        self._start_fault = ""
+        self._version = ""
+        """Of the first worker; another one is turned away, so that one run has one verifier."""
 
     @property
     def label(self) -> str:
-        return f"{self.part.label}.{self.stage}" if self.stage != "whole" else self.part.label
+        """The verifier's name, with the stage where it has several."""
+        return f"{self.part.label}.{self.stage.name}" if self.stage.name != "whole" else self.part.label
 
-    def has_work_for(self, worker: Worker, *, tasks_per_worker: int) -> bool:
-        """Whether the worker takes the next batch now. A task that goes alone waits until nothing else runs beside it,
-        and nothing is started beside it.
-        """
-        if not worker.ready or not self.queue or worker.num_sent >= tasks_per_worker:
+    def put(self, task: Task) -> None:
+        """Adds a task at its group's end."""
+        self._tasks.push(task)
+
+    def release_delayed(self, now: float) -> None:
+        """Puts tasks whose pause is over back among those that wait."""
+        due = [task for at, task in self._delayed if at <= now]
+        self._delayed = [(at, task) for at, task in self._delayed if at > now]
+        for task in due:
+            self.put(task)
+
+    def next_batch(self, worker: Worker, now: float) -> Batch | None:
+        """What the worker takes now: several tasks where they are cheap, or one; None where it takes nothing."""
+        if not self._has_work_for(worker):
+            return None
+        tasks = [self._tasks.pop()]
+        while self._tasks and len(tasks) < self.stage.batch_size and not tasks[-1].alone:
+            tasks.append(self._tasks.pop())
+        if len(tasks) > 1 and tasks[-1].alone:
+            self.put(tasks.pop())
+        batch = Batch(next(self._numbers), tuple(tasks), now)
+        worker.running[batch.number] = batch
+        worker.num_sent += len(tasks)
+        return batch
+
+    def _has_work_for(self, worker: Worker) -> bool:
+        """A task that goes alone waits until nothing else runs beside it, and nothing is started beside it."""
+        if not worker.ready or not self._tasks or worker.num_sent >= self._section.tasks_per_worker:
             return False
         if not worker.running:
             return True
-        alone = self.queue.first().alone or any(task.alone for task in worker.tasks)
+        alone = self._tasks.first().alone or any(task.alone for task in worker.tasks)
         return len(worker.running) < worker.capacity and not alone
 
-    def next_batch(self) -> tuple[Task, ...]:
-        """Tasks for one message: several cheap ones, or one."""
-        batch = [self.queue.pop()]
-        while self.queue and len(batch) < self.batch_size and not batch[-1].alone:
-            batch.append(self.queue.pop())
-        if len(batch) > 1 and batch[-1].alone:
-            self.queue.push(batch.pop())
-        return tuple(batch)
+    def num_to_start(self, now: float) -> int:
+        """Workers that are missing. None while starts have failed too often: what waits gets no reward then."""
+        starting = sum(not worker.ready for worker in self.workers)
+        missing = min(len(self._tasks) - starting, self._num_workers - len(self.workers))
+        if missing > 0 and now < self._start_again_at:
+            self._give_up_if_broken()
+            return 0
+        return max(missing, 0)
 
-    def release_delayed(self, now: float) -> None:
-        """Put tasks whose pause is over back into the queue."""
-        due = [task for at, task in self.delayed if at <= now]
-        self.delayed = [(at, task) for at, task in self.delayed if at > now]
-        for task in due:
-            self.queue.push(task)
+    def next_event(self) -> list[float]:
+        """When a pause ends or a deadline passes (monotonic seconds)."""
+        limits = [self._limit(worker) for worker in self.workers]
+        return [*(at for at, _ in self._delayed), *(at for at in limits if at)]
+
+    def is_spent(self, worker: Worker) -> bool:
+        """Whether the worker has done its share and is replaced."""
+        return worker.num_sent >= self._section.tasks_per_worker and not worker.running
+
+    def is_idle(self, worker: Worker, now: float) -> bool:
+        """Whether the worker has had nothing to do for so long that it ends."""
+        idle = worker.ready and not worker.running
+        return idle and now - worker.idle_since > self._section.idle_seconds
+
+    def overdue(self, worker: Worker, now: float) -> str:
+        """Why the worker has to be killed; empty where it has not."""
+        limit = self._limit(worker)
+        if limit is None or now < limit:
+            return ""
+        return f"no verdict in {self.part.deadline_seconds:g} s" if worker.ready else "not ready in time"
+
+    def _limit(self, worker: Worker) -> float | None:
+        if not worker.ready:
+            return worker.started + START_SECONDS
+        if not worker.running:
+            return None
+        oldest = next(iter(worker.running.values()))
+        allowed = self.part.deadline_seconds * (len(oldest.tasks) if self._is_cheap else 1)
+        allowed += GRACE_SECONDS if self.stage.keeps_deadline else 0.0
+        if worker.capacity == 1:
+            return oldest.since + allowed
+        return max(oldest.since, worker.idle_since) + allowed + WAITING_GRACE_SECONDS
+
+    def opened(self, worker: Worker, reply: dict[str, Any]) -> str:
+        """Notes a worker's first words; why it cannot be used, or nothing where it is ready."""
+        if "broken" in reply:
+            return str(reply["broken"])
+        version = str(reply.get("version", ""))
+        self._version = self._version or version
+        if version != self._version:
+            return (
+                f"its source changed during the run (version {self._version}, now {version}); restart the run"
+            )
+        worker.ready = True
+        worker.idle_since = time.monotonic()
+        worker.name, worker.version = str(reply.get("ready", "")), version
+        worker.capacity = self.part.concurrency if reply.get("waits") else 1
+        self._start_failures, self._start_fault = 0, ""
+        return ""
+
+    def replied(self, worker: Worker, reply: dict[str, Any]) -> None:
+        """Passes a worker's answer to its tasks. Raises RewardError for one that answers nothing that was asked."""
+        number = reply.get("number")
+        if not isinstance(number, int) or number not in worker.running:
+            raise RewardError(f"a reward worker's reply answers no open request: {str(reply)[:200]}")
+        tasks = worker.running.pop(number).tasks
+        worker.idle_since = time.monotonic()
+        if "verdicts" in reply:
+            self._verdicts(worker, tasks, reply["verdicts"])
+        elif "limit" in reply:
+            self._counts["limit"] += 1
+            for task in tasks:
+                task.done([scored(self.part.min_reward, str(reply["limit"]))] * len(task.requests))
+        else:
+            self._failed(tasks, str(reply.get("failed", reply))[:500], died=False)
+
+    def _verdicts(self, worker: Worker, tasks: Sequence[Task], replies: Any) -> None:
+        asked = sum(len(task.requests) for task in tasks)
+        if not isinstance(replies, list) or len(replies) != asked:
+            self._failed(tasks, f"{len(replies)} verdicts for {asked} samples", died=False)
+            return
+        remaining = iter(replies)
+        for task in tasks:
+            try:
+                verdicts = [self._decoded(worker, r, next(remaining)) for r in task.requests]
+            except RewardError as error:
+                self._failed((task,), str(error), died=False)
+                continue
+            self._scored(task, verdicts)
+
+    def _decoded(self, worker: Worker, request: Request, reply: Any) -> Verdict | None:
+        tokens = request.response_tokens
+        return decode_verdict(
+            reply,
+            verifier=worker.name,
+            version=worker.version,
+            value_range=self.part.value_range,
+            num_tokens=None if tokens is None else len(tokens),
+        )
+
+    def _scored(self, task: Task, verdicts: Sequence[Verdict | None]) -> None:
+        self._successes += not task.is_control
+        self._last_scored = task.requests
+        if self.following is not None and verdicts == [None]:
+            self.following.put(Task(task.requests, task.done))
+        else:
+            task.done(verdicts)
+
+    def lost(self, worker: Worker, reason: str) -> None:
+        """Tries the tasks of a worker that ended or was killed again."""
+        if not worker.ready:
+            self.start_failed(reason)
+            return
+        self._counts["processes_lost"] += 1
+        self._failed(worker.tasks, reason, died=True)
+
+    def start_failed(self, reason: str) -> None:
+        """Waits longer before the next start."""
+        self._start_failures += 1
+        self._start_fault = reason
+        self._start_again_at = time.monotonic() + min(0.2 * 2**self._start_failures, 30.0)
+        self._counts["starts_failed"] += 1
+        _log.warning("verifier %s: cannot start: %s", self.label, reason)
+        self._give_up_if_broken()
+
+    def _give_up_if_broken(self) -> None:
+        if self._start_failures <= self._section.retries:
+            return
+        verdict = no_reward(f"verifier {self.label} cannot start: {self._start_fault}")
+        while self._tasks:
+            task = self._tasks.pop()
+            task.done([verdict] * len(task.requests))
+
+    def _failed(self, tasks: Sequence[Task], reason: str, *, died: bool) -> None:
+        for task in tasks:
+            if task.successes_at_failure < 0:
+                task.successes_at_failure = self._successes
+            if len(tasks) > 1:
+                task.alone = True  # who of the batch it was is not known: no attempt is counted
+                self.put(task)
+                continue
+            task.attempts += 1
+            self._counts["failures"] += 1
+            if task.attempts <= self._section.retries and not task.is_control:
+                pause = 0.0 if died else 0.1 * 2**task.attempts * self._jitter.uniform(0.5, 1.5)
+                self._delayed.append((time.monotonic() + pause, task))
+                continue
+            self._exhausted(task, reason, died=died)
+
+    def _exhausted(self, task: Task, reason: str, *, died: bool) -> None:
+        size = len(task.requests)
+        failed = [no_reward(f"verifier {self.label} failed {task.attempts} times, last: {reason}")] * size
+        wrong = [scored(self.part.min_reward, f"verifier {self.label} dies of this sample: {reason}")] * size
+        if died and not task.is_control and self._successes > task.successes_at_failure:
+            self._counts["poisonous"] += 1
+            task.done(wrong)
+        elif died and not task.is_control and self._last_scored is not None:
+            self._try_healthy(self._last_scored, task, failed, wrong)
+        else:
+            task.done(failed)
+
+    def _try_healthy(
+        self, requests: tuple[Request, ...], task: Task, failed: list[Verdict], wrong: list[Verdict]
+    ) -> None:
+        """Verifies a sample again that was scored before: it tells a bad verifier from a bad sample."""
+
+        def decide(verdicts: Sequence[Verdict | None]) -> None:
+            is_broken = any(verdict is not None and verdict.value is None for verdict in verdicts)
+            self._counts["poisonous"] += not is_broken
+            task.done(failed if is_broken else wrong)
+
+        self.put(Task(requests, decide, alone=True, is_control=True))
+
+
+def queues_of(kind: RewardKind, section: RewardSection, counts: collections.Counter[str]) -> StageQueue:
+    """The queue of a kind's first stage, each linked to the next stage's."""
+    queues = [StageQueue(kind, stage, section, counts) for stage in kind.used_stages()]
+    for queue, following in itertools.pairwise(queues):
+        queue.following = following
+    return queues[0]

@@ -40,7 +40,7 @@ def combine(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]
     if failed is not None:
         return failed
     if not applying:
-        return no_reward("no verifier applies to this sample")
+        return dataclasses.replace(no_reward("no verifier applies to this sample"), applies=False)
     if len(parts) == 1:
         return _weighted(*applying[0])
     kinds = {verdict.kind for _, verdict in applying}

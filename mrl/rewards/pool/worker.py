@@ -1,6 +1,6 @@
 """A reward worker: `python -m mrl.rewards.pool.worker PARENT_PID`.
 
-consumes      frames on standard input: first (RewardPart, stage), then (number, requests), pickled
+consumes      frames on standard input: first (RewardKind, Stage), then (number, requests), pickled
 produces      frames on the descriptor standard output had: {"ready"} or {"broken"}, then one JSON reply per number
 waits for     the next frame; ends at end of input and with its parent
 never does    let a verifier's own printing reach the channel: standard output is turned into standard error
@@ -25,11 +25,10 @@ from typing import Any, BinaryIO
 
 from mrl.config.sections.reward import RewardPart
 from mrl.errors import MrlError, RewardError
-from mrl.rewards.contract import GroupVerifier, Request, Verifier
+from mrl.rewards.contract import GroupVerifier, Request, Stage, Verifier
 from mrl.rewards.frames import encode_verdict, frame, read_frame, read_frame_async
 from mrl.rewards.pool.executor import ForkedExecutor
 from mrl.rewards.pool.lifeline import die_with_parent
-from mrl.rewards.registry import build_verifier, keeps_deadline
 from mrl.samples import Verdict
 
 _MAX_ERROR = 2000
@@ -51,25 +50,25 @@ def main() -> None:
     opening = read_frame(requests)
     if opening is None:
         return
-    part, stage = pickle.loads(opening)
-    _limit_memory(part, stage)
+    kind, stage = pickle.loads(opening)
+    _limit_memory(kind.part, stage)
     try:
-        verifier = build_verifier(part, stage=stage)
+        verifier = kind.verifier(stage)
     except Exception as error:
-        send({"broken": _described(error, part)})
+        send({"broken": _described(error, kind.part)})
         return
     waits = getattr(verifier, "waits", False)
     send({"ready": verifier.name, "version": verifier.version, "waits": waits})
     if waits:
-        asyncio.run(_serve_waiting(verifier, part, stage, requests, send))
+        asyncio.run(_serve_waiting(verifier, kind.part, stage, requests, send))
     else:
-        _serve_in_turn(verifier, part, stage, requests, send)
+        _serve_in_turn(verifier, kind.part, stage, requests, send)
 
 
 def _serve_in_turn(
     verifier: AnyVerifier,
     part: RewardPart,
-    stage: str,
+    stage: Stage,
     requests: BinaryIO,
     send: Callable[[dict[str, Any]], None],
 ) -> None:
@@ -82,11 +81,11 @@ def _serve_in_turn(
 async def _serve_waiting(
     verifier: AnyVerifier,
     part: RewardPart,
-    stage: str,
+    stage: Stage,
     requests: BinaryIO,
     send: Callable[[dict[str, Any]], None],
 ) -> None:
-    seconds = None if keeps_deadline(part, stage) else part.deadline_seconds
+    seconds = None if stage.keeps_deadline else part.deadline_seconds
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(part.concurrency))
     stream = asyncio.StreamReader()
@@ -111,23 +110,23 @@ async def _serve_waiting(
     os._exit(0)  # nobody is left to hear: threads that still wait for a service are not waited for
 
 
-def _limit_memory(part: RewardPart, stage: str) -> None:
-    """Private memory of a verifier that runs in this process; the symbolic one limits its child instead."""
+def _limit_memory(part: RewardPart, stage: Stage) -> None:
+    """Limits the private memory of a verifier that runs in this process; one that forks limits its child instead."""
     limit = part.memory_mib * 2**20
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if stage != "symbolic":
+    if not stage.in_child:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _answerer(
-    verifier: AnyVerifier, part: RewardPart, stage: str
+    verifier: AnyVerifier, part: RewardPart, stage: Stage
 ) -> Callable[[Sequence[Request]], dict[str, Any]]:
     loop = asyncio.new_event_loop()
 
     def work(requests: Sequence[Request]) -> dict[str, Any]:
         return loop.run_until_complete(_scored(verifier, requests, part))
 
-    if stage != "symbolic":
+    if not stage.in_child:
         return work
     executor = ForkedExecutor(
         lambda requests: json.dumps(work(requests)).encode(), memory_bytes=part.memory_mib * 2**20

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from mrl.config.load import load
+from mrl.config.sections.reward import MathsRules
 from mrl.data.load import load_data
 from mrl.prepare import domains, tokenizer
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.code.verifier import verify as verify_code
 from mrl.rewards.instructions.verifier import parse_checks
 from mrl.rewards.instructions.verifier import verify as verify_instructions
-from mrl.rewards.maths.plain import verify as verify_maths
+from mrl.rewards.maths.verifier import verify_exactly
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("sums", "code", "style")
@@ -42,7 +43,8 @@ def test_demonstrations_are_right_and_others_wrong() -> None:
         checks = parse_checks(task.answer, place="x")
         assert verify_instructions(task.response, checks).value == 1.0
         assert verify_instructions("seven words are more than wanted here", checks).value == 0.0
-    assert all(verify_maths(task.response, task.answer).value == 1.0 for task in domains._sums()[:50])
+    sums = [verify_exactly(t.response, t.answer, MathsRules()) for t in domains._sums()[:50]]
+    assert all(verdict is not None and verdict.value == 1.0 for verdict in sums)
 
 
 def test_the_recipe_loads_them_in_exact_shares(folder: Path, tmp_path: Path) -> None:

@@ -2,27 +2,29 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import MathsRules
+from mrl.config.sections.reward import MathsRules, RewardSection
 from mrl.errors import DataError
 from mrl.rewards.maths.numbers import exact_number, tidy
-from mrl.rewards.maths.plain import verify
 from mrl.rewards.maths.symbolic import gate
 from mrl.rewards.maths.verifier import parse_ground_truth, verify_exactly, verify_symbolically
-from mrl.samples import VerdictKind
+from mrl.rewards.pool.pool import RewardPool
+from mrl.samples import Verdict, VerdictKind
 from tests import data_sets
 
 RULES = MathsRules()
 
 
-def value(answer: str, ground_truth: str) -> float | None:
+def verify(response: str, ground_truth: str, rules: MathsRules = RULES) -> Verdict:
     """What both stages in this process say; the gate makes this safe for the cases below."""
-    response = f"\\boxed{{{answer}}}"
-    verdict = verify_exactly(response, ground_truth, RULES) or verify_symbolically(
-        response, ground_truth, RULES
-    )
+    return verify_exactly(response, ground_truth, rules) or verify_symbolically(response, ground_truth, rules)
+
+
+def value(answer: str, ground_truth: str) -> float | None:
+    verdict = verify(f"\\boxed{{{answer}}}", ground_truth)
     assert verdict.kind is VerdictKind.SCORED
     return verdict.value
 
@@ -123,12 +125,17 @@ def test_gate_admits_only_what_the_ground_truth_has() -> None:
     assert "command" in gate("\\gamma", "x")
 
 
-def test_plain_function_verifies_symbolically_in_another_process() -> None:
-    verdict = verify("thus \\boxed{\\sqrt{12}}", "2\\sqrt{3}")
-    assert (verdict.value, verdict.verifier) == (1.0, "maths")
-    assert verify("\\boxed{18}", "18").value == 1.0
-    assert verify("\\boxed{18}", "19").value == 0.0
-    assert verify("I do not know", "19").value == 0.0
+def test_the_pool_verifies_exactly_and_symbolically(make_pair: Any, score_all: Any) -> None:
+    cases = [
+        ("thus \\boxed{\\sqrt{12}}", "2\\sqrt{3}"),
+        ("\\boxed{18}", "18"),
+        ("\\boxed{18}", "19"),
+        ("I do not know", "19"),
+    ]
+    with RewardPool(RewardSection(kind="maths")) as pool:
+        verdicts = score_all(pool, [make_pair(n, *case) for n, case in enumerate(cases)])
+    assert [verdicts[f"{n}.0"].value for n in range(4)] == [1.0, 1.0, 0.0, 0.0]
+    assert {v.verifier for v in verdicts.values()} == {"maths"}
 
 
 def test_tolerance_and_percent_rules() -> None:

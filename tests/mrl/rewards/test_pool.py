@@ -14,7 +14,7 @@ import pytest
 
 from mrl.config.sections.reward import RewardSection
 from mrl.errors import RewardError
-from mrl.rewards.pool import dispatch
+from mrl.rewards.pool import queues
 from mrl.rewards.pool.pool import RewardPool, try_verifiers
 from mrl.samples import Status, VerdictKind
 
@@ -177,7 +177,7 @@ def test_an_async_function_that_blocks_is_slow_but_not_killed(
     make_pair: Any, score_all: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """25 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
-    monkeypatch.setattr(dispatch, "WAITING_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(queues, "WAITING_GRACE_SECONDS", 0.5)
     with RewardPool(plugin("blocks", retries=0, deadline_seconds=1.5)) as pool:
         verdicts = score_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(25)])
         assert [v.value for v in verdicts.values()] == [1.0] * 25

@@ -1,0 +1,56 @@
+"""Ground truths as each kind of reward wants them, checked when rows are loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mrl.config.sections.reward import RewardPart, RewardSection
+from mrl.errors import DataError
+from mrl.rewards.contract import RewardKind
+from mrl.rewards.kinds.registry import kind_of
+
+
+def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: str) -> Any:
+    """What goes into Prompt.ground_truth for a row of `domain`.
+
+    With several verifiers that need a ground truth, the row's answer is an object with an entry per verifier's name, and
+    so is the result. Raises DataError naming the place for a missing or unusable answer and for a domain without a verifier.
+    """
+    try:
+        parts = section.for_domain(domain).verifiers()
+    except KeyError as error:
+        raise DataError(f"{place}: domain {domain!r} has no verifier: {error.args[0]}") from error
+    kinds = [kind_of(part) for part in parts]
+    if len(kinds) == 1:
+        return _parse(raw, kinds[0], place)
+    shared = sum(kind.needs_ground_truth for kind in kinds) <= 1
+    return {
+        kind.part.label: _parse(
+            raw if shared or not kind.needs_ground_truth else _entry(raw, kind.part, place), kind, place
+        )
+        for kind in kinds
+    }
+
+
+def ground_truth_of(part: RewardPart, *, ground_truth: Any, alone: bool) -> Any:
+    """The ground truth of one verifier out of a Prompt's."""
+    return ground_truth if alone else ground_truth[part.label]
+
+
+def _entry(raw: Any, part: RewardPart, place: str) -> Any:
+    if not isinstance(raw, dict) or part.label not in raw:
+        raise DataError(
+            f"{place}: several verifiers of this domain need a ground truth, so the answer is an object with an entry "
+            f"per verifier; {part.label!r} is missing in {str(raw)[:80]!r}"
+        )
+    return raw[part.label]
+
+
+def _parse(raw: Any, kind: RewardKind, place: str) -> Any:
+    if not kind.needs_ground_truth:
+        return raw
+    if raw is None or raw == "":
+        raise DataError(
+            f"{place}: the row has no ground truth, and the verifier {kind.part.label!r} needs one"
+        )
+    return kind.parse_ground_truth(raw, place=place)
