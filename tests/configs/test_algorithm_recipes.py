@@ -15,6 +15,7 @@ from mrl.training.optimizer import learning_rate
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted(path.stem for path in (CONFIGS / "algorithm").glob("*.yaml"))
+LARGE = ("qwen3_30b_a3b", "qwen3_235b_a22b", "deepseek_v3")
 
 
 def random_batch() -> TrainBatch:
@@ -91,7 +92,8 @@ def test_recipe_improves_rewarded_tokens(name) -> None:
 
 DAPO = [
     [CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / "dapo.yaml"],
-    *([path] for path in sorted(CONFIGS.glob("*.yaml")) if "overlong" in path.read_text()),
+    [CONFIGS / "quickstart.yaml", CONFIGS / "quickstart_dapo.yaml"],
+    *([CONFIGS / f"{name}.yaml"] for name in LARGE),
 ]
 
 
@@ -119,7 +121,7 @@ def test_the_overlong_penalty_weighs_what_it_does_in_dapos_paper(files) -> None:
     np.testing.assert_allclose(advantages, (papers - papers.mean()) / papers.std(ddof=1), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3_30b_a3b", "qwen3_235b_a22b", "deepseek_v3"])
+@pytest.mark.parametrize("name", LARGE)
 def test_large_recipes_warm_up_over_twenty_steps_of_the_loop(name) -> None:
     config = load([CONFIGS / f"{name}.yaml"])
     optimizer = config.in_updates().training.optimizer
