@@ -1,7 +1,12 @@
-"""The maths verifier as a library: is the answer in this response the right one?"""
+"""The maths verifier as a library: is the answer in this response the right one?
 
-from mrl.rewards.maths.plain import verify
+Runs in this process, so it is for responses you trust; a run verifies in reward workers that are ended at their deadline.
+"""
 
+from mrl.config.sections.reward import MathsRules
+from mrl.rewards.maths.verifier import verify_exactly, verify_symbolically
+
+RULES = MathsRules()
 CASES = [
     ("37 + 58 = 95, so \\boxed{95}", "95"),
     ("The answer is \\boxed{\\frac{1}{2}}", "0.5"),
@@ -10,6 +15,6 @@ CASES = [
     ("I do not know", "7"),
 ]
 
-for response, ground_truth in CASES:
-    verdict = verify(response, ground_truth)
-    print(f"{verdict.value}  {ground_truth:8} {response}")
+for response, truth in CASES:
+    verdict = verify_exactly(response, truth, RULES) or verify_symbolically(response, truth, RULES)
+    print(f"{verdict.value}  {truth:8} {response}")
