@@ -1,6 +1,8 @@
-"""The door of the weight sync's benchmark: `torchrun ... -m resharding.bench` from a checkout."""
+"""The weight sync's benchmark as it is started from a checkout: `torchrun ... -m resharding.bench`."""
+
+import sys
 
 from benchmarks.resharding.__main__ import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

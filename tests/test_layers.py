@@ -43,6 +43,14 @@ ENGINES = {
     "vllm": ("mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
     "megatron": ("mrl.training", "mrl.models.megatron", "benchmarks"),
     "ray": ("mrl.launch",),
+    "torch.distributed": (
+        "mrl.launch",
+        "mrl.training",
+        "mrl.models.megatron",
+        "mrl.resharding.transfer",
+        "mrl.resharding.wire",
+        "benchmarks",
+    ),
 }
 """Who may import an engine (by prefix of the module's name)."""
 
@@ -115,7 +123,7 @@ PURE = {
     "mrl.observe": ("ray", "vllm", "megatron"),
     "mrl.capacity": ("ray", "vllm", "megatron"),
     "mrl.models": ("ray", "vllm", "megatron", "torch"),
-    "mrl.resharding.planner": ("ray", "vllm", "megatron"),
+    "mrl.resharding.planner": ("ray", "vllm", "megatron", "torch"),
 }
 """What a package does not load, folders with a line of their own in LAYERS left out."""
 

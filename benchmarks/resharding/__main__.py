@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ from mrl.errors import ConfigError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests as engine_manifests
 from mrl.resharding.planner import quantised, trainer_manifests
-from mrl.resharding.planner.manifest import RankManifest, elements
+from mrl.resharding.planner.manifest import RankManifest
 
 RECEIVERS = {
     "storage": "one process a slot, storages of the engine's loader layout (no engine: nothing is processed)",
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         "model": options.model,
         "scale": options.scale,
         "hf_config": hf,
-        "weights_bytes": sum(2 * elements(t.shape) for t in bench.trainer.checkpoint),
+        "weights_bytes": sum(2 * math.prod(t.shape) for t in bench.trainer.checkpoint),
         "train": str(train),
         "rollout": str(rollout),
         "quantize": options.quantize,

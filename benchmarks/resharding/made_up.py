@@ -6,16 +6,17 @@ only: a loader may compute with them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.planner.fp8 import quantised
-from mrl.resharding.planner.manifest import DTYPE_BYTES, elements
+from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.resharding.planner.quantised import VALUES, Blocks
 from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.fp8 import quantised
 
 _PERIOD = 1_000_003
 """Units of two bytes after which the bytes repeat; a prime, so that no row width divides it."""
@@ -39,7 +40,7 @@ class MadeUp:
     def box(self, name: str, start: Sequence[int], shape: Sequence[int], dtype: str) -> torch.Tensor:
         """A box of a vector or a matrix, as a tensor of `dtype` (two or four bytes) and `shape`."""
         units = DTYPE_BYTES[dtype] // 2
-        row = elements(self._shapes[name][1:])
+        row = math.prod(self._shapes[name][1:])
         first, rows = start[0], shape[0]
         whole = self._run(self._starts[name] + first * row * units, rows * row * units)
         tensor = torch.from_numpy(whole.view(np.int16)).view(DTYPES[dtype])

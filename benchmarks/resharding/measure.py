@@ -121,7 +121,7 @@ def lanes(weight_sync: WeightSync, rank: int) -> dict[str, float]:
 
 
 def _broadcast_to(plan: gather_plan.GatherPlan, rank: int) -> int:
-    return sum(size for window in plan.windows for holder, _, size in window.copies if holder != rank)
+    return sum(size for bucket in plan.buckets for sender, _, size in bucket.copies if sender != rank)
 
 
 def _largest_module(manifest: RankManifest) -> int:

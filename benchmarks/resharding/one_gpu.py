@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -31,7 +32,6 @@ from mrl.errors import ConfigError
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner import engine_manifests
-from mrl.resharding.planner.manifest import elements
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.weight_sync import PlannedSync
@@ -47,7 +47,7 @@ class WholeCheckpoint:
     def __init__(self, checkpoint: list[CheckpointTensor], device: torch.device, *, version: int) -> None:
         made, self._segments = MadeUp(checkpoint, version=version), []
         for tensor in checkpoint:
-            segment = memory.allocate(elements(tensor.shape) * DTYPES[tensor.dtype].itemsize, device)
+            segment = memory.allocate(math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize, device)
             box = made.box(tensor.name, (0,) * len(tensor.shape), tensor.shape, tensor.dtype)
             segment.buffer.view(DTYPES[tensor.dtype]).view(tensor.shape).copy_(box)
             self._segments.append(segment)

@@ -12,11 +12,12 @@ import torch
 from benchmarks.resharding.made_up import MadeUp
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import BLOCK, Piece
-from mrl.resharding.planner.copy_table import CopyTable, run
-from mrl.resharding.planner.fp8 import whole_tensors
+from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.planner.quantised import VALUES
 from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.copies import run
+from mrl.resharding.transfer.fp8 import whole_tensors
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.transfer.slot_tables import Tables
@@ -83,7 +84,7 @@ class Storage:
 
 
 class WholeTensors:
-    """The gather path's consumer (`receiver.TensorConsumer`)."""
+    """The gather path's consumer (`consumers.TensorConsumer`)."""
 
     processing_seconds = 0.0
 
@@ -109,7 +110,7 @@ class WholeTensors:
 
 
 class Windows:
-    """The planned path's consumer (`receiver.PlanConsumer`)."""
+    """The planned path's consumer (`consumers.PlanConsumer`)."""
 
     processing_seconds = 0.0
 

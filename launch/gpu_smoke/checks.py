@@ -85,10 +85,10 @@ class Smoke:
                 )
                 arrived = peer.answer()["digests"]
             self._check(arrived == sent, f"{len(sent)} tensors arrived with the digests they were sent with")
-            speed = stats.num_bytes / stats.seconds / 1e9
+            speed = stats.moved.num_bytes / stats.seconds / 1e9
             self._check(
                 speed > 0,
-                f"sender: {stats.num_bytes >> 20} MiB in {stats.num_buckets} buckets, {speed:.2f} GB/s with digests",
+                f"sender: {stats.moved.num_bytes >> 20} MiB in {stats.num_buckets} buckets, {speed:.2f} GB/s with digests",
             )
         finally:
             peer.ask("release")

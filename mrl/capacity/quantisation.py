@@ -8,8 +8,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout
 from mrl.models.tensors import BLOCK, Row
-from mrl.resharding.planner.alignment import cut_inside_blocks
-from mrl.resharding.planner.quantised import quantises
+from mrl.resharding.planner.quantised import cut_inside_blocks, quantises
 from mrl.resharding.planner.trainer_manifests import from_layout
 
 

@@ -19,10 +19,9 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError, WeightSyncError
 from mrl.models.tensors import CheckpointTensor
-from mrl.resharding.planner.agreement import as_one_rank, require_agreement
+from mrl.resharding.planner.agreement import as_one_rank, require_agreement, require_written_once
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.patterns import replicas
-from mrl.resharding.planner.plan import check_written_once
 from mrl.resharding.transfer.session import Progress, Session
 from mrl.rollout import cpu_limits, environment, quantised, scratch
 from mrl.rollout.request import Request, Response
@@ -273,7 +272,7 @@ class RolloutEngine:
         manifests = [a["manifest"] for a in self._on_workers("mrl_manifest", rows)]
         require_agreement([as_one_rank(checkpoint)], manifests)
         for group in replicas(manifests):
-            check_written_once(group)
+            require_written_once(group)
         return manifests
 
     def receive(self, session: Session) -> dict[str, Any]:

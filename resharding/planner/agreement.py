@@ -1,4 +1,5 @@
-"""That trainer and engines have the same checkpoint tensors in the same full shapes, and that engines take all of each. Pure.
+"""What the manifests of a plan must fulfil: trainer and engines have the same checkpoint tensors in the same full shapes, engines
+take all of each, and every element of an engine tensor is written once. Pure.
 
 vLLM's loaders take the rows that their own parameters have room for and leave the rest: an engine with narrower experts or
 fewer heads than the trainer would serve a part of the weights without a word. What engines honestly have otherwise is no
@@ -8,12 +9,14 @@ tensors, which are made of what the trainer holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
-from mrl.errors import WeightSyncError
+from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.planner.boxes import Box, cells, contains
-from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.boxes import Box, cells, contains, overlap
+from mrl.resharding.planner.manifest import WIRE_DTYPES, RankManifest
+from mrl.resharding.planner.patterns import Replicas
 
 _NAMED = 20
 """Most tensors that one error lists."""
@@ -83,3 +86,45 @@ def _shape(boxes: Iterable[Box]) -> tuple[int, ...]:
 def _covers(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
     whole: Box = ((0,) * len(shape), shape)
     return all(any(contains(box, cell) for box in boxes) for cell in cells(whole, boxes))
+
+
+def require_placed(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
+    """ConfigError unless the topology has a slot for each manifest, in rank order; WeightSyncError for a dtype no plan moves."""
+    if [manifest.rank for manifest in manifests] != list(range(len(manifests))):
+        raise ConfigError(
+            f"{side} manifests must be in rank order from 0, got {[m.rank for m in manifests][:16]}"
+        )
+    if len(manifests) != len(slots):
+        raise ConfigError(
+            f"{len(manifests)} {side} manifests but the topology places {len(slots)} {side} ranks"
+        )
+    for tensor in (t for manifest in manifests for t in manifest.tensors):
+        if tensor.dtype not in WIRE_DTYPES:
+            raise WeightSyncError(
+                f"{side} tensor {tensor.name} has dtype {tensor.dtype}; plans move {WIRE_DTYPES}"
+            )
+
+
+def require_written_once(group: Replicas) -> None:
+    """WeightSyncError naming an engine tensor of which an element is in two boxes, or in none though it is not padding at the
+    end of the first dimension (a padded vocabulary)."""
+    for tensor in group.tensors:
+        boxes = []
+        for piece in tensor.pieces:
+            extra = len(tensor.shape) - len(piece.shape)
+            boxes.append((piece.local_start, (1,) * extra + piece.shape))
+        where = f"engine rank {group.ranks[0]}: {tensor.name} {tensor.shape}"
+        for start, shape in boxes:
+            if any(
+                low < 0 or low + size > whole
+                for low, size, whole in zip(start, shape, tensor.shape, strict=True)
+            ):
+                raise WeightSyncError(f"{where}: box at {start} of shape {shape} reaches outside")
+        if twice := overlap(boxes):
+            raise WeightSyncError(f"{where}: boxes {twice[0]} and {twice[1]} would write the same elements")
+        filled = max((start[0] + shape[0] for start, shape in boxes), default=0)
+        if sum(math.prod(shape) for _, shape in boxes) != math.prod((filled, *tensor.shape[1:])):
+            piece = tensor.pieces[0]
+            raise WeightSyncError(
+                f"{where}: some of its first {filled} rows are in no box; the trainer's {piece.tensor} gives it {piece.shape}"
+            )

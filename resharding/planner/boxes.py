@@ -9,13 +9,6 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(start, shape)."""
 
 
-def volume(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def intersection(a: Box, b: Box) -> Box | None:
     """The common box, or None where nothing is common.
 

@@ -7,12 +7,13 @@ its place there, so it does not matter how either end lays it out, in which wind
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, LocalTensor, Piece
-from mrl.resharding.planner.boxes import Box, contains, overlap, volume
+from mrl.resharding.planner.boxes import Box, contains, overlap
 from mrl.resharding.planner.patterns import Item, Pattern, Replicas
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.quantised import Blocks
@@ -42,7 +43,7 @@ class Answer:
     tensor: str
     """The held checkpoint tensor; of scales, the one they belong to."""
     box: Box
-    """In the held tensor's elements."""
+    """The box, in the held tensor's elements."""
     dtype: str
     """What engine ranks hold."""
     block: int = 0
@@ -71,12 +72,13 @@ class _Kind:
     boxes: tuple[Box, ...]
     dtypes: tuple[str, ...]
     blocks: tuple[int, ...]
-    holders: tuple[tuple[int, ...], ...]
+    candidates: tuple[tuple[int, ...], ...]
+    """By box, the trainer ranks that may answer for it."""
     by_engine_rank: Mapping[int, tuple[int, ...]]
 
 
 class PlanCells:
-    """A plan's. Replicas take turns in answering, whoever sends: ranks that should hold the same and do not are seen."""
+    """The cells of a plan. Replicas take turns in answering, whoever sends: ranks that should hold the same and do not are seen."""
 
     def __init__(self, plan: Plan) -> None:
         self._items, self._trainers = plan.items, plan.trainers
@@ -93,10 +95,8 @@ class PlanCells:
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
             kind = self._kinds[id(item.pattern)]
-            for number, holders in enumerate(kind.holders):
-                if (
-                    holders[item.ordinal % len(holders)] == rank
-                ):  # one rank for all: neighbours share cache lines
+            for number, ranks in enumerate(kind.candidates):
+                if ranks[item.ordinal % len(ranks)] == rank:  # one rank for all: neighbours share cache lines
                     result[first + number] = _answer(item, kind, number)
         return result
 
@@ -113,7 +113,7 @@ def _kind(item: Item, engines: Sequence[Replicas]) -> _Kind:
     pattern: Pattern = item.pattern
     numbers: dict[tuple[Box, str], int] = {}
     blocks: list[int] = []
-    holders: list[set[int]] = []
+    candidates: list[set[int]] = []
     needs: dict[int, dict[int, None]] = {}
     for transfer in pattern.transfers:
         place = item.needs[transfer.need]
@@ -122,14 +122,14 @@ def _kind(item: Item, engines: Sequence[Replicas]) -> _Kind:
         if key not in numbers:
             numbers[key] = len(numbers)
             blocks.append(transfer.block)
-            holders.append(set())
-        holders[numbers[key]].update(transfer.candidates)
+            candidates.append(set())
+        candidates[numbers[key]].update(transfer.candidates)
         needs.setdefault(transfer.engine_rank, {})[numbers[key]] = None
     return _Kind(
         tuple(box for box, _ in numbers),
         tuple(dtype for _, dtype in numbers),
         tuple(blocks),
-        tuple(tuple(sorted(ranks)) for ranks in holders),
+        tuple(tuple(sorted(ranks)) for ranks in candidates),
         {engine_rank: tuple(cells) for engine_rank, cells in needs.items()},
     )
 
@@ -145,7 +145,7 @@ def _answer(item: Item, kind: _Kind, number: int) -> Answer:
 
 
 class WholeCells:
-    """Of tensors that are gathered whole: every box that some rank holds, its lowest holder answers for."""
+    """The cells of tensors that are gathered whole: every box that some rank holds; the lowest rank that holds it answers."""
 
     def __init__(
         self,
@@ -153,12 +153,12 @@ class WholeCells:
         dtypes: Mapping[str, str],
         whole: Sequence[Iterable[str]] = (),
     ) -> None:
-        """`boxes`: by tensor, box -> its lowest holder. `whole`: by engine rank, the tensors that it takes; none: all."""
+        """`boxes`: by tensor, box -> the lowest rank that holds it. `whole`: by engine rank, the tensors that it takes; none: all."""
         self._boxes, self._dtypes = boxes, dtypes
         self._cells = [
-            (Answer(Cell(tensor, *box), tensor, box, dtypes[tensor]), holder)
+            (Answer(Cell(tensor, *box), tensor, box, dtypes[tensor]), lowest)
             for tensor, held in boxes.items()
-            for box, holder in held.items()
+            for box, lowest in held.items()
         ]
         self._whole = [frozenset(names) for names in whole]
 
@@ -176,7 +176,7 @@ class WholeCells:
         return len(self._cells)
 
     def answered(self, rank: int) -> dict[int, Answer]:
-        return {n: answer for n, (answer, holder) in enumerate(self._cells) if holder == rank}
+        return {n: answer for n, (answer, lowest) in enumerate(self._cells) if lowest == rank}
 
     def needed(self, receiver: int) -> dict[int, Cell]:
         return {
@@ -234,32 +234,32 @@ class Places:
 
     def all_of(self, tensor: str, box: Box) -> list[tuple[int, Run]]:
         """(index of the rank's tensor, run) of every place that holds the whole box."""
-        found = []
+        runs = []
         for index, piece in self._pieces.get(tensor, ()):
             if contains((piece.start, piece.shape), box):
                 local = self.tensors[index]
                 extra = len(local.shape) - len(piece.shape)
                 inner = zip(piece.local_start[extra:], box[0], piece.start, strict=True)
                 start = (*piece.local_start[:extra], *(to + at - low for to, at, low in inner))
-                found.append((index, run_of(local.shape, start, box[1])))
-        return found
+                runs.append((index, run_of(local.shape, start, box[1])))
+        return runs
 
     def one_of(self, tensor: str, box: Box) -> tuple[int, Run]:
-        """The first of them. WeightSyncError where there is none."""
-        found = self.all_of(tensor, box)
-        if not found:
+        """The first place that holds the whole box. WeightSyncError where there is none."""
+        runs = self.all_of(tensor, box)
+        if not runs:
             raise WeightSyncError(f"this rank does not hold {tensor} {box} whole, and should answer for it")
-        return found[0]
+        return runs[0]
 
 
-def require_tiled(wanted: Iterable[tuple[str, Box]], cells: Iterable[Cell], where: str) -> None:
-    """WeightSyncError unless every wanted box is made up by cells, each element by one."""
+def require_tiled(boxes: Iterable[tuple[str, Box]], cells: Iterable[Cell], where: str) -> None:
+    """WeightSyncError unless every box is made up by cells, each element by one."""
     by_tensor: dict[str, list[Box]] = {}
     for cell in cells:
         by_tensor.setdefault(cell.tensor, []).append(cell.box)
     holes = [
         f"{tensor} {box}"
-        for tensor, box in wanted
+        for tensor, box in boxes
         if not _tiled(box, [c for c in by_tensor.get(tensor, ()) if contains(box, c)])
     ]
     if holes:
@@ -269,4 +269,4 @@ def require_tiled(wanted: Iterable[tuple[str, Box]], cells: Iterable[Cell], wher
 
 
 def _tiled(box: Box, cells: Sequence[Box]) -> bool:
-    return sum(volume(shape) for _, shape in cells) == volume(box[1]) and not overlap(cells)
+    return sum(math.prod(shape) for _, shape in cells) == math.prod(box[1]) and not overlap(cells)

@@ -15,7 +15,7 @@ from mrl.models.engine_rows import Shard
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.planner.manifest import RankManifest, whole_modules
+from mrl.resharding.planner.manifest import RankManifest, module_of, whole_modules
 
 
 def from_layout(
@@ -34,13 +34,13 @@ def from_layout(
             f"rollout ep = {layout.ep} must be a multiple of tp = {layout.tp} (vLLM spreads experts over tp x dp)"
         )
     family = family_of(hf_config)
-    known: dict[Shard, RankManifest] = {}
+    by_shard: dict[Shard, RankManifest] = {}
     manifests = []
     for rank in range(layout.world_size):
         shard = Shard(layout.tp, rank % layout.tp, layout.ep, rank % layout.ep)
-        if shard not in known:
-            known[shard] = RankManifest.of(rank, family.engine_tensors(hf_config, shard, dtype=dtype))
-        manifests.append(dataclasses.replace(known[shard], rank=rank))
+        if shard not in by_shard:
+            by_shard[shard] = RankManifest.of(rank, family.engine_tensors(hf_config, shard, dtype=dtype))
+        manifests.append(dataclasses.replace(by_shard[shard], rank=rank))
     return manifests
 
 
@@ -83,7 +83,7 @@ def from_trace(
     pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
     feeds: dict[str, set[str]] = {}
     filled = set(loaded_whole or {})
-    odd: set[str] = set()
+    unplannable: set[str] = set()
     for record in records:
         record = record if isinstance(record, TraceRecord) else TraceRecord(*record)
         if record.parameter not in pieces or record.tensor not in shapes:
@@ -91,32 +91,28 @@ def from_trace(
                 f"engine rank {rank}: the loaders copied {record.tensor} -> {record.parameter}: unknown name"
             )
         filled.add(record.parameter)
-        feeds.setdefault(_module(record.parameter), set()).add(record.tensor)
+        feeds.setdefault(module_of(record.parameter), set()).add(record.tensor)
         piece = _piece(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
         if piece is None:
-            odd.add(_module(record.parameter))
+            unplannable.add(module_of(record.parameter))
         else:
             pieces[record.parameter].append(piece)
     for name, tensor in (loaded_whole or {}).items():
         shape, zero = shapes[tensor], (0,) * len(shapes[tensor])
         pieces[name] = [Piece(tensor, zero, shape, zero)]
-        feeds.setdefault(_module(name), set()).add(tensor)
+        feeds.setdefault(module_of(name), set()).add(tensor)
     if unfilled := [f"{n} {tuple(parameters[n][0])}" for n in pieces if n not in filled]:
         raise WeightSyncError(
             f"engine rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"
             + (f" and {len(unfilled) - 20} more" if len(unfilled) > 20 else "")
         )
-    odd = whole_modules(feeds, odd)
+    whole = whole_modules(feeds, unplannable)
     tensors = [
         LocalTensor(name, 0, tuple(shape), dtype, tuple(sorted(pieces[name], key=lambda p: p.local_start)))
         for name, (shape, dtype) in parameters.items()
-        if name in pieces and _module(name) not in odd
+        if name in pieces and module_of(name) not in whole
     ]
-    return RankManifest.of(rank, tensors, {tensor for module in odd for tensor in feeds[module]})
-
-
-def _module(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
+    return RankManifest.of(rank, tensors, {tensor for module in whole for tensor in feeds[module]})
 
 
 def _piece(record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Piece | None:
@@ -142,12 +138,12 @@ def _unravel(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 def _box(view: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
     """Extents, per dimension of a contiguous tensor of `shape`, of a view; None when the view is no box of it."""
-    wanted = [(size, stride) for size, stride in zip(view, strides, strict=True) if size > 1]
+    views = [(size, stride) for size, stride in zip(view, strides, strict=True) if size > 1]
     extents, step = [], 1
     for size in reversed(shape):
-        if wanted and wanted[-1][1] == step and wanted[-1][0] <= size:
-            extents.append(wanted.pop()[0])
+        if views and views[-1][1] == step and views[-1][0] <= size:
+            extents.append(views.pop()[0])
         else:
             extents.append(1)
         step *= size
-    return None if wanted else tuple(reversed(extents))
+    return None if views else tuple(reversed(extents))

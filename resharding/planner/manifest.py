@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
 
-from mrl.models.tensors import LocalTensor, Piece
+from mrl.models.tensors import LocalTensor
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -19,6 +19,9 @@ DTYPE_BYTES = {
     "int32": 4,
     "uint8": 1,
 }
+"""Bytes of an element of every dtype that a plan moves, by torch's name without the prefix."""
+WIRE_DTYPES = tuple(DTYPE_BYTES)
+"""The same by number, as tables of copies name them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,68 +40,34 @@ class RankManifest:
         tensors, unplanned = tuple(tensors), tuple(sorted(unplanned))
         return cls(rank, tensors, digest_of(tensors, unplanned), unplanned)
 
-    def plain(self) -> dict[str, Any]:
-        """Lists, strings and numbers only: for wires that know nothing else (an engine's own calls, JSON)."""
-        return {
-            "rank": self.rank,
-            "unplanned": list(self.unplanned),
-            "tensors": [
-                [
-                    t.name,
-                    t.chunk,
-                    t.shape,
-                    t.dtype,
-                    [[p.tensor, p.start, p.shape, p.local_start] for p in t.pieces],
-                ]
-                for t in self.tensors
-            ],
-        }
-
-    @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> RankManifest:
-        """The manifest that `plain` wrote; the digest is computed again."""
-        tensors = [
-            LocalTensor(
-                name,
-                chunk,
-                tuple(shape),
-                dtype,
-                tuple(Piece(n, tuple(a), tuple(b), tuple(c)) for n, a, b, c in pieces),
-            )
-            for name, chunk, shape, dtype, pieces in data["tensors"]
-        ]
-        return cls.of(data["rank"], tensors, data["unplanned"])
-
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors, padding included."""
         return sum(tensor_bytes(tensor) for tensor in self.tensors)
 
 
-def whole_modules(feeds: Mapping[str, Set[str]], odd: Set[str]) -> set[str]:
-    """`odd` modules and all that share a tensor with one of them: what comes whole is loaded into every module it feeds.
+def module_of(parameter: str) -> str:
+    """The name of the module that a parameter belongs to."""
+    return parameter.rpartition(".")[0]
+
+
+def whole_modules(feeds: Mapping[str, Set[str]], unplannable: Set[str]) -> set[str]:
+    """The `unplannable` modules and all that share a tensor with one of them, directly or through others: what comes
+    whole is loaded into every module it feeds.
 
     `feeds`: module -> checkpoint tensors that fill it.
     """
-    found = set(odd)
+    whole = set(unplannable)
     while more := {
-        m for m, fed in feeds.items() if m not in found and any(fed & feeds.get(o, set()) for o in found)
+        m for m, fed in feeds.items() if m not in whole and any(fed & feeds.get(w, set()) for w in whole)
     }:
-        found |= more
-    return found
+        whole |= more
+    return whole
 
 
 def tensor_bytes(tensor: LocalTensor) -> int:
     """Bytes of one local tensor, padding included."""
-    return elements(tensor.shape) * DTYPE_BYTES[tensor.dtype]
-
-
-def elements(shape: Iterable[int]) -> int:
-    """Product of a shape."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
 
 
 def digest_of(tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> str:

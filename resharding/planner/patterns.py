@@ -1,7 +1,7 @@
 """Who sends what to whom: checkpoint tensors in classes, and one pattern of transfers per class. Pure.
 
 Tensors that the same ranks hold and need in the same boxes (the experts of one expert-parallel rank in one pipeline
-stage, say) form a class; its pattern is computed once. The holder of each cell is a closed form of the pattern and the
+stage, say) form a class; its pattern is computed once. Which rank sends a cell is a closed form of the pattern and the
 tensor's ordinal in its class, so that every rank computes the same choice for any tensor without a search.
 """
 
@@ -19,10 +19,8 @@ from mrl.resharding.planner.boxes import (
     contains,
     intersection,
     overlap,
-    volume,
 )
-from mrl.resharding.planner.copy_table import WIRE_DTYPES
-from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest
+from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, RankManifest
 from mrl.resharding.planner.quantised import VALUES, Blocks
 from mrl.resharding.planner.topology import Topology
 
@@ -49,8 +47,8 @@ class Transfer:
     """One cell of one need of one engine rank; `candidates` are the nearest trainer ranks that hold all of it.
 
     `origins` and `target` are the cell's coordinates relative to the holding box and to the needed box; `holds` gives the
-    index of each candidate's box among the tensor's holdings. `block`: the edge of the blocks that the holder quantises, 0
-    where it only casts. A cell of scales counts blocks, its origins and `extent` count the holder's elements.
+    index of each candidate's box among the tensor's holdings. `block`: the edge of the blocks that the sender quantises, 0
+    where it only casts. A cell of scales counts blocks, its origins and `extent` count elements of what is held.
     """
 
     engine_rank: int
@@ -65,7 +63,7 @@ class Transfer:
     wire: int
     block: int = 0
     extent: tuple[int, ...] = ()
-    """The cell's shape in the holder's elements."""
+    """The cell's shape in elements of what is held."""
 
     @property
     def unit(self) -> int:
@@ -73,18 +71,18 @@ class Transfer:
         return self.block if self.block and self.extent == self.shape else 1
 
     def trainer_box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Box:
-        """Where the holder has a part of the cell: relative to the origin, in the holder's elements."""
+        """Where the trainer rank has a part of the cell: relative to the origin, in elements of what it holds."""
         if not self.block or self.extent == self.shape:
             return start, shape
         return Blocks(self.extent, self.block).elements(start, shape)
 
     def chosen(self, ordinal: int) -> int:
-        """Index of the holder for the tensor with this ordinal in its class: turns go round the candidates."""
+        """Index of the trainer rank that sends the tensor with this ordinal in its class: the candidates take turns."""
         return (self.turn + ordinal) % len(self.candidates)
 
     @property
     def num_bytes(self) -> int:
-        return volume(self.shape) * DTYPE_BYTES[WIRE_DTYPES[self.wire]]
+        return math.prod(self.shape) * DTYPE_BYTES[WIRE_DTYPES[self.wire]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,20 +111,20 @@ class Item:
 
 def replicas(manifests: Sequence[RankManifest]) -> list[Replicas]:
     """Manifests grouped by digest, in order of first rank."""
-    found: dict[str, list[RankManifest]] = {}
+    groups: dict[str, list[RankManifest]] = {}
     for manifest in manifests:
-        found.setdefault(manifest.digest, []).append(manifest)
-    return [Replicas(tuple(m.rank for m in group), group[0].tensors) for group in found.values()]
+        groups.setdefault(manifest.digest, []).append(manifest)
+    return [Replicas(tuple(m.rank for m in group), group[0].tensors) for group in groups.values()]
 
 
-def places(groups: Sequence[Replicas]) -> dict[str, list[Place]]:
+def places_of(groups: Sequence[Replicas]) -> dict[str, list[Place]]:
     """Every box of every checkpoint tensor, by tensor, in order of group and tensor."""
-    found: dict[str, list[Place]] = {}
+    places: dict[str, list[Place]] = {}
     for number, group in enumerate(groups):
         for index, tensor in enumerate(group.tensors):
             for piece in tensor.pieces:
-                found.setdefault(piece.tensor, []).append(Place(number, index, piece))
-    return found
+                places.setdefault(piece.tensor, []).append(Place(number, index, piece))
+    return places
 
 
 def items(
@@ -136,7 +134,7 @@ def items(
 
     `block`: edge of the blocks of tensors that are needed quantised and held wider.
     """
-    held, needed = places(trainers), places(engines)
+    held, needed = places_of(trainers), places_of(engines)
     patterns: dict[tuple, tuple[Pattern, list[int]]] = {}
     result, missing = [], []
     for tensor, needs in needed.items():
@@ -161,9 +159,9 @@ def items(
     return result
 
 
-def _key(found: Iterable[Place], groups: Sequence[Replicas]) -> tuple:
+def _key(places: Iterable[Place], groups: Sequence[Replicas]) -> tuple:
     return tuple(
-        (p.group, p.piece.start, p.piece.shape, groups[p.group].tensors[p.index].dtype) for p in found
+        (p.group, p.piece.start, p.piece.shape, groups[p.group].tensors[p.index].dtype) for p in places
     )
 
 
@@ -212,7 +210,7 @@ class _Plain:
         """WeightSyncError for a need that cannot be met in this form."""
 
     def extent(self, cell: Box) -> tuple[int, ...]:
-        """A cell's shape in the holders' elements."""
+        """The cell's shape in elements of what is held."""
         return cell[1]
 
     def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
@@ -227,7 +225,7 @@ class _Plain:
 
 
 class _Quantised(_Plain):
-    """The values (in elements) or the scales (in blocks) of a tensor that its holders quantise, whole blocks only."""
+    """The values (in elements) or the scales (in blocks) of a tensor that its senders quantise, whole blocks only."""
 
     def __init__(self, holds: Sequence[Place], block: int, *, scales: bool) -> None:
         super().__init__(holds)
@@ -252,7 +250,7 @@ class _Quantised(_Plain):
 
 
 class _Choices:
-    """Chooses holders for the cells of one class."""
+    """Chooses the trainer ranks that send the cells of one class."""
 
     def __init__(
         self,
@@ -269,7 +267,7 @@ class _Choices:
         self._ranks = [(rank, i) for i, place in enumerate(holds) for rank in trainers[place.group].ranks]
         self._turns: dict[tuple[int, ...], int] = {}
         self._grid: dict[Box, list[Box]] = {}
-        self._holders: dict[Box, list[tuple[int, int]]] = {}
+        self._candidates: dict[Box, list[tuple[int, int]]] = {}
 
     def transfers(self, engine_rank: int, need: int, place: Place, dtype: str) -> Iterator[Transfer]:
         box = (place.piece.start, place.piece.shape)
@@ -278,11 +276,11 @@ class _Choices:
             self._grid[box] = list(cells(box, {b for b in self._boxes if intersection(b, box)}))
         slot = self._topology.engine_slots[engine_rank]
         for cell in self._grid[box]:
-            distance, found = self._nearest(cell, slot)
-            ranks = tuple(rank for rank, _ in found)
+            distance, nearest = self._nearest(cell, slot)
+            ranks = tuple(rank for rank, _ in nearest)
             turn = self._turns.get(ranks, 0)
             self._turns[ranks] = turn + 1
-            holds = tuple(hold for _, hold in found)
+            holds = tuple(hold for _, hold in nearest)
             yield Transfer(
                 engine_rank=engine_rank,
                 need=need,
@@ -299,12 +297,14 @@ class _Choices:
             )
 
     def _nearest(self, cell: Box, slot: int) -> tuple[int, list[tuple[int, int]]]:
-        if cell not in self._holders:
-            self._holders[cell] = [(r, hold) for r, hold in self._ranks if contains(self._boxes[hold], cell)]
-            if not self._holders[cell]:
+        if cell not in self._candidates:
+            self._candidates[cell] = [
+                (r, hold) for r, hold in self._ranks if contains(self._boxes[hold], cell)
+            ]
+            if not self._candidates[cell]:
                 raise WeightSyncError(f"{self._tensor} [start {cell[0]}, shape {cell[1]}]")
         by_distance: dict[int, list[tuple[int, int]]] = {}
-        for rank, hold in self._holders[cell]:
+        for rank, hold in self._candidates[cell]:
             distance = self._topology.distance(self._topology.trainer_slots[rank], slot)
             by_distance.setdefault(distance, []).append((rank, hold))
         nearest = min(by_distance)
@@ -317,11 +317,11 @@ class _Choices:
         box = (place.piece.start, place.piece.shape)
         here = {self._boxes[hold] for rank, hold in self._ranks if self._topology.trainer_slots[rank] == slot}
         common = sorted({c for c in (intersection(b, box) for b in here) if c})
-        covered = sum(volume(shape) for _, shape in common)
+        covered = sum(math.prod(shape) for _, shape in common)
         if overlap(common):
-            covered = sum(volume(c[1]) for c in cells(box, common) if any(contains(b, c) for b in common))
+            covered = sum(math.prod(c[1]) for c in cells(box, common) if any(contains(b, c) for b in common))
         wire = WIRE_DTYPES[self._form.wire(self._dtypes[0], dtype, local=False)] if self._dtypes else dtype
-        return (volume(box[1]) - covered) * DTYPE_BYTES[wire]
+        return (math.prod(box[1]) - covered) * DTYPE_BYTES[wire]
 
 
 def _relative(start: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mrl.errors import ConfigError, WeightSyncError
+from mrl.errors import ConfigError
 from mrl.models.tensors import BLOCK
-from mrl.resharding.planner.agreement import require_agreement
-from mrl.resharding.planner.alignment import leave_whole
-from mrl.resharding.planner.boxes import overlap
-from mrl.resharding.planner.copy_table import WIRE_DTYPES
-from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest, elements
+from mrl.resharding.planner.agreement import require_agreement, require_placed, require_written_once
+from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest
 from mrl.resharding.planner.patterns import Item, Replicas, items, replicas
+from mrl.resharding.planner.quantised import leave_whole
 from mrl.resharding.planner.schedule import Traffic, Window, cut_counts, ordered, windows
 from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
 from mrl.resharding.planner.topology import Topology
@@ -129,7 +128,7 @@ class Plan:
                 for piece in tensor.pieces:
                     if piece.tensor in names:
                         boxes = sizes.setdefault(piece.tensor, {})
-                        boxes[piece.start] = elements(piece.shape) * DTYPE_BYTES[tensor.dtype]
+                        boxes[piece.start] = math.prod(piece.shape) * DTYPE_BYTES[tensor.dtype]
         whole = sum(size for boxes in sizes.values() for size in boxes.values())
         return whole * len(self.topology.engine_slots)
 
@@ -145,13 +144,13 @@ def build_plan(
     Manifests are in rank order from 0. WeightSyncError where the two sides do not have the same tensors in the same shapes, or
     a manifest writes an element twice or leaves one out; ConfigError where the topology does not fit.
     """
-    _check_ranks("trainer", trainers, topology.trainer_slots)
-    _check_ranks("engine", engines, topology.engine_slots)
+    require_placed("trainer", trainers, topology.trainer_slots)
+    require_placed("engine", engines, topology.engine_slots)
     require_agreement(trainers, engines)
     engines = leave_whole(trainers, engines, options.quantise_block)
     held, needed = replicas(trainers), replicas(engines)
     for group in needed:
-        check_written_once(group)
+        require_written_once(group)
     fallback = tuple(sorted({name for manifest in engines for name in manifest.unplanned}))
     listed = items(held, needed, topology, block=options.quantise_block)
     traffic = Traffic(topology)
@@ -168,47 +167,6 @@ def build_plan(
         fallback=fallback,
         whole=tuple(manifest.unplanned for manifest in engines),
     )
-
-
-def _check_ranks(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
-    if [manifest.rank for manifest in manifests] != list(range(len(manifests))):
-        raise ConfigError(
-            f"{side} manifests must be in rank order from 0, got {[m.rank for m in manifests][:16]}"
-        )
-    if len(manifests) != len(slots):
-        raise ConfigError(
-            f"{len(manifests)} {side} manifests but the topology places {len(slots)} {side} ranks"
-        )
-    for tensor in (t for manifest in manifests for t in manifest.tensors):
-        if tensor.dtype not in WIRE_DTYPES:
-            raise WeightSyncError(
-                f"{side} tensor {tensor.name} has dtype {tensor.dtype}; plans move {WIRE_DTYPES}"
-            )
-
-
-def check_written_once(group: Replicas) -> None:
-    """No element of an engine tensor is in two boxes; what is in none is padding at the end of the first dimension
-    (a padded vocabulary). WeightSyncError names the tensor."""
-    for tensor in group.tensors:
-        boxes = []
-        for piece in tensor.pieces:
-            extra = len(tensor.shape) - len(piece.shape)
-            boxes.append((piece.local_start, (1,) * extra + piece.shape))
-        where = f"engine rank {group.ranks[0]}: {tensor.name} {tensor.shape}"
-        for start, shape in boxes:
-            if any(
-                low < 0 or low + size > whole
-                for low, size, whole in zip(start, shape, tensor.shape, strict=True)
-            ):
-                raise WeightSyncError(f"{where}: box at {start} of shape {shape} reaches outside")
-        if twice := overlap(boxes):
-            raise WeightSyncError(f"{where}: boxes {twice[0]} and {twice[1]} would write the same elements")
-        filled = max((start[0] + shape[0] for start, shape in boxes), default=0)
-        if sum(elements(shape) for _, shape in boxes) != elements((filled, *tensor.shape[1:])):
-            piece = tensor.pieces[0]
-            raise WeightSyncError(
-                f"{where}: some of its first {filled} rows are in no box; the trainer's {piece.tensor} gives it {piece.shape}"
-            )
 
 
 def _digest(

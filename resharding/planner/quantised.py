@@ -16,8 +16,8 @@ from typing import Any
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.planner.boxes import Box
-from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.boxes import Box, cells, contains
+from mrl.resharding.planner.manifest import RankManifest, module_of, whole_modules
 
 VALUES = "float8_e4m3fn"
 _LINEAR = re.compile(r"(_proj|_proj_with_mqa|\.w[123])\.weight$")
@@ -61,7 +61,7 @@ def engine_settings(num_layers: int) -> dict[str, Any]:
 def manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
     """An engine rank's manifest with quantised weights, from the one without. WeightSyncError where it cuts inside a block."""
     result: list[LocalTensor] = []
-    for _, module in itertools.groupby(wide.tensors, key=lambda t: t.name.rpartition(".")[0]):
+    for _, module in itertools.groupby(wide.tensors, key=lambda t: module_of(t.name)):
         tensors = list(module)
         chosen = [t for t in tensors if t.pieces and all(quantises(p.tensor) for p in t.pieces)]
         result += [dataclasses.replace(t, dtype=VALUES) if t in chosen else t for t in tensors]
@@ -91,15 +91,15 @@ def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blocks:
-    """Of one checkpoint tensor."""
+    """The square blocks of one checkpoint tensor."""
 
     full: tuple[int, ...]
-    """Its shape."""
+    """The tensor's shape."""
     edge: int
 
     @classmethod
     def of(cls, boxes: Iterable[Box], edge: int) -> Blocks:
-        """Of the tensor of which every element is in some box."""
+        """The blocks of the tensor that the boxes make up."""
         ends = [tuple(a + n for a, n in zip(*box, strict=True)) for box in boxes]
         return cls(tuple(max(sizes) for sizes in zip(*ends, strict=True)), edge)
 
@@ -129,3 +129,54 @@ class Blocks:
             for side in (start, ends)
         )
         return low, tuple(h - a for a, h in zip(low, high, strict=True))
+
+
+# -- tensors that trainer ranks cut inside a block: ranks with a part of a block each would have to agree on its scale before
+# anyone could send, so these leave the plan, module by module, and are quantised where they arrive ------------------------
+
+
+def leave_whole(
+    trainers: Sequence[RankManifest], engines: Sequence[RankManifest], block: int
+) -> list[RankManifest]:
+    """The engine manifests without the modules that need a block which no trainer rank holds whole: `unplanned` names what
+    feeds them. Without quantised tensors, the engine manifests as they are."""
+    if not any(t.dtype == VALUES for d in engines for t in d.tensors):
+        return list(engines)
+    cut = cut_inside_blocks(trainers, block)
+    reduced: dict[str, RankManifest] = {}
+    for engine in engines:
+        if engine.digest not in reduced:
+            reduced[engine.digest] = _without(engine, cut)
+    return [dataclasses.replace(reduced[d.digest], rank=d.rank) for d in engines]
+
+
+def cut_inside_blocks(trainers: Sequence[RankManifest], block: int) -> set[str]:
+    """Names of the tensors with a block that no rank holds whole."""
+    held: dict[str, dict[Box, None]] = {}
+    for manifest in {trainer.digest: trainer for trainer in trainers}.values():
+        for piece in (p for tensor in manifest.tensors for p in tensor.pieces if quantises(p.tensor)):
+            held.setdefault(piece.tensor, {})[piece.start, piece.shape] = None
+    covered: dict[tuple[Box, ...], bool] = {}
+    for boxes in {tuple(boxes) for boxes in held.values()}:
+        covered[boxes] = _covered(boxes, block)
+    return {name for name, boxes in held.items() if not covered[tuple(boxes)]}
+
+
+def _covered(boxes: Iterable[Box], block: int) -> bool:
+    """Whether each block of the tensor that the boxes make up lies whole in one of them."""
+    blocks = Blocks.of(boxes, block)
+    whole = [blocks.inside(*box) for box in boxes]
+    grid = ((0,) * len(blocks.full), blocks.grid)
+    return all(any(contains(box, cell) for box in whole) for cell in cells(grid, whole))
+
+
+def _without(manifest: RankManifest, cut: set[str]) -> RankManifest:
+    feeds: dict[str, set[str]] = {}
+    for tensor in manifest.tensors:
+        feeds.setdefault(module_of(tensor.name), set()).update(p.tensor for p in tensor.pieces)
+    whole = whole_modules(feeds, {module for module, fed in feeds.items() if fed & cut})
+    return RankManifest.of(
+        manifest.rank,
+        (tensor for tensor in manifest.tensors if module_of(tensor.name) not in whole),
+        {*manifest.unplanned, *(tensor for module in whole for tensor in feeds[module])},
+    )

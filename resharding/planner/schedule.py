@@ -1,7 +1,7 @@
 """The global order of a plan: checkpoint tensors cut into windows whose messages fit a bucket on every slot. Pure.
 
 Every rank computes the same windows from the patterns alone; none needs another rank's tables. Order: module by module as
-the engine lists them, pipeline stages taking turns; inside a module, tensors of different holders take turns, so that a
+the engine lists them, pipeline stages taking turns; inside a module, tensors of different trainer ranks take turns, so that a
 window loads many senders.
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from mrl.errors import ConfigError
-from mrl.resharding.planner.copy_table import WIRE_DTYPES
-from mrl.resharding.planner.manifest import DTYPE_BYTES
+from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
 from mrl.resharding.planner.patterns import Item, Pattern, Replicas
 from mrl.resharding.planner.topology import Topology
 
@@ -68,14 +67,14 @@ class Traffic:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._known: dict[tuple[int, int, int, int], np.ndarray] = {}
+        self._counts: dict[tuple[int, int, int, int], np.ndarray] = {}
 
     def of(self, pattern: Pattern, ordinal: int, part: int = 0, parts: int = 1) -> np.ndarray:
         """[2, slots] bytes between slots, every cell rounded up to ALIGN: row 0 sent, row 1 received."""
         key = (id(pattern), ordinal, part, parts)
-        if key not in self._known:
-            self._known[key] = self._count(pattern, ordinal, part, parts)
-        return self._known[key]
+        if key not in self._counts:
+            self._counts[key] = self._count(pattern, ordinal, part, parts)
+        return self._counts[key]
 
     def _count(self, pattern: Pattern, ordinal: int, part: int, parts: int) -> np.ndarray:
         counts = np.zeros((2, self._topology.num_slots), dtype=np.int64)
@@ -91,10 +90,10 @@ class Traffic:
         return counts
 
 
-def module_of(item: Item, engines: Sequence[Replicas]) -> str:
+def _module_of_item(item: Item, engines: Sequence[Replicas]) -> str:
     """The engine's module that the item's first need belongs to."""
     place = item.needs[0]
-    return engines[place.group].tensors[place.index].name.rpartition(".")[0]
+    return module_of(engines[place.group].tensors[place.index].name)
 
 
 def ordered(
@@ -109,12 +108,12 @@ def ordered(
     before; with `interleave_stages` the same part by part."""
     modules: dict[str, list[int]] = {}
     for number, item in enumerate(items):
-        modules.setdefault(module_of(item, engines), []).append(number)
-    holder = [min(trainers[place.group].ranks[0] for place in item.holds) for item in items]
-    lane = [(rank, items[n].needs[0].group) for n, rank in enumerate(holder)]
+        modules.setdefault(_module_of_item(item, engines), []).append(number)
+    lowest = [min(trainers[place.group].ranks[0] for place in item.holds) for item in items]
+    lane = [(rank, items[n].needs[0].group) for n, rank in enumerate(lowest)]
     stages: dict[int, list[list[int]]] = {}
     for numbers in modules.values():
-        stages.setdefault(min(holder[n] for n in numbers), []).append(numbers)
+        stages.setdefault(min(lowest[n] for n in numbers), []).append(numbers)
     keyed: list[tuple[float, int, list[Step]]] = []
     for stage, listed in stages.items():
         sizes = [sum(items[n].pattern.num_bytes for n in numbers) for numbers in listed]
@@ -133,7 +132,7 @@ def ordered(
 def _round_robin(
     numbers: Sequence[int], parts: Sequence[int], lane_of: Sequence[tuple[int, int]]
 ) -> list[Step]:
-    """Parts of items of different holders and receivers in turn, more often from longer lanes, so that all end together."""
+    """Parts of items of different trainer ranks and engine ranks in turn, more often from longer lanes, so that all end together."""
     lanes: dict[tuple[int, int], list[Step]] = {}
     for number in numbers:
         steps = (Step(number, part, parts[number]) for part in range(parts[number]))
@@ -148,13 +147,13 @@ def _round_robin(
 
 def cut_counts(items: Sequence[Item], traffic: Traffic, *, bucket_bytes: int) -> list[int]:
     """Into how many parts each item is cut. ConfigError where one row's worth does not fit a bucket."""
-    known: dict[tuple[int, int], int] = {}
+    parts: dict[tuple[int, int], int] = {}
     counts = []
     for item in items:
         key = (id(item.pattern), item.ordinal)
-        if key not in known:
-            known[key] = _parts(item, traffic, bucket_bytes)
-        counts.append(known[key])
+        if key not in parts:
+            parts[key] = _parts(item, traffic, bucket_bytes)
+        counts.append(parts[key])
     return counts
 
 

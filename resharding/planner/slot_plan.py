@@ -14,15 +14,8 @@ import numpy as np
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
-from mrl.resharding.planner.copy_table import (
-    BUCKET,
-    COPY,
-    WIRE_DTYPES,
-    Box,
-    CopyList,
-    CopyTable,
-)
-from mrl.resharding.planner.manifest import DTYPE_BYTES
+from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyList, CopyTable, Side
+from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
 from mrl.resharding.planner.patterns import Item, Pattern, Place, Replicas, Transfer
 from mrl.resharding.planner.schedule import ALIGN, Step, Window, slice_of
 from mrl.resharding.planner.topology import Topology
@@ -40,22 +33,30 @@ class Message:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WindowPart:
-    """What one slot does in one window; all of it may be empty."""
+class EngineWindow:
+    """What a slot's engine rank does in one window; all of it may be empty."""
 
-    index: int
     local: CopyTable
     """Trainer tensors -> engine tensors, ordered by module."""
-    pack: CopyTable
-    """Trainer tensors -> send bucket."""
-    sends: tuple[Message, ...]
     unpack: CopyTable
     """Receive bucket -> engine tensors, ordered by module."""
-    receives: tuple[Message, ...]
     opens: tuple[int, ...]
     """Modules whose first bytes on this slot come in this window (indices into SlotPart.modules)."""
     closes: tuple[int, ...]
     """Modules that are complete on this slot after this window."""
+    bucket_bytes: int
+    """Bytes of the receive bucket that are filled."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WindowPart(EngineWindow):
+    """What one slot does in one window; all of it may be empty."""
+
+    index: int
+    pack: CopyTable
+    """Trainer tensors -> send bucket."""
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class SlotPart:
     @property
     def receive_bucket_bytes(self) -> int:
         """Bytes of each receive bucket this slot ever needs."""
-        return max((_end(window.receives) for window in self.windows), default=0)
+        return max((window.bucket_bytes for window in self.windows), default=0)
 
     @property
     def num_copies(self) -> int:
@@ -107,7 +108,7 @@ class PartBuilder:
         self._trainer_tensors = _tensors(trainers, self._trainer_rank)
         self._engine_tensors = _tensors(engines, self._engine_rank)
         self._relevant: dict[int, tuple[Transfer, ...]] = {}
-        names = [tensor.name.rpartition(".")[0] for tensor in self._engine_tensors]
+        names = [module_of(tensor.name) for tensor in self._engine_tensors]
         self._modules = tuple(dict.fromkeys(names))
         numbers = {name: number for number, name in enumerate(self._modules)}
         self._module_of = [numbers[name] for name in names]
@@ -164,27 +165,29 @@ class PartBuilder:
             return
         start, shape = cut
         size, read = _matrix(shape), _matrix(shape)
-        taken, given, module = None, None, -1
+        read_at, write_at, module = None, None, -1
         if sending:
             from_start, from_shape = transfer.trainer_box(start, shape)
             origin = tuple(a + b for a, b in zip(transfer.origins[chosen], from_start, strict=True))
-            taken = _side(item.holds[transfer.holds[chosen]], self._trainer_tensors, origin)
+            read_at = _side(item.holds[transfer.holds[chosen]], self._trainer_tensors, origin)
             read = _matrix(from_shape)
         if receiving:
             target = tuple(a + b for a, b in zip(transfer.target, start, strict=True))
             place = item.needs[transfer.need]
-            given = _side(place, self._engine_tensors, target)
+            write_at = _side(place, self._engine_tensors, target)
             module = self._module_of[place.index]
             draft.touched.add(module)
         wire, block = transfer.wire, transfer.block
-        if taken and given:
-            draft.local.add(taken, given, rows=read[0], cols=read[1], wire=wire, module=module, block=block)
-        elif taken:
+        if read_at and write_at:
+            draft.local.add(
+                read_at, write_at, rows=read[0], cols=read[1], wire=wire, module=module, block=block
+            )
+        elif read_at:
             peer = self._topology.engine_slots[transfer.engine_rank]
-            draft.stream(draft.sends, peer).pack(taken, read, size, wire, block)
-        elif given:
+            draft.stream(draft.sends, peer).pack(read_at, read, size, wire, block)
+        elif write_at:
             peer = self._topology.trainer_slots[sender]
-            draft.stream(draft.receives, peer).unpack(given, size, wire, module)
+            draft.stream(draft.receives, peer).unpack(write_at, size, wire, module)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -201,7 +204,7 @@ def _tensors(groups: Sequence[Replicas], rank: int | None) -> tuple[LocalTensor,
     return next((group.tensors for group in groups if rank in group.ranks), ())
 
 
-def _side(place: Place, tensors: Sequence[LocalTensor], relative: tuple[int, ...]) -> Box:
+def _side(place: Place, tensors: Sequence[LocalTensor], relative: tuple[int, ...]) -> Side:
     """(tensor index, offset, stride) of the element `relative` of a place's box."""
     shape, start = tensors[place.index].shape, place.piece.local_start
     if len(relative) > 2:
@@ -228,15 +231,15 @@ class _Stream:
     def num_bytes(self) -> int:
         return -(-self._cursor // ALIGN) * ALIGN
 
-    def pack(self, taken: Box, read: tuple[int, int], size: tuple[int, int], wire: int, block: int) -> None:
-        given = self._reserve(*size, wire)
-        self.copies.add(taken, given, rows=read[0], cols=read[1], wire=wire, module=-1, block=block)
+    def pack(self, held: Side, read: tuple[int, int], size: tuple[int, int], wire: int, block: int) -> None:
+        place = self._reserve(*size, wire)
+        self.copies.add(held, place, rows=read[0], cols=read[1], wire=wire, module=-1, block=block)
 
-    def unpack(self, given: Box, size: tuple[int, int], wire: int, module: int) -> None:
-        taken = self._reserve(*size, wire)
-        self.copies.add(taken, given, rows=size[0], cols=size[1], wire=wire, module=module)
+    def unpack(self, needed: Side, size: tuple[int, int], wire: int, module: int) -> None:
+        place = self._reserve(*size, wire)
+        self.copies.add(place, needed, rows=size[0], cols=size[1], wire=wire, module=module)
 
-    def _reserve(self, rows: int, cols: int, wire: int) -> Box:
+    def _reserve(self, rows: int, cols: int, wire: int) -> Side:
         size = int(WIRE_BYTES[wire])
         at = -(-self._cursor // size)
         self._cursor = (at + rows * cols) * size
@@ -268,6 +271,7 @@ class _Draft:
             receives=receives,
             opens=opens,
             closes=closes,
+            bucket_bytes=_end(receives),
         )
 
 

@@ -21,7 +21,7 @@ DTYPES = {
         "int64", "int32", "int16", "int8", "uint8", "bool",
     )
 }  # fmt: skip
-"""What may travel."""
+"""The types of the tensors that may travel, by torch's names without the prefix."""
 
 
 def num_bytes(tensor: WireTensor) -> int:
@@ -31,7 +31,7 @@ def num_bytes(tensor: WireTensor) -> int:
 
 
 class Assembly:
-    """Of one session."""
+    """Puts the tensors of one session together from the spans of its buckets."""
 
     def __init__(self, tensors: Sequence[WireTensor], *, device: torch.device) -> None:
         names = [t.name for t in tensors]

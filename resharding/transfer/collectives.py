@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """A group of None is this process alone."""
+    """The trainer ranks that run a session together; without a group, this process alone."""
 
     def __init__(
         self, group: dist.ProcessGroup | None, deadline_seconds: float, device: torch.device
@@ -47,11 +47,11 @@ class Ranks:
             raise error
         return result  # type: ignore[return-value]
 
-    def broadcast(self, data: torch.Tensor, holder: int) -> None:
-        """From a rank of the group, numbered inside it."""
+    def broadcast(self, data: torch.Tensor, sender: int) -> None:
+        """Fills `data` on every rank with that of `sender`, a rank numbered inside the group."""
         assert self._group is not None
-        source = dist.get_global_rank(self._group, holder)
-        self._wait(dist.broadcast(data, source, group=self._group, async_op=True))
+        sender = dist.get_global_rank(self._group, sender)
+        self._wait(dist.broadcast(data, sender, group=self._group, async_op=True))
 
     def sum_of(self, action: Callable[[], torch.Tensor], count: int) -> torch.Tensor:
         """[count] int64: the sum over all ranks of what the action gives on each; an error on any is raised on all."""
@@ -84,7 +84,8 @@ class Ranks:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        """Point to point, all at once: (rank of the group, flat uint8 data) each; returns when all are done."""
+        """Sends and receives point to point, all at once, and returns when all is done. Each message is (rank of the group, flat
+        uint8 data)."""
         if not sends and not receives:
             return
         assert self._group is not None

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.gather_plan import Copy, GatherPlan, Window
+from mrl.resharding.transfer.gather_plan import Bucket, Copy, GatherPlan
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import Lead, Moved, SendStats, hold
+from mrl.resharding.transfer.run_session import Feed, Moved, SendStats, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.wire.mesh_link import TrainerMesh
@@ -42,12 +42,12 @@ def send(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
         )
     ranks = Ranks(group, deadline_seconds, device)
-    leads = [Lead(sender, plan.content) for sender in senders]
+    feeds = [Feed(sender, plan.content) for sender in senders]
     flat = [tensor.detach().reshape(-1) for tensor in local_tensors]
-    return hold(
+    return run_session(
         ranks,
         session,
-        leads,
+        feeds,
         lambda: move(senders, plan, local_tensors, ranks),
         lambda: proof_of(plan, ranks.rank, len(senders)).said(flat, ranks),
         mesh=mesh,
@@ -55,7 +55,7 @@ def send(
 
 
 def proof_of(plan: GatherPlan, rank: int, num_receivers: int) -> TrainerProof:
-    """All receivers get the same, so their numbers do not matter."""
+    """The proof of a session that brings whole tensors; all receivers get the same, so their numbers do not matter."""
     return TrainerProof([plan.cells], rank, plan.trainers[rank], range(num_receivers))
 
 
@@ -63,63 +63,63 @@ def move(
     senders: Sequence[WeightSender], plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
 ) -> Moved:
     """Every bucket in the plan's order, to all receivers."""
-    filled: tuple[Window, torch.Tensor] | None = None
+    filled: tuple[Bucket, torch.Tensor] | None = None
     seconds, packing = 0.0, 0.0
     spare = _spare(senders, plan, ranks)
-    for window in plan.windows:
+    for bucket in plan.buckets:
         buffer = ranks.together(lambda filled=filled: _advance(senders, filled, spare))
         mark = time.monotonic()
-        packing += _fill(buffer, window, plan, local_tensors, ranks)
+        packing += _fill(buffer, bucket, plan, local_tensors, ranks)
         seconds += time.monotonic() - mark
-        filled = window, buffer
-    ranks.together(lambda: _send_window(senders, filled))
-    return Moved(plan.num_bytes * len(senders), len(plan.windows), seconds, packing)
+        filled = bucket, buffer
+    ranks.together(lambda: _send_bucket(senders, filled))
+    return Moved(plan.num_bytes * len(senders), len(plan.buckets), seconds, packing)
 
 
 def _spare(senders: Sequence[WeightSender], plan: GatherPlan, ranks: Ranks) -> torch.Tensor:
-    """What a rank fills that leads nobody: it takes part in the collectives all the same."""
-    size = 0 if senders else max((w.used_bytes for w in plan.windows), default=0)
+    """What a rank fills that feeds nobody: it takes part in the collectives all the same."""
+    size = 0 if senders else max((bucket.used_bytes for bucket in plan.buckets), default=0)
     return torch.empty(size, dtype=torch.uint8, device=ranks.device)
 
 
 def _advance(
-    senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None, spare: torch.Tensor
+    senders: Sequence[WeightSender], filled: tuple[Bucket, torch.Tensor] | None, spare: torch.Tensor
 ) -> torch.Tensor:
-    """Hands over the bucket that was filled last; the next one to fill."""
-    _send_window(senders, filled)
+    """Sends the bucket that was filled last; returns the next one to fill."""
+    _send_bucket(senders, filled)
     return senders[0].next_buffer() if senders else spare
 
 
-def _send_window(senders: Sequence[WeightSender], filled: tuple[Window, torch.Tensor] | None) -> None:
+def _send_bucket(senders: Sequence[WeightSender], filled: tuple[Bucket, torch.Tensor] | None) -> None:
     if filled is None:
         return
-    window, buffer = filled
+    bucket, buffer = filled
     spans = [
         Span(tensor=b.tensor, start=b.first_byte, num_bytes=b.num_bytes, offset=b.offset)
-        for b in window.boxes
+        for b in bucket.boxes
     ]
     for number, sender in enumerate(senders):
         if number:
-            sender.next_buffer()[: window.used_bytes].copy_(buffer[: window.used_bytes])
-        sender.send(spans, window.used_bytes)
+            sender.next_buffer()[: bucket.used_bytes].copy_(buffer[: bucket.used_bytes])
+        sender.send(spans, bucket.used_bytes)
 
 
 def _fill(
     buffer: torch.Tensor,
-    window: Window,
+    bucket: Bucket,
     plan: GatherPlan,
     local_tensors: Sequence[torch.Tensor],
     ranks: Ranks,
 ) -> float:
-    """Puts the window's full tensors into the buffer, on every rank; seconds of own copies (queued only, on a GPU)."""
+    """Puts the bucket's full tensors into the buffer, on every rank; seconds of own copies (queued only, on a GPU)."""
     boxes = []
     copying = 0.0
-    for box in window.boxes:
+    for box in bucket.boxes:
         dtype = DTYPES[plan.tensors[box.tensor].dtype]
         boxes.append(buffer[box.offset : box.offset + box.num_bytes].view(dtype).view(box.shape))
-    for holder, copies, num_bytes in window.copies:
+    for rank, copies, num_bytes in bucket.copies:
         mark = time.monotonic()
-        if holder == ranks.rank:
+        if rank == ranks.rank:
             for copy in copies:
                 _part(boxes[copy.box], copy.box_start, copy).copy_(
                     _part(local_tensors[copy.local], copy.local_start, copy)
@@ -130,13 +130,13 @@ def _fill(
         packed = torch.empty(num_bytes, dtype=torch.uint8, device=buffer.device)
         views = [_packed(packed, copy, boxes[copy.box].dtype) for copy in copies]
         targets = [_part(boxes[copy.box], copy.box_start, copy) for copy in copies]
-        if holder == ranks.rank:
+        if rank == ranks.rank:
             for view, target in zip(views, targets, strict=True):
                 view.copy_(target)
         copying += time.monotonic() - mark
-        ranks.broadcast(packed, holder)
+        ranks.broadcast(packed, rank)
         mark = time.monotonic()
-        if holder != ranks.rank:
+        if rank != ranks.rank:
             for view, target in zip(views, targets, strict=True):
                 target.copy_(view)
         copying += time.monotonic() - mark

@@ -7,12 +7,12 @@ rank that holds it; a tensor larger than a bucket is cut into boxes that are con
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor, LocalTensor
+from mrl.resharding.planner.boxes import Box, intersection, overlap
 from mrl.resharding.planner.cells import WholeCells
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.resharding.transfer.session import Whole, WireTensor, wire_digest
@@ -22,7 +22,7 @@ ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Box:
+class BucketBox:
     """A box of a checkpoint tensor that lies contiguously in a bucket."""
 
     tensor: int
@@ -41,24 +41,24 @@ class Copy:
     """local[local_start : + shape] -> box[box_start : + shape]."""
 
     local: int
-    """Index in the holder's manifest."""
+    """Index in the sending rank's manifest."""
     local_start: tuple[int, ...]
     box: int
     box_start: tuple[int, ...]
     shape: tuple[int, ...]
     offset: int
-    """Where the piece lies in the holder's packed contribution to this bucket."""
+    """Where the piece lies in the sending rank's packed contribution to this bucket."""
     num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Window:
-    """One bucket."""
+class Bucket:
+    """What one bucket brings, and how the ranks fill it together."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[BucketBox, ...]
     used_bytes: int
     copies: tuple[tuple[int, tuple[Copy, ...], int], ...]
-    """(holder rank, its copies, bytes of its packed contribution), by rank."""
+    """(trainer rank, its copies, bytes of its packed contribution), by rank."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class GatherPlan:
     """The same object on every rank."""
 
     tensors: tuple[WireTensor, ...]
-    windows: tuple[Window, ...]
+    buckets: tuple[Bucket, ...]
     digest: str
     """What a session carries."""
     trainers: tuple[tuple[LocalTensor, ...], ...]
@@ -81,11 +81,13 @@ class GatherPlan:
     @property
     def num_bytes(self) -> int:
         """Payload of one slot."""
-        return sum(box.num_bytes for window in self.windows for box in window.boxes)
+        return sum(box.num_bytes for bucket in self.buckets for box in bucket.boxes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Source:
+class _Holding:
+    """A box of a checkpoint tensor in one trainer rank's memory."""
+
     rank: int
     local: int
     local_start: tuple[int, ...]
@@ -99,35 +101,35 @@ def build(
     """`trainers`: per trainer rank, what it holds. Wire dtype is the trainer's. WeightSyncError names uncovered tensors."""
     if bucket_bytes < ALIGNMENT or bucket_bytes % ALIGNMENT:
         raise WeightSyncError(f"bucket_bytes = {bucket_bytes} must be a multiple of {ALIGNMENT}")
-    found, dtypes = _index(trainers)
-    tensors, sources_of = [], []
+    held, dtypes = _lowest_holdings(trainers)
+    tensors, holdings = [], []
     for tensor in checkpoint:
-        pieces = list(found.get(tensor.name, {}).values())
+        pieces = list(held.get(tensor.name, {}).values())
         covered = sum(math.prod(p.shape) for p in pieces)
-        if covered != math.prod(tensor.shape) or _overlap(pieces):
+        if covered != math.prod(tensor.shape) or overlap([(p.start, p.shape) for p in pieces]):
             raise WeightSyncError(
                 f"{tensor.name} {tensor.shape}: the trainer ranks hold {covered} of {math.prod(tensor.shape)} elements "
                 f"in {len(pieces)} distinct boxes; they must tile it exactly"
             )
         tensors.append(WireTensor(tensor.name, dtypes[tensor.name], tensor.shape))
-        sources_of.append(pieces)
-    windows = tuple(_window(boxes, tensors, sources_of) for boxes in _buckets(tensors, bucket_bytes))
-    held = {t.name: {box: s.rank for box, s in found.get(t.name, {}).items()} for t in tensors}
-    cells = WholeCells(held, dtypes)
+        holdings.append(pieces)
+    buckets = tuple(_bucket(boxes, tensors, holdings) for boxes in _cut_to_buckets(tensors, bucket_bytes))
+    lowest = {t.name: {box: h.rank for box, h in held.get(t.name, {}).items()} for t in tensors}
+    cells = WholeCells(lowest, dtypes)
     return GatherPlan(
         tuple(tensors),
-        windows,
+        buckets,
         wire_digest(tensors, cells.all),
         tuple(tuple(tensors_of_rank) for tensors_of_rank in trainers),
         cells,
     )
 
 
-def _index(
+def _lowest_holdings(
     trainers: Sequence[Sequence[LocalTensor]],
-) -> tuple[dict[str, dict[tuple, _Source]], dict[str, str]]:
-    """Tensor name -> distinct boxes with their lowest holder; tensor name -> dtype."""
-    found: dict[str, dict[tuple, _Source]] = {}
+) -> tuple[dict[str, dict[Box, _Holding]], dict[str, str]]:
+    """Tensor name -> its distinct boxes, each where the lowest rank has it; tensor name -> dtype."""
+    held: dict[str, dict[Box, _Holding]] = {}
     dtypes: dict[str, str] = {}
     for rank, locals_ in enumerate(trainers):
         for index, local in enumerate(locals_):
@@ -136,24 +138,14 @@ def _index(
                     raise WeightSyncError(
                         f"{piece.tensor} is held as {dtypes[piece.tensor]} and as {local.dtype} (rank {rank})"
                     )
-                source = _Source(rank, index, piece.local_start, piece.start, piece.shape)
-                found.setdefault(piece.tensor, {}).setdefault((piece.start, piece.shape), source)
-    return found, dtypes
+                holding = _Holding(rank, index, piece.local_start, piece.start, piece.shape)
+                held.setdefault(piece.tensor, {}).setdefault((piece.start, piece.shape), holding)
+    return held, dtypes
 
 
-def _overlap(pieces: Sequence[_Source]) -> bool:
-    return any(
-        all(
-            max(s, t) < min(s + n, t + k)
-            for s, n, t, k in zip(a.start, a.shape, b.start, b.shape, strict=True)
-        )
-        for a, b in itertools.combinations(pieces, 2)
-    )
-
-
-def _buckets(tensors: Sequence[WireTensor], bucket_bytes: int) -> Iterator[list[Box]]:
+def _cut_to_buckets(tensors: Sequence[WireTensor], bucket_bytes: int) -> Iterator[list[BucketBox]]:
     """Boxes of all tensors in order, cut into buckets; a bucket is never empty."""
-    current: list[Box] = []
+    current: list[BucketBox] = []
     used = 0
     for index, tensor in enumerate(tensors):
         size = DTYPE_BYTES[tensor.dtype]
@@ -163,7 +155,7 @@ def _buckets(tensors: Sequence[WireTensor], bucket_bytes: int) -> Iterator[list[
             if used + length > bucket_bytes and current:
                 yield current
                 current, used = [], 0
-            current.append(Box(index, start, shape, first, length, used))
+            current.append(BucketBox(index, start, shape, first, length, used))
             first += length
             used = -(-(used + length) // ALIGNMENT) * ALIGNMENT
     if current:
@@ -190,44 +182,34 @@ def _cut(shape: tuple[int, ...], largest: int) -> Iterator[tuple[tuple[int, ...]
             yield (first, *start), (1, *inner)
 
 
-def _window(
-    boxes: list[Box], tensors: Sequence[WireTensor], sources_of: Sequence[Sequence[_Source]]
-) -> Window:
+def _bucket(
+    boxes: list[BucketBox], tensors: Sequence[WireTensor], holdings: Sequence[Sequence[_Holding]]
+) -> Bucket:
     packed: dict[int, list[Copy]] = {}
     offsets: dict[int, int] = {}
     for number, box in enumerate(boxes):
         size = DTYPE_BYTES[tensors[box.tensor].dtype]
-        for source in sources_of[box.tensor]:
-            common = _intersect(box, source)
+        for holding in holdings[box.tensor]:
+            common = intersection((box.start, box.shape), (holding.start, holding.shape))
             if common is None:
                 continue
             start, shape = common
-            offset = offsets.get(source.rank, 0)
+            offset = offsets.get(holding.rank, 0)
             copy = Copy(
-                local=source.local,
-                local_start=_move(start, source.start, source.local_start),
+                local=holding.local,
+                local_start=_move(start, holding.start, holding.local_start),
                 box=number,
                 box_start=_move(start, box.start, (0,) * len(start)),
                 shape=shape,
                 offset=offset,
                 num_bytes=math.prod(shape) * size,
             )
-            packed.setdefault(source.rank, []).append(copy)
-            offsets[source.rank] = -(-(offset + copy.num_bytes) // size) * size
-            offsets[source.rank] = -(-offsets[source.rank] // 8) * 8
+            packed.setdefault(holding.rank, []).append(copy)
+            offsets[holding.rank] = -(-(offset + copy.num_bytes) // size) * size
+            offsets[holding.rank] = -(-offsets[holding.rank] // 8) * 8
     last = boxes[-1]
     copies = tuple((rank, tuple(packed[rank]), offsets[rank]) for rank in sorted(packed))
-    return Window(tuple(boxes), last.offset + last.num_bytes, copies)
-
-
-def _intersect(box: Box, source: _Source) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(start, shape) in the checkpoint tensor, or None when they do not meet."""
-    start = tuple(max(a, b) for a, b in zip(box.start, source.start, strict=True))
-    end = tuple(
-        min(a + n, b + k) for a, n, b, k in zip(box.start, box.shape, source.start, source.shape, strict=True)
-    )
-    shape = tuple(e - s for s, e in zip(start, end, strict=True))
-    return (start, shape) if all(n > 0 for n in shape) else None
+    return Bucket(tuple(boxes), last.offset + last.num_bytes, copies)
 
 
 def _move(position: tuple[int, ...], origin: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:

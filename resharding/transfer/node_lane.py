@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.resharding.planner.copy_table import CopyTable, run
+from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.slot_plan import WIRE_BYTES, SlotPart, WindowPart
 from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.copies import run
 from mrl.resharding.transfer.planned import Lane
 from mrl.resharding.wire import memory
 

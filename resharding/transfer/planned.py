@@ -9,21 +9,19 @@ What no plan can place goes the gather path's way after the last window, in the 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from mrl.resharding.planner.copy_table import run
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.copies import run
 from mrl.resharding.transfer.gather_plan import GatherPlan
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import Lead, Moved, SendStats, hold
-from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.transfer.run_session import Feed, Moved, SendStats, run_session
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire.mesh_link import TrainerMesh
@@ -42,12 +40,12 @@ class Lane(Protocol):
         ...
 
     def drain(self) -> None:
-        """Until everything sent has been taken."""
+        """Returns when everything that was sent has been taken."""
         ...
 
 
 class PeerLane:
-    """Trainer to trainer, into the receive bucket of the peer's slot, which its receiver shares."""
+    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot, which its receiver shares."""
 
     def __init__(self, ranks: Ranks, part: SlotPart, rank_of_slot: Mapping[int, int]) -> None:
         self._ranks, self._rank_of_slot = ranks, rank_of_slot
@@ -68,11 +66,11 @@ class PeerLane:
         )
 
     def drain(self) -> None:
-        """Nothing: an exchange returns when it is over."""
+        """Does nothing: an exchange returns when it is over."""
 
 
 class MeshLane:
-    """Trainer to engine rank, which shares no memory with any trainer; two send buckets in turn."""
+    """Sends from trainer rank to engine rank where they share no memory, out of two buckets in turn."""
 
     def __init__(self, mesh: TrainerMesh, part: SlotPart, receiver_of_slot: Mapping[int, int]) -> None:
         self._mesh, self._receiver_of_slot = mesh, receiver_of_slot
@@ -97,56 +95,38 @@ class MeshLane:
         self.bucket(1)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Led:
-    """A receiver this rank leads, with the tables of its slot."""
-
-    sender: WeightSender
-    tables: Tables
-    parcels: Sequence[Sequence[Parcel]] | None = None
-    """By window, where its bytes come from other ranks' messages. None: this rank fills its bucket."""
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of one session that reach the receiver's slot from others."""
-        return sum(window.bucket_bytes for window in self.tables.windows)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Load:
-    """What this rank sends from: its part's trainer tensors, flat, and for what no plan can place in their own shapes."""
-
-    part: SlotPart
-    arrays: Sequence[torch.Tensor]
-    fallback: GatherPlan | None = None
-    local_tensors: Sequence[torch.Tensor] = ()
-
-
 def send(
-    led: Sequence[Led],
+    feeds: Sequence[Feed],
     session: Session,
-    load: Load,
+    part: SlotPart,
+    tensors: Sequence[torch.Tensor],
     lane: Lane,
     ranks: Ranks,
     proof: TrainerProof,
     *,
+    fallback: GatherPlan | None = None,
     lease: Sequence[dict[str, Any]] = (),
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
-    `proof`: of this rank, whose receivers are those of `led`, in order. `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or raised.
-    """
-    senders = [one.sender for one in led]
+    `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `fallback`: how what no plan
+    can place is gathered. `proof`: of this rank; its receivers are those of `feeds`, in order. `lease`: memory of this rank
+    that its receiver reads; the lease may end when this has returned or raised."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
 
     def move() -> Moved:
-        moved = _windows(led, load, lane, ranks)
-        if load.fallback is not None:
-            moved += gather.move(senders, load.fallback, load.local_tensors, ranks)
+        moved = _windows(feeds, part, flat, lane, ranks)
+        if fallback is not None:
+            moved += gather.move([feed.sender for feed in feeds], fallback, tensors, ranks)
         return moved
 
-    leads = [Lead(one.sender, one.tables, lease) for one in led]
-    return hold(ranks, session, leads, move, lambda: proof.said(load.arrays, ranks), mesh=mesh)
+    return run_session(ranks, session, feeds, move, lambda: proof.said(flat, ranks), lease=lease, mesh=mesh)
+
+
+def _tables(feed: Feed) -> Tables:
+    assert isinstance(feed.content, Tables), "a planned session brings tables"
+    return feed.content
 
 
 def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:
@@ -162,51 +142,53 @@ def received_bytes(part: SlotPart) -> int:
     return sum(message.num_bytes for window in part.windows for message in window.receives)
 
 
-def _windows(led: Sequence[Led], load: Load, lane: Lane, ranks: Ranks) -> Moved:
-    """Every window in the plan's order."""
+def _windows(
+    feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: Ranks
+) -> Moved:
+    """Packs and sends every window, in the plan's order."""
     seconds, packing = 0.0, 0.0
-    for turn, window in enumerate(load.part.windows):
-        bucket, received = ranks.together(lambda turn=turn: _ready(led, lane, turn))
+    for turn, window in enumerate(part.windows):
+        bucket, received = ranks.together(lambda turn=turn: _ready(feeds, lane, turn))
         mark = time.monotonic()
-        run(window.pack, load.arrays, bucket)
+        run(window.pack, flat, bucket)
         packing += time.monotonic() - mark
         lane.exchange(turn, window, received)
         seconds += time.monotonic() - mark
-    ranks.together(lambda: _last(led, lane, len(load.part.windows)))
-    size = sum(one.tables.num_bytes for one in led)
-    return Moved(size, len(load.part.windows), seconds, packing)
+    ranks.together(lambda: _last(feeds, lane, len(part.windows)))
+    size = sum(_tables(feed).num_bytes for feed in feeds)
+    return Moved(size, len(part.windows), seconds, packing)
 
 
-def _ready(led: Sequence[Led], lane: Lane, turn: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Hands over the window before; the bucket to pack into, and the slot's own bucket where this rank fills it."""
-    _announce(led, turn - 1)
+def _ready(feeds: Sequence[Feed], lane: Lane, turn: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Announces the window before; returns the bucket to pack into, and the slot's own bucket where this rank fills it."""
+    _announce(feeds, turn - 1)
     received = None
-    for one in led:
-        if one.parcels is None:
-            received = one.sender.next_buffer()
+    for feed in feeds:
+        if feed.parcels is None:
+            received = feed.sender.next_buffer()
         else:
-            one.sender.wait_turn()
-    with _explained(led):
+            feed.sender.wait_turn()
+    with _explained(feeds):
         return lane.bucket(turn), received
 
 
-def _last(led: Sequence[Led], lane: Lane, turns: int) -> None:
-    _announce(led, turns - 1)
-    with _explained(led):
+def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
+    _announce(feeds, turns - 1)
+    with _explained(feeds):
         lane.drain()
 
 
-def _announce(led: Sequence[Led], turn: int) -> None:
+def _announce(feeds: Sequence[Feed], turn: int) -> None:
     """Tells the receivers that a window's bytes are there or under way."""
-    for one in led if turn >= 0 else ():
-        parcels = None if one.parcels is None else one.parcels[turn]
-        one.sender.send_window(one.tables.windows[turn].bucket_bytes, parcels)
+    for feed in feeds if turn >= 0 else ():
+        parcels = None if feed.parcels is None else feed.parcels[turn]
+        feed.sender.send_window(_tables(feed).windows[turn].bucket_bytes, parcels)
 
 
 @contextlib.contextmanager
-def _explained(led: Sequence[Led]) -> Any:
-    """A lost message is told with the error of the receiver that gave up, where this rank leads it."""
+def _explained(feeds: Sequence[Feed]) -> Any:
+    """A lost message is told with the error of the receiver that gave up, where this rank feeds it."""
     with contextlib.ExitStack() as stack:
-        for one in led:
-            stack.enter_context(one.sender.explained())
+        for feed in feeds:
+            stack.enter_context(feed.sender.explained())
         yield

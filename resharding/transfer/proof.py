@@ -25,11 +25,11 @@ from mrl.resharding.planner.cells import (
     require_tiled,
     run_of,
 )
-from mrl.resharding.planner.fp8 import quantised
-from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.manifest import RankManifest, module_of
 from mrl.resharding.planner.quantised import unquantised
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.fp8 import quantised
 from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.wire.digest import matrix_digests
 
@@ -41,7 +41,7 @@ ReadBoxes = Callable[[Sequence[tuple[str, Box]]], Iterator[tuple[int, torch.Tens
 
 
 class TrainerProof:
-    """One trainer rank's share: what its own parameters hold in the cells that it answers for."""
+    """One trainer rank's share of a proof: what its own parameters hold in the cells that it answers for."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TrainerProof:
         tensors: Sequence[LocalTensor],
         receivers: Sequence[int],
     ) -> None:
-        """`tensors`: the rank's own manifest, in the order of the arrays it digests. `receivers`: the engine ranks it leads."""
+        """`tensors`: the rank's own manifest, in the order of the arrays it digests. `receivers`: the engine ranks that it feeds."""
         places = Places(tensors)
         self._answers: dict[int, Answer] = {}
         self._runs: dict[int, Run] = {}
@@ -104,12 +104,12 @@ class TrainerProof:
 
 
 def _as_held(answer: Answer, held: torch.Tensor) -> bool:
-    """Engine ranks hold the very bytes (scales may have the dtype of what they are made from)."""
+    """Whether engine ranks hold the very bytes (scales may have the dtype of what they are made from)."""
     return not answer.block and held.dtype == DTYPES[answer.dtype]
 
 
 def _digest_of_form(answer: Answer, flat: torch.Tensor, run: Run) -> int:
-    """Of a box of a held tensor, in the form that engine ranks hold."""
+    """The digest of a box of a held tensor, in the form that engine ranks hold."""
     if _as_held(answer, flat):
         return matrix_digests(flat, [run])[0]
     formed = _formed(answer, flat, run, DTYPES[answer.dtype]).reshape(-1)
@@ -132,7 +132,7 @@ def _whole(values: torch.Tensor) -> Run:
 
 
 class EngineProof:
-    """One engine rank's share: what lies in its loader layout, or what its loaders are given, in the cells it needs."""
+    """One engine rank's share of a proof: what lies in its loader layout, or what its loaders are given, in the cells it needs."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class EngineProof:
             self._whole.setdefault(cell.tensor, []).append(number)
         if manifest is not None:
             self._place(cells, manifest, set(modules), {*whole_names})
-        self._expected = sum(len(found) for found in (*self._parameters.values(), *self._whole.values()))
+        self._expected = sum(len(cells) for cells in (*self._parameters.values(), *self._whole.values()))
         self._seen: list[tuple[int, int]] = []
 
     def _place(
@@ -160,7 +160,7 @@ class EngineProof:
     ) -> None:
         where, planned = f"engine rank {manifest.rank}", []
         for tensor in manifest.tensors:
-            if tensor.name.rpartition(".")[0] in modules:
+            if module_of(tensor.name) in modules:
                 planned.append(tensor)
             elif left := {*unquantised(p.tensor for p in tensor.pieces)} - whole:
                 raise WeightSyncError(
@@ -169,10 +169,10 @@ class EngineProof:
         require_tiled(((p.tensor, (p.start, p.shape)) for t in planned for p in t.pieces), cells, where)
         places = Places(planned)
         for number, cell in enumerate(cells):
-            found = places.all_of(cell.tensor, cell.box)
-            if not found:
+            runs = places.all_of(cell.tensor, cell.box)
+            if not runs:
                 raise WeightSyncError(f"{where} has no place for {cell}, which the trainer says it needs")
-            for index, run in found:
+            for index, run in runs:
                 self._parameters.setdefault(planned[index].name, []).append((number, run))
 
     def start(self) -> None:
@@ -181,15 +181,15 @@ class EngineProof:
 
     def parameter(self, name: str, flat: torch.Tensor) -> None:
         """Looks at a parameter in loader layout, after its last byte was written and before anything is made of it."""
-        found = self._parameters.get(name, [])
-        digests = matrix_digests(flat, [run for _, run in found])
-        self._seen += zip((number for number, _ in found), digests, strict=True)
+        placed = self._parameters.get(name, [])
+        digests = matrix_digests(flat, [run for _, run in placed])
+        self._seen += zip((number for number, _ in placed), digests, strict=True)
 
     def whole(self, name: str, tensor: torch.Tensor) -> None:
         """Looks at a checkpoint tensor that came whole, before it is loaded."""
-        found = self._whole.get(name, [])
-        runs = [run_of(tensor.shape, self._cells[n].start, self._cells[n].shape) for n in found]
-        self._seen += zip(found, matrix_digests(tensor.reshape(-1), runs), strict=True)
+        numbers = self._whole.get(name, [])
+        runs = [run_of(tensor.shape, self._cells[n].start, self._cells[n].shape) for n in numbers]
+        self._seen += zip(numbers, matrix_digests(tensor.reshape(-1), runs), strict=True)
 
     def compare(self, said: str) -> None:
         """WeightSyncError where what was seen is not what the trainer ranks say of their own parameters (`TrainerProof.said`)."""
@@ -203,9 +203,9 @@ class EngineProof:
 
 
 def whole_proof(tensors: Sequence[WireTensor], cells: Sequence[Cell]) -> EngineProof:
-    """Of a session that brings complete tensors only. WeightSyncError unless the cells make them up."""
-    wanted = [(t.name, ((0,) * len(t.shape), t.shape)) for t in tensors]
-    require_tiled(wanted, cells, "this engine rank")
+    """The proof of a session that brings complete tensors only. WeightSyncError unless the cells make them up."""
+    boxes = [(t.name, ((0,) * len(t.shape), t.shape)) for t in tensors]
+    require_tiled(boxes, cells, "this engine rank")
     return EngineProof((), cells)
 
 

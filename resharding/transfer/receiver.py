@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -18,6 +17,7 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.assembly import DTYPES, Assembly
+from mrl.resharding.transfer.consumers import PlanConsumer, TensorConsumer
 from mrl.resharding.transfer.conversation import Conversation
 from mrl.resharding.transfer.lease import Lease
 from mrl.resharding.transfer.proof import EngineProof, whole_proof
@@ -28,6 +28,7 @@ from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
 from mrl.resharding.wire.copy_pool import CopyPool
 from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import MessageLost
 from mrl.resharding.wire.transport import Inbox, open_inbox
 
@@ -35,67 +36,16 @@ _LAST_WORDS_SECONDS = 2.0
 """How long a receiver whose bytes did not come listens for its sender's own error."""
 
 
-class TensorConsumer(Protocol):
-    """What a receiver feeds with complete tensors."""
-
-    @property
-    def processing_seconds(self) -> float:
-        """What loading spent in the engine's processing of complete modules."""
-        ...
-
-    def start(self, tensors: Sequence[WireTensor]) -> None:
-        """A session's bytes are about to arrive."""
-        ...
-
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Complete tensors, each exactly once; the consumer may keep them."""
-        ...
-
-    def finish(self) -> None:
-        """Everything arrived: check completeness, process."""
-        ...
-
-    def abort(self) -> None:
-        """Put loading state back so that a full resend starts clean; must not raise."""
-        ...
-
-
-class PlanConsumer(Protocol):
-    """What a receiver feeds with the windows of a plan."""
-
-    @property
-    def processing_seconds(self) -> float: ...
-
-    @property
-    def manifest(self) -> RankManifest | None:
-        """What this engine rank itself says of its loader layout; None where it was never asked."""
-        ...
-
-    def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """A session's bytes are about to arrive. `proof` wants every parameter that the tables write, in loader layout,
-        after its last byte and before anything is made of it (`EngineProof.parameter`)."""
-        ...
-
-    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket."""
-        ...
-
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Complete tensors that the plan leaves to the gather path, each exactly once, after the last window."""
-        ...
-
-    def finish(self) -> None: ...
-
-    def abort(self) -> None: ...
-
-
 class Receiver:
-    """One per engine rank; lives as long as its process."""
+    """The receiving end of one engine rank; it lives as long as its process."""
 
     def __init__(self, *, deadline_seconds: float, device: torch.device, host: str | None = None) -> None:
         """`host`: this machine's address, for a sender that does not share this slot's memory."""
         self.progress = Progress()
-        self._seconds = deadline_seconds
+        self.deadline_seconds = deadline_seconds
+        """The longest wait for the sender."""
+        self.faults = Faults()
+        """What is put in on purpose; nothing. To be set before the first session."""
         self._device = device
         self._listener = Listener(host)
         self._inbox: Inbox | None = None
@@ -103,7 +53,7 @@ class Receiver:
         self._known_tables: dict[tuple[str, str], Tables] = {}
         self._known_proofs: dict[tuple[str, str], EngineProof] = {}
         self._proof: EngineProof | None = None
-        """Of the open session; None in one that is not proved."""
+        """What proves the open session; None in one that is not proved."""
         self._lease: Lease | None = None
         self._spent: dict[str, float] = {}
 
@@ -121,12 +71,13 @@ class Receiver:
         """
         self.progress.prepare(session)
         self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
-        conversation = Conversation(self._listener, session, self._seconds)
+        conversation = Conversation(self._listener, session, self.deadline_seconds)
         consumer: TensorConsumer | PlanConsumer | None = None
         try:
             opening = self._accept(conversation)
             if opening.lease is None:
                 content, proof = self._manifest(conversation)
+                self.faults.reached("told")
                 self._begin_proof(proof if session.full else None)
                 self._open_inbox().connect(conversation.given_up)
                 self.progress.receiving()
@@ -135,6 +86,7 @@ class Receiver:
                 num_tensors, num_bytes = self._take_buckets(conversation, content, tensors)
             elif plan is not None:
                 tables = self._tables(conversation, opening)
+                self.faults.reached("told")
                 self._open_inbox().connect(conversation.given_up)
                 self.progress.receiving()
                 consumer = plan
@@ -185,15 +137,16 @@ class Receiver:
     def _accept(self, conversation: Conversation) -> m.Open:
         opening = conversation.accept()
         self._map(opening.buffers)
+        self.faults.reached("accepted")
         return opening
 
     def _manifest(self, conversation: Conversation) -> tuple[list[WireTensor], EngineProof]:
         """What will come and how it is proved, from the sender or from an earlier session with the same digest."""
         session = conversation.session
-        known = self._manifests.get(session.digest)
-        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
-        if known is not None:
-            return known
+        manifest = self._manifests.get(session.digest)
+        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=manifest is None))
+        if manifest is not None:
+            return manifest
         message = conversation.next("the manifest")
         if not isinstance(message, m.Manifest):
             raise WeightSyncError(f"expected the manifest of {session}, got {message.kind}")
@@ -233,21 +186,21 @@ class Receiver:
         """This slot's tables, from the sender or from an earlier session with the same digests, checked against memory."""
         session = conversation.session
         key = (session.digest, opening.tables_digest)
-        known = self._known_tables.get(key)
-        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=known is None))
-        if known is None:
+        tables = self._known_tables.get(key)
+        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=tables is None))
+        if tables is None:
             message = conversation.next("the plan's tables")
             if not isinstance(message, m.PlanTables):
                 raise WeightSyncError(f"expected the tables of {session}, got {message.kind}")
-            known = Tables.decode(message.tables)
-            if known.digest != opening.tables_digest:
+            tables = Tables.decode(message.tables)
+            if tables.digest != opening.tables_digest:
                 raise WeightSyncError(
                     f"the tables of {session} do not have the digest {opening.tables_digest[:12]}"
                 )
-            self._known_tables = {key: known}
+            self._known_tables = {key: tables}
         assert opening.lease is not None
-        known.check([d["num_bytes"] for d in opening.lease], self._open_inbox().num_bytes)
-        return known
+        tables.check([d["num_bytes"] for d in opening.lease], self._open_inbox().num_bytes)
+        return tables
 
     def _take_buckets(
         self,
@@ -334,7 +287,7 @@ class Receiver:
             raise WeightSyncError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
 
     def _prove(self, end: m.End) -> None:
-        """What the engine holds is what the trainer's own parameters hold, in a session that is proved."""
+        """WeightSyncError unless the engine holds what the trainer's own parameters hold, in a session that is proved."""
         if self._proof is None:
             return
         if end.proof is None:
@@ -379,6 +332,7 @@ class Receiver:
 
     def _commit(self, conversation: Conversation, verified: m.Verified) -> None:
         self.progress.verified()
+        self.faults.reached("verified")
         conversation.send(verified)
         message = conversation.next("the commit")
         if not isinstance(message, m.Commit):
@@ -410,4 +364,6 @@ class Receiver:
         """Opens what the sender fills, once: the same is recognised in later sessions."""
         if self._inbox is None or not self._inbox.is_for(descriptions):
             self.release()
-            self._inbox = open_inbox(descriptions, device=self._device, deadline_seconds=self._seconds)
+            self._inbox = open_inbox(
+                descriptions, self.faults, device=self._device, deadline_seconds=self.deadline_seconds
+            )

@@ -1,7 +1,7 @@
 """One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks. Common to both modes.
 
-Every rank of the group calls `hold` together; either all return, committed, or all raise. A rank may lead several
-receivers (separate pools) or none.
+Every rank of the group calls `run_session` together; either all return, committed, or all raise. A rank may feed several
+engine ranks (separate pools) or none.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, Whole
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire.mesh_link import TrainerMesh
+from mrl.resharding.wire.messages import Parcel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Moved:
-    """What the moving part of a session reports."""
+    """What a rank sent to its receivers in a session."""
 
     num_bytes: int
     num_buckets: int
     seconds: float
     """Packing, collectives or messages, unpacking."""
     pack_seconds: float
-    """Of these, what this rank's own copies took."""
+    """What this rank's own copies took of `seconds`."""
 
     def __add__(self, other: Moved) -> Moved:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -37,17 +38,12 @@ class Moved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SendStats:
-    """One rank's weight sync, in seconds and bytes."""
+    """What one rank's weight sync took, in seconds."""
 
+    moved: Moved
     seconds: float
-    num_bytes: int
-    num_buckets: int
     wait_seconds: float
-    """Of this rank for its receivers."""
-    gather_seconds: float
-    """Packing, collectives or messages, unpacking."""
-    pack_seconds: float
-    """Of these, what this rank's own copies took."""
+    """What this rank waited for its receivers."""
     commit_seconds: float
     """From every rank's verification to every rank's commit."""
     prove_seconds: float
@@ -57,32 +53,34 @@ class SendStats:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Lead:
-    """A receiver that this rank leads through the session, and what it is told will come."""
+class Feed:
+    """An engine rank that this trainer rank feeds through a session, and what it is told will come."""
 
     sender: WeightSender
     content: Whole | Tables
-    lease: Sequence[dict[str, Any]] | None = None
-    """Planned mode: the memory the receiver reads (none of it between machines)."""
+    parcels: Sequence[Sequence[Parcel]] | None = None
+    """Planned mode, by window: where its bytes come from other ranks' messages. None: this rank fills its bucket."""
 
 
-def hold(
+def run_session(
     ranks: Ranks,
     session: Session,
-    leads: Sequence[Lead],
+    feeds: Sequence[Feed],
     move: Callable[[], Moved],
     prove: Callable[[], Sequence[str]],
     *,
+    lease: Sequence[dict[str, Any]] | None = None,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
-    """Holds one session; `move` sends everything in between. A rank that leads nobody still belongs to the `mesh`.
+    """Runs one session; `move` sends everything in between. A rank that feeds nobody still belongs to the `mesh`.
 
-    `prove`: for every lead, what the trainer ranks' own parameters hold in its cells, after everything was sent and while
-    nothing may change it; all ranks compute it together, in a session that asks for it."""
+    `prove`: for every feed, what the trainer ranks' own parameters hold in its cells, after everything was sent and while
+    nothing may change it; all ranks compute it together, in a session that asks for it. `lease`: in planned mode, the
+    memory that the receiver reads (none of it between machines)."""
     started = time.monotonic()
-    senders = [lead.sender for lead in leads]
+    senders = [feed.sender for feed in feeds]
     try:
-        ranks.together(lambda: [lead.sender.open(session, lead.content, lease=lead.lease) for lead in leads])
+        ranks.together(lambda: [feed.sender.open(session, feed.content, lease=lease) for feed in feeds])
         ranks.together(lambda: _connect(senders, session, mesh))
         moved = move()
         proving = time.monotonic()
@@ -99,14 +97,11 @@ def hold(
         traceback.clear_frames(error.__traceback__)  # else whoever keeps the error keeps the buffers mapped
         raise
     return SendStats(
+        moved=moved,
         seconds=time.monotonic() - started,
         commit_seconds=time.monotonic() - mark,
         prove_seconds=proving,
-        num_bytes=moved.num_bytes,
-        num_buckets=moved.num_buckets,
         wait_seconds=max((sender.wait_seconds for sender in senders), default=0.0),
-        gather_seconds=moved.seconds,
-        pack_seconds=moved.pack_seconds,
         receiver_seconds=_longest([v.seconds for v in verified]),
     )
 

@@ -19,6 +19,7 @@ from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Dialer
 from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import MessageLost
 from mrl.resharding.wire.processes import ProcessId
 from mrl.resharding.wire.slot_link import SlotLink
@@ -46,6 +47,8 @@ class WeightSender:
         self._sync = sync
         self._dialer = Dialer(address)
         self._link = link or SlotLink(sync.bucket_bytes, torch.device("cpu"))
+        self.faults = Faults()
+        """What is put in on purpose; nothing."""
         self._session: Session | None = None
         self._filling = torch.empty(0, dtype=torch.uint8)
         self._sent = 0
@@ -77,7 +80,7 @@ class WeightSender:
         own = ProcessId.own()
         self._sent, self._done, self.wait_seconds = 0, 0, 0.0
         self._session = session
-        self._dialer.send(
+        self._post(
             m.Open(
                 session_id=session.session_id,
                 from_version=session.from_version,
@@ -93,10 +96,10 @@ class WeightSender:
         )
         opened = self._next(m.Opened, "the receiver to accept")
         if opened.wants_manifest:
-            self._dialer.send(_announcement(session, content))
+            self._post(_announcement(session, content))
 
     def connect(self) -> None:
-        """Meets whom the link has to meet; every receiver of the session was told by now."""
+        """Joins the other ends of the link, once every receiver of the session was told to come."""
         self._link.connect(self._given_up)
 
     def _given_up(self) -> str | None:
@@ -117,7 +120,7 @@ class WeightSender:
         return self._filling
 
     def wait_turn(self) -> None:
-        """Until the receiver has room for another bucket."""
+        """Returns when the receiver has room for another bucket."""
         while self._sent - self._done >= 2:
             done = self._next(m.Done, f"bucket {self._done} to be taken")
             if done.index != self._done:
@@ -136,10 +139,10 @@ class WeightSender:
                 self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
 
     def send(self, spans: Sequence[m.Span], used_bytes: int) -> None:
-        """Hands the buffer `next_buffer` gave to the receiver."""
+        """Gives the receiver the buffer that `next_buffer` returned."""
         session, which = self._open_session(), 1 if self._sent % 2 else 0
         self._link.push(which, used_bytes)
-        self._dialer.send(
+        self._post(
             m.Bucket(
                 session_id=session.session_id,
                 index=self._sent,
@@ -156,7 +159,7 @@ class WeightSender:
         session, which = self._open_session(), 1 if self._sent % 2 else 0
         if parcels is None:
             self._link.push(which, received_bytes)
-        self._dialer.send(
+        self._post(
             m.Window(
                 session_id=session.session_id,
                 index=self._sent,
@@ -177,7 +180,7 @@ class WeightSender:
 
         `proof`: what the trainer's own parameters hold in the receiver's cells (`proof.TrainerProof.said`)."""
         session_id = self._open_session().session_id
-        self._dialer.send(m.End(session_id=session_id, num_buckets=self._sent, proof=proof))
+        self._post(m.End(session_id=session_id, num_buckets=self._sent, proof=proof))
         while self._done < self._sent:
             self._next(m.Done, f"bucket {self._done} to be taken")
             self._done += 1
@@ -185,7 +188,7 @@ class WeightSender:
 
     def commit(self) -> None:
         """Lets the version become visible on this rank."""
-        self._dialer.send(m.Commit(session_id=self._open_session().session_id))
+        self._post(m.Commit(session_id=self._open_session().session_id))
         self._next(m.Committed, "the commit to be confirmed")
         self._session, self._filling = None, self._filling[:0]
 
@@ -196,7 +199,7 @@ class WeightSender:
         """
         self._filling = self._filling[:0]
         if self._session is not None:
-            self._dialer.send(m.Abort(session_id=self._session.session_id, error=error))
+            self._post(m.Abort(session_id=self._session.session_id, error=error))
         self._link.drop()
         if self._session is None:
             return
@@ -214,6 +217,9 @@ class WeightSender:
         self._filling = torch.empty(0, dtype=torch.uint8)
         self._dialer.close()
         self._link.close()
+
+    def _post(self, message: m.Message) -> None:
+        self._dialer.send(self.faults.sends(message))
 
     def _open_session(self) -> Session:
         if self._session is None:

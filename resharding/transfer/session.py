@@ -34,7 +34,7 @@ class Session:
     """The receiver's last committed version; -1 for an engine that never had one."""
     to_version: int
     digest: str
-    """Of what travels: `wire_digest` of the manifest (gather), or the plan's digest (planned)."""
+    """The digest of what travels: `wire_digest` of the manifest (gather), or the plan's (planned)."""
     full: bool = True
     """The version is committed only after what the engine holds was compared with the trainer's parameters (`proof`)."""
 
@@ -131,7 +131,7 @@ class Progress:
         self.version, self.session = self.session.to_version, None
 
     def fail(self, error: str) -> None:
-        """Sticky until a later session commits."""
+        """The receiver serves nothing until a later session commits."""
         self._move(State.FAILED)
         self.session, self.error = None, error
 

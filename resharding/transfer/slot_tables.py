@@ -20,9 +20,9 @@ import numpy as np
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.cells import Cell
-from mrl.resharding.planner.copy_table import BUCKET, COPY, WIRE_DTYPES, CopyTable, target_sizes
-from mrl.resharding.planner.manifest import DTYPE_BYTES, elements
-from mrl.resharding.planner.slot_plan import SlotPart
+from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyTable, target_sizes
+from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
+from mrl.resharding.planner.slot_plan import EngineWindow, SlotPart
 from mrl.resharding.transfer.session import WireTensor
 
 
@@ -36,35 +36,15 @@ class LeasedTensor:
     num_elements: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Target:
-    """An engine parameter in loader layout."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TableWindow:
-    """What the receiver does in one window."""
-
-    local: CopyTable
-    unpack: CopyTable
-    opens: tuple[int, ...]
-    closes: tuple[int, ...]
-    bucket_bytes: int
-    """Bytes of the receive bucket that are filled."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """One slot's."""
+    """What the engine rank of one slot does in a session, window by window, and what proves that it was done right."""
 
     sources: tuple[LeasedTensor, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[WireTensor, ...]
+    """Engine parameters in loader layout."""
     modules: tuple[str, ...]
-    windows: tuple[TableWindow, ...]
+    windows: tuple[EngineWindow, ...]
     fallback: tuple[WireTensor, ...] = ()
     """Checkpoint tensors that come whole after the last window, because no plan can place them on some rank."""
     whole: tuple[str, ...] = ()
@@ -84,7 +64,7 @@ class Tables:
     def targets_of(self, module: int) -> list[int]:
         """Indices of the targets that are parameters of a module."""
         name = self.modules[module]
-        return [n for n, target in enumerate(self.targets) if target.name.rpartition(".")[0] == name]
+        return [n for n, target in enumerate(self.targets) if module_of(target.name) == name]
 
     def written(self) -> list[int]:
         """Elements the tables write into each target."""
@@ -95,10 +75,10 @@ class Tables:
         return counts.tolist()
 
     def encode(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The tables as values that JSON has."""
         return {
             "sources": [dataclasses.astuple(s) for s in self.sources],
-            "targets": [[t.name, list(t.shape), t.dtype] for t in self.targets],
+            "targets": [[t.name, t.dtype, list(t.shape)] for t in self.targets],
             "modules": list(self.modules),
             "windows": [
                 [_pack(w.local), _pack(w.unpack), list(w.opens), list(w.closes), w.bucket_bytes]
@@ -116,13 +96,13 @@ class Tables:
         try:
             return cls(
                 tuple(LeasedTensor(*row) for row in data["sources"]),
-                tuple(Target(name, tuple(shape), dtype) for name, shape, dtype in data["targets"]),
+                _tensors(data["targets"]),
                 tuple(data["modules"]),
                 tuple(
-                    TableWindow(_unpack(local), _unpack(unpack), tuple(opens), tuple(closes), bucket_bytes)
+                    EngineWindow(_unpack(local), _unpack(unpack), tuple(opens), tuple(closes), bucket_bytes)
                     for local, unpack, opens, closes, bucket_bytes in data["windows"]
                 ),
-                tuple(WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in data["fallback"]),
+                _tensors(data["fallback"]),
                 tuple(data["whole"]),
                 *(
                     tuple(Cell(n, tuple(a), tuple(s)) for n, a, s in data[k])
@@ -134,7 +114,7 @@ class Tables:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of everything in them."""
+        """sha256 of everything in the tables."""
         plain = (self.sources, self.targets, self.modules, self.fallback, self.whole)
         state = hashlib.sha256(repr((plain, self.cells, self.whole_cells)).encode())
         for window in self.windows:
@@ -153,18 +133,18 @@ class Tables:
                     f"leased tensor {number} ({source}) leaves the leased buffers {list(lease_bytes)}"
                 )
         lengths = np.array([s.num_elements for s in self.sources], np.int64)
-        rooms = np.array([elements(t.shape) for t in self.targets], np.int64)
+        capacities = np.array([math.prod(t.shape) for t in self.targets], np.int64)
         wires = np.array([DTYPE_BYTES[d] for d in WIRE_DTYPES], np.int64)
         for number, window in enumerate(self.windows):
             if not 0 <= window.bucket_bytes <= bucket_bytes:
                 raise WeightSyncError(
                     f"window {number} fills {window.bucket_bytes} bytes of a bucket of {bucket_bytes}"
                 )
-            room = window.bucket_bytes // wires
+            bucket = window.bucket_bytes // wires
             for table in (window.local, window.unpack):
-                _inside(table, number, table is window.unpack, lengths, rooms, room)
+                _inside(table, number, table is window.unpack, lengths, capacities, bucket)
         if bad := [
-            t.name for t, w, r in zip(self.targets, self.written(), rooms, strict=True) if not 0 < w <= r
+            t.name for t, w, r in zip(self.targets, self.written(), capacities, strict=True) if not 0 < w <= r
         ]:
             raise WeightSyncError(f"{len(bad)} engine parameters are not written once by the plan: {bad[:6]}")
 
@@ -182,18 +162,9 @@ def of_part(
         raise WeightSyncError(f"{len(leased)} leased tensors for a part of {len(part.trainer_tensors)}")
     return Tables(
         tuple(leased),
-        tuple(Target(t.name, t.shape, t.dtype) for t in part.engine_tensors),
+        tuple(WireTensor(t.name, t.dtype, t.shape) for t in part.engine_tensors),
         part.modules,
-        tuple(
-            TableWindow(
-                w.local,
-                w.unpack,
-                w.opens,
-                w.closes,
-                max((m.offset + m.num_bytes for m in w.receives), default=0),
-            )
-            for w in part.windows
-        ),
+        part.windows,
         tuple(fallback),
         tuple(whole),
         tuple(cells),
@@ -203,11 +174,20 @@ def of_part(
 
 def leased_tensors(located: Sequence[tuple[LocalTensor, Any, int, int]]) -> list[LeasedTensor]:
     """From a trainer's (tensor, view, buffer index, byte offset) rows."""
-    return [LeasedTensor(buffer, offset, t.dtype, elements(t.shape)) for t, _, buffer, offset in located]
+    return [LeasedTensor(buffer, offset, t.dtype, math.prod(t.shape)) for t, _, buffer, offset in located]
+
+
+def _tensors(rows: Sequence[Any]) -> tuple[WireTensor, ...]:
+    return tuple(WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in rows)
 
 
 def _inside(
-    table: CopyTable, window: int, from_bucket: bool, lengths: np.ndarray, rooms: np.ndarray, room: np.ndarray
+    table: CopyTable,
+    window: int,
+    from_bucket: bool,
+    lengths: np.ndarray,
+    capacities: np.ndarray,
+    bucket: np.ndarray,
 ) -> None:
     if not len(table):
         return
@@ -216,20 +196,22 @@ def _inside(
         if from_bucket
         else (table["source"] >= 0) & (table["source"] < len(lengths))
     )
-    known = sides & (table["target"] >= 0) & (table["target"] < len(rooms))
-    known &= (table["wire"] >= 0) & (table["wire"] < len(room)) & (table["rows"] >= 1) & (table["cols"] >= 1)
-    known &= (table["block"] >= 0) & ((table["block"] == 0) | (not from_bucket))
-    if known.all():
+    valid = sides & (table["target"] >= 0) & (table["target"] < len(capacities))
+    valid &= (
+        (table["wire"] >= 0) & (table["wire"] < len(bucket)) & (table["rows"] >= 1) & (table["cols"] >= 1)
+    )
+    valid &= (table["block"] >= 0) & ((table["block"] == 0) | (not from_bucket))
+    if valid.all():
         span = (table["rows"] - 1) * table["source_stride"] + table["cols"]
         end = table["source_offset"] + span
-        limit = room[table["wire"]] if from_bucket else lengths[table["source"]]
-        known &= (table["source_offset"] >= 0) & (table["source_stride"] >= table["cols"]) & (end <= limit)
+        limit = bucket[table["wire"]] if from_bucket else lengths[table["source"]]
+        valid &= (table["source_offset"] >= 0) & (table["source_stride"] >= table["cols"]) & (end <= limit)
         rows, cols = target_sizes(table)
         end = table["target_offset"] + (rows - 1) * table["target_stride"] + cols
-        known &= (table["target_offset"] >= 0) & (table["target_stride"] >= cols)
-        known &= end <= rooms[table["target"]]
-    if not known.all():
-        raise WeightSyncError(f"window {window}: copy {table[np.argmin(known)]} leaves its memory")
+        valid &= (table["target_offset"] >= 0) & (table["target_stride"] >= cols)
+        valid &= end <= capacities[table["target"]]
+    if not valid.all():
+        raise WeightSyncError(f"window {window}: copy {table[np.argmin(valid)]} leaves its memory")
 
 
 def _pack(table: CopyTable) -> str:

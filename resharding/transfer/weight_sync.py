@@ -28,19 +28,12 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.trainer_manifests import from_layout
 from mrl.resharding.transfer import gather, gather_plan, planned
 from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.ends import Ends, open_ends
+from mrl.resharding.transfer.endpoints import Endpoints, open_endpoints
 from mrl.resharding.transfer.lease import describe_device, describe_files
 from mrl.resharding.transfer.node_lane import Neighbours, NodeLane, Offer
-from mrl.resharding.transfer.planned import (
-    Lane,
-    Led,
-    Load,
-    MeshLane,
-    PeerLane,
-    parcels_of,
-)
+from mrl.resharding.transfer.planned import Lane, MeshLane, PeerLane, parcels_of
 from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
-from mrl.resharding.transfer.run_session import SendStats
+from mrl.resharding.transfer.run_session import Feed, SendStats
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, Tables, leased_tensors, of_part
 from mrl.resharding.wire.slot_link import SlotLink
@@ -133,7 +126,7 @@ class GatherSync:
             [m.tensors for m in manifests],
             sync.bucket_bytes,
         )
-        self._ends = _ends(trainer, sync, addresses, store)
+        self._endpoints = _endpoints(trainer, sync, addresses, store)
         self._start = Start(trainer, sync, {"plan": self.plan.digest, "engine ranks": len(addresses)})
 
     @property
@@ -146,20 +139,20 @@ class GatherSync:
         ranks = Ranks(_group(self._trainer), self._sync.deadline_seconds, self._trainer.device)
         self._start.check(session, ranks, lambda: gather.proof_of(self.plan, ranks.rank, 1))
         stats = gather.send(
-            self._ends.senders,
+            self._endpoints.senders,
             session,
             self.plan,
             [tensor for _, tensor, _, _ in self._trainer.local_tensors()],
             group=_group(self._trainer),
             device=self._trainer.device,
             deadline_seconds=self._sync.deadline_seconds,
-            mesh=self._ends.mesh,
+            mesh=self._endpoints.mesh,
         )
         return report(stats)
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""
-        self._ends.close()
+        self._endpoints.close()
 
 
 class PlannedSync:
@@ -179,7 +172,7 @@ class PlannedSync:
         engine). `store`: the trainers' torch.distributed store (distributed transport)."""
         self._trainer, self._sync = trainer, sync
         self._rank = dist.get_rank() if trainer.layout.world_size > 1 else 0
-        self._ends = _ends(trainer, sync, addresses, store)
+        self._endpoints = _endpoints(trainer, sync, addresses, store)
         located = trainer.local_tensors()
         trainers = self._trainers([tensor for tensor, _, _, _ in located])
         self.plan = build_plan(
@@ -188,21 +181,21 @@ class PlannedSync:
             self._topology(len(engines), slots_per_node),
             PlanOptions(bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"),
         )
-        self._part = self.plan.part(self.plan.topology.trainer_slots[self._rank])
+        self.part = self.plan.part(self.plan.topology.trainer_slots[self._rank])
         self._fallback = self._whole_tensors(trainers)
         self._proof = self._proved([tensor for tensor, _, _, _ in located])
         digests = [manifest.digest[:12] for manifest in engines]
         facts = {"slots per node": slots_per_node, "engine ranks' manifests": digests}
         facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in trainers]}
         self._start = Start(trainer, sync, facts | {"plan": self.plan.digest})
-        self._led = self._leads(leased_tensors(located))
+        self.feeds = self._feeds_of(leased_tensors(located))
         self._near: Neighbours | None = None
         self._lane: Lane | None = None
 
     def _topology(self, num_receivers: int, slots_per_node: int) -> Topology:
         """One slot for a trainer and its engine rank, or each on its own where they share no memory."""
         world = self._trainer.layout.world_size
-        if self._ends.mesh is None:
+        if self._endpoints.mesh is None:
             return Topology.shared(world, slots_per_node=slots_per_node)
         if num_receivers == world:
             return Topology.beside(world, slots_per_node=slots_per_node)
@@ -213,19 +206,19 @@ class PlannedSync:
         if not self.plan.fallback:
             return None
         trainer, names = self._trainer, set(unquantised(self.plan.fallback))
-        wanted = [t for t in trainer.family.checkpoint_tensors(trainer.hf_config) if t.name in names]
-        if unknown := names - {t.name for t in wanted}:
+        tensors = [t for t in trainer.family.checkpoint_tensors(trainer.hf_config) if t.name in names]
+        if unknown := names - {t.name for t in tensors}:
             raise WeightSyncError(
                 f"engines need tensors whole that the checkpoint does not have: {sorted(unknown)[:20]}"
             )
-        return gather_plan.build(wanted, [m.tensors for m in trainers], self._sync.bucket_bytes)
+        return gather_plan.build(tensors, [m.tensors for m in trainers], self._sync.bucket_bytes)
 
     def _proved(self, own: Sequence[LocalTensor]) -> TrainerProof:
         """Of the plan's cells, and of those that come whole."""
         listings: list[Listing] = [PlanCells(self.plan)]
         if self._fallback is not None:
             listings.append(self._fallback.cells.taken_by([unquantised(w) for w in self.plan.whole]))
-        return TrainerProof(listings, self._rank, own, self._ends.receivers)
+        return TrainerProof(listings, self._rank, own, self._endpoints.receivers)
 
     def _tables(self, part: SlotPart, leased: Sequence[LeasedTensor], receiver: int) -> Tables:
         fallback = () if self._fallback is None else self._fallback.tensors
@@ -233,16 +226,16 @@ class PlannedSync:
         whole = unquantised(self.plan.whole[receiver])
         return of_part(part, leased, fallback, whole, cells, whole_cells[0] if whole_cells else ())
 
-    def _leads(self, leased: Sequence[LeasedTensor]) -> list[Led]:
-        if self._ends.mesh is None:
-            return [Led(self._ends.senders[0], self._tables(self._part, leased, self._rank))]
+    def _feeds_of(self, leased: Sequence[LeasedTensor]) -> list[Feed]:
+        if self._endpoints.mesh is None:
+            return [Feed(self._endpoints.senders[0], self._tables(self.part, leased, self._rank))]
         topology = self.plan.topology
         rank_of_slot = {slot: rank for rank, slot in enumerate(topology.trainer_slots)}
-        led = []
-        for receiver, sender in zip(self._ends.receivers, self._ends.senders, strict=True):
+        feeds = []
+        for receiver, sender in zip(self._endpoints.receivers, self._endpoints.senders, strict=True):
             part = self.plan.part(topology.engine_slots[receiver])
-            led.append(Led(sender, self._tables(part, [], receiver), parcels_of(part, rank_of_slot)))
-        return led
+            feeds.append(Feed(sender, self._tables(part, [], receiver), parcels_of(part, rank_of_slot)))
+        return feeds
 
     def _trainers(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
         """Every rank's manifest from the layout; this rank's must be what it really holds."""
@@ -269,27 +262,29 @@ class PlannedSync:
         trainer.memory.lease()
         try:
             own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
-            flat, near = [tensor.reshape(-1) for tensor in own], self._neighbours(ranks)
-            load = Load(self._part if near is None else near.rest, flat, self._fallback, own)
-            lane = self._far(ranks, load.part)
+            near = self._neighbours(ranks)
+            part = self.part if near is None else near.rest
+            lane = self._far(ranks, part)
             if near is not None:
-                lane = NodeLane(near, lane, ranks, flat)
+                lane = NodeLane(near, lane, ranks, [tensor.reshape(-1) for tensor in own])
             stats = planned.send(
-                self._led,
+                self.feeds,
                 session,
-                load,
+                part,
+                own,
                 lane,
                 ranks,
                 self._proof,
+                fallback=self._fallback,
                 lease=self._describe(),
-                mesh=self._ends.mesh,
+                mesh=self._endpoints.mesh,
             )
         except BaseException:
             self._lane = None  # messages of the failed session may still be under way in its buckets
             raise
         finally:
             trainer.memory.release()
-        whole = 0 if self._fallback is None else self._fallback.num_bytes * len(self._led)
+        whole = 0 if self._fallback is None else self._fallback.num_bytes * len(self.feeds)
         return report(stats) | {
             "cross_slot_bytes": float(self.received_bytes),
             "fallback_bytes": float(whole),
@@ -298,11 +293,14 @@ class PlannedSync:
     @property
     def received_bytes(self) -> int:
         """What reaches this rank's receivers from other slots in one session, messages' alignment included."""
-        return sum(led.received_bytes for led in self._led)
+        contents = (feed.content for feed in self.feeds)
+        return sum(
+            w.bucket_bytes for tables in contents if isinstance(tables, Tables) for w in tables.windows
+        )
 
     def _neighbours(self, ranks: Ranks) -> Neighbours | None:
         """The buckets of this machine's other slots, in shared memory; the ranks meet in the first session."""
-        nodes, link = self.plan.topology.nodes, self._ends.link
+        nodes, link = self.plan.topology.nodes, self._endpoints.link
         if link is None or link.device.type != "cpu" or len(set(nodes)) == len(nodes):
             return None
         if self._near is None:
@@ -311,16 +309,16 @@ class PlannedSync:
 
     def _meet(self, nodes: Sequence[int], link: SlotLink) -> Neighbours:
         offers: list[Any] = [None] * len(nodes)
-        dist.all_gather_object(offers, Offer.of(self._part, link.export()))
-        own = self._part.slot
+        dist.all_gather_object(offers, Offer.of(self.part, link.export()))
+        own = self.part.slot
         return Neighbours(
-            self._part, {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
+            self.part, {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
         )
 
     def _far(self, ranks: Ranks, part: SlotPart) -> Lane:
         """The lane beyond this machine's memory, with its buckets, made in the first session."""
         if self._lane is None:
-            topology, mesh = self.plan.topology, self._ends.mesh
+            topology, mesh = self.plan.topology, self._endpoints.mesh
             if mesh is None:
                 self._lane = PeerLane(ranks, part, {s: r for r, s in enumerate(topology.trainer_slots)})
             else:
@@ -328,7 +326,7 @@ class PlannedSync:
         return self._lane
 
     def _describe(self) -> list[dict[str, Any]]:
-        if self._ends.mesh is not None:
+        if self._endpoints.mesh is not None:
             return []
         if self._trainer.device.type == "cuda":
             return describe_device([buffer.param_data for buffer in self._trainer.memory.buffers])
@@ -338,28 +336,28 @@ class PlannedSync:
         """Frees the buffers; the receivers must have released them."""
         if self._near is not None:
             self._near.close()
-        self._ends.close()
+        self._endpoints.close()
 
 
 def _group(trainer: Trainer) -> dist.ProcessGroup | None:
     return dist.group.WORLD if trainer.layout.world_size > 1 else None
 
 
-def _ends(
+def _endpoints(
     trainer: Trainer, sync: SyncSection, addresses: Sequence[str], store: tuple[str, int] | None
-) -> Ends:
+) -> Endpoints:
     world = trainer.layout.world_size
     rank = dist.get_rank() if world > 1 else 0
-    return open_ends(sync, addresses, rank=rank, num_trainers=world, device=trainer.device, store=store)
+    return open_endpoints(sync, addresses, rank=rank, num_trainers=world, device=trainer.device, store=store)
 
 
 def report(stats: SendStats) -> dict[str, float]:
     """A weight sync's figures by metric name: seconds of this rank, bytes of this slot."""
     seconds = {f"{name}_seconds": value for name, value in stats.receiver_seconds.items()}
     return seconds | {
-        "bytes": float(stats.num_bytes),
-        "gather_seconds": stats.gather_seconds,
-        "pack_seconds": stats.pack_seconds,
+        "bytes": float(stats.moved.num_bytes),
+        "gather_seconds": stats.moved.seconds,
+        "pack_seconds": stats.moved.pack_seconds,
         "commit_seconds": stats.commit_seconds,
         "prove_seconds": stats.prove_seconds,
         "sender_wait_seconds": stats.wait_seconds,

@@ -21,9 +21,10 @@ from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.planner.copy_table import CopyTable, run
-from mrl.resharding.planner.fp8 import whole_tensors
+from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.copies import run
+from mrl.resharding.transfer.fp8 import whole_tensors
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.transfer.slot_tables import Tables
@@ -64,7 +65,7 @@ class _Processing:
 
 
 class _Loading:
-    """What both ways have in common: a layerwise reload, checked and finished or put back."""
+    """The layerwise reload that both ways run in, checked and finished or put back."""
 
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
@@ -109,14 +110,14 @@ class _Loading:
 
 
 class TensorLoader(_Loading):
-    """Feeds complete checkpoint tensors to vLLM's own loaders (`receiver.TensorConsumer`)."""
+    """Feeds complete checkpoint tensors to vLLM's own loaders (`consumers.TensorConsumer`)."""
 
     def start(self, tensors: Sequence[WireTensor]) -> None:
         self._begin()
 
 
 class PlanLoader(_Loading):
-    """Runs a slot's tables into the modules' parameters (`receiver.PlanConsumer`)."""
+    """Runs a slot's tables into the modules' parameters (`consumers.PlanConsumer`)."""
 
     def __init__(self, model: Any, model_config: Any, manifest: RankManifest | None) -> None:
         """`manifest`: what the trace of this worker's own loaders said, where it was asked for."""
@@ -174,7 +175,7 @@ class PlanLoader(_Loading):
                 self._close_module(module)
 
     def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """What no plan can place; what only other ranks take so is not loaded again."""
+        """Loads what no plan can place on this rank; what comes whole for other ranks only is left out."""
         super().load([t for t in tensors if t[0] in self._tables.whole])
 
     def finish(self) -> None:
@@ -233,7 +234,8 @@ class PlanLoader(_Loading):
 def _require_complete(
     model: torch.nn.Module, model_config: Any, expected: set[str], loaded: set[str]
 ) -> None:
-    """Every parameter was loaded, and every module whole; padding of the vocabulary is nobody's to load."""
+    """WeightSyncError unless every parameter was loaded and every module whole. Rows that pad the vocabulary come from no tensor
+    and need not be loaded."""
     missing = expected - loaded - _tied(expected, model_config)
     partial = []
     for name, module in model.named_modules():

@@ -45,14 +45,14 @@ def quantised_block(model_config: Any) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trace:
-    """What the loaders of one worker did."""
+    """What the loaders of one worker did with a checkpoint."""
 
     records: tuple[TraceRecord, ...]
     parameters: dict[str, tuple[tuple[int, ...], str]]
     """Loader-layout shape and dtype of every parameter that has a source, in the model's order."""
     aliases: tuple[str, ...]
     """Parameters that share another one's storage."""
-    strangers: tuple[str, ...]
+    unexpected: tuple[str, ...]
     """Copies between anything else, as text: a loader that does more than copy boxes."""
 
 
@@ -82,7 +82,7 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
             for name, p in parameters.items()
             if not without_source(name)
         }
-    return Trace(tuple(recorder.records), shapes, aliases, tuple(recorder.strangers))
+    return Trace(tuple(recorder.records), shapes, aliases, tuple(recorder.unexpected))
 
 
 class _Feeding:
@@ -119,13 +119,13 @@ def manifest(
     """
     checkpoint = quantised.checkpoint(checkpoint, block)
     trace = trace_loaders(model, checkpoint)
-    if trace.strangers:
+    if trace.unexpected:
         raise WeightSyncError(
-            f"engine rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.strangers[:8]}"
+            f"engine rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.unexpected[:8]}"
         )
     _require_agreed_forms(trace, checkpoint)
-    known = {tensor.name for tensor in checkpoint}
-    whole = {name: name for name in trace.parameters if name.endswith(KEPT_OFF_META) and name in known}
+    names = {tensor.name for tensor in checkpoint}
+    whole = {name: name for name in trace.parameters if name.endswith(KEPT_OFF_META) and name in names}
     return from_trace(
         trace.records, trace.parameters, checkpoint, rank=rank, loaded_whole=whole, aliases=trace.aliases
     )
@@ -140,19 +140,6 @@ def _require_agreed_forms(trace: Trace, checkpoint: Sequence[CheckpointTensor]) 
         if (r.tensor in narrow) != (trace.parameters[r.parameter][1] == quantised.VALUES)
     }:
         raise WeightSyncError(f"the engine quantises other tensors than weight syncs do: {sorted(wrong)[:8]}")
-
-
-class ManifestExtension:
-    """Worker extension for engines that only need the question answered: `collective_rpc("destination_manifest", ...)`."""
-
-    model_runner: Any
-    rank: int
-
-    def destination_manifest(self, checkpoint: Sequence[tuple[str, Sequence[int], str]]) -> dict[str, Any]:
-        """RankManifest.plain(): the engine's calls carry no classes."""
-        tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]
-        block = quantised_block(self.model_runner.model_config)
-        return manifest(self.model_runner.model, tensors, rank=self.rank, block=block).plain()
 
 
 def _aliases(model: Any) -> tuple[str, ...]:
@@ -205,7 +192,7 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.records: list[TraceRecord] = []
-            self.strangers: list[str] = []
+            self.unexpected: list[str] = []
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is torch.ops.aten.copy_.default:
@@ -213,7 +200,7 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
                 target = targets.get(to.untyped_storage()._cdata)
                 source = sources.get(frm.untyped_storage()._cdata)
                 if target is None or source is None or to.shape != frm.shape:
-                    self.strangers.append(f"{source} {tuple(frm.shape)} -> {target} {tuple(to.shape)}")
+                    self.unexpected.append(f"{source} {tuple(frm.shape)} -> {target} {tuple(to.shape)}")
                 else:
                     self.records.append(
                         TraceRecord(

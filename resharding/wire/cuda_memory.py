@@ -22,7 +22,7 @@ _FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "e
 
 
 class CudaSegment:
-    """Owner's side."""
+    """A buffer of device memory, on its owner's side."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._token = uuid.uuid4().hex
@@ -40,7 +40,7 @@ class CudaSegment:
 
 
 class OpenedCudaSegment:
-    """Peer's side: opened once, closed once."""
+    """A buffer of device memory on the peer's side: opened once, closed once."""
 
     def __init__(self, description: dict[str, Any]) -> None:
         self.token = description["token"]

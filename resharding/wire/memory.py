@@ -12,7 +12,7 @@ from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
 
 class Segment(Protocol):
-    """Owner's side."""
+    """A buffer that two processes share, on its owner's side."""
 
     buffer: torch.Tensor
     """[size] uint8."""
@@ -23,7 +23,7 @@ class Segment(Protocol):
 
 
 class Opened(Protocol):
-    """Peer's side."""
+    """A buffer that two processes share, on the peer's side."""
 
     token: str
     """Names the owner's segment, so that an opened one is recognised."""

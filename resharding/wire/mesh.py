@@ -51,7 +51,7 @@ class Meeting:
 
 
 class Mesh:
-    """A joined group."""
+    """The group of all ranks of a weight sync, joined."""
 
     def __init__(
         self, meeting: Meeting, *, device: torch.device, deadline_seconds: float, lost: Lost
@@ -84,7 +84,7 @@ class Mesh:
         return _started(self._group.recv, data, rank)
 
     def wait(self, works: Sequence[Any], what: str) -> None:
-        """Until all messages are through; MessageLost otherwise."""
+        """Returns when all messages are through; MessageLost otherwise."""
         try:
             for work in works:
                 work.wait(self._timeout)
@@ -105,7 +105,7 @@ def _started(transfer: Callable[..., Any], data: torch.Tensor, rank: int) -> Any
 
 
 def _meet(store: Any, meeting: Meeting, deadline: float, lost: Lost) -> None:
-    """Until every rank has come. Joining itself cannot be interrupted, so nobody starts it before; who gives up tells all."""
+    """Returns when every rank has come. Joining itself cannot be interrupted, so nobody starts it before; who gives up tells all."""
     store.set(f"here-{meeting.rank}", "")
     missing = set(range(meeting.size))
     while missing:

@@ -13,6 +13,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import Meeting, Mesh
 from mrl.resharding.wire.messages import Parcel
 
@@ -26,7 +27,7 @@ def trailer(data: torch.Tensor) -> torch.Tensor:
 
 
 class TrainerMesh:
-    """A trainer rank's membership, common to all receivers it leads."""
+    """A trainer rank's membership in a mesh, common to all receivers that it feeds."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class TrainerMesh:
             "port": port,
             "rank": self.num_trainers + receiver,
             "size": self._size,
-            "leader": self.rank,
+            "feeder": self.rank,
             "digests": self.digests,
         }
 
@@ -90,7 +91,7 @@ class TrainerMesh:
 
 
 class MeshLink:
-    """A sender's end towards one engine rank."""
+    """The sender's end of a mesh towards one engine rank."""
 
     def __init__(self, mesh: TrainerMesh, receiver: int, num_bytes: int) -> None:
         self.device = mesh.device
@@ -128,14 +129,19 @@ class MeshLink:
 
 
 class MeshInbox:
-    """An engine rank's end."""
+    """The engine rank's end of a mesh."""
 
     KIND: ClassVar[str] = "mesh"
 
     def __init__(
-        self, descriptions: Sequence[dict[str, Any]], *, device: torch.device, deadline_seconds: float
+        self,
+        descriptions: Sequence[dict[str, Any]],
+        faults: Faults,
+        *,
+        device: torch.device,
+        deadline_seconds: float,
     ) -> None:
-        self._description = _checked(descriptions)
+        self._description, self._faults = _checked(descriptions), faults
         self._device, self._seconds = device, deadline_seconds
         self.num_bytes = self._description["num_bytes"]
         self._mesh: Mesh | None = None
@@ -153,7 +159,7 @@ class MeshInbox:
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
         bucket = self._buckets[which][:num_bytes]
         if parcels is None:
-            self._receive([(self._description["leader"], bucket)], digested=False)
+            self._receive([(self._description["feeder"], bucket)], digested=False)
         else:
             self._receive(_split(bucket, parcels), digested=self._description["digests"])
         return bucket
@@ -168,6 +174,8 @@ class MeshInbox:
                 trailers.append(torch.empty(1, dtype=torch.int64, device=self._device))
                 works.append(self._mesh.receive(trailers[-1], rank))
         self._mesh.wait(works, "bytes of a bucket did not come")
+        for _, data in expected:
+            self._faults.arrived(data)
         for (rank, data), sent in zip(expected, trailers, strict=False):
             if not torch.equal(trailer(data), sent):
                 raise WeightSyncError(
@@ -186,7 +194,7 @@ class MeshInbox:
 
 def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     kinds = {
-        "token": str, "host": str, "port": int, "rank": int, "size": int, "leader": int, "digests": bool,
+        "token": str, "host": str, "port": int, "rank": int, "size": int, "feeder": int, "digests": bool,
         "num_bytes": int, "kind": str,
     }  # fmt: skip
     (description,) = descriptions if len(descriptions) == 1 else ({},)

@@ -44,7 +44,7 @@ class Open(Message):
     lease: list[dict[str, Any]] | None = None
     """Planned mode: the trainer's parameter memory, for this session only. None: full tensors come in buckets."""
     tables_digest: str = ""
-    """Planned mode: of this slot's tables."""
+    """Planned mode: the digest of this slot's tables."""
     full: bool
     """The end carries a proof."""
 
@@ -93,7 +93,7 @@ class Bucket(Message):
     used_bytes: Size
     spans: list[Span]
     digest: int | None
-    """Of the buffer's first used_bytes; None where digests are off."""
+    """The digest of the buffer's first used_bytes; None where digests are off."""
 
 
 class Parcel(BaseModel):
@@ -101,7 +101,7 @@ class Parcel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     rank: Size
-    """Of the sender, in the mesh."""
+    """The sender's rank in the mesh."""
     offset: Size
     num_bytes: Size
 
@@ -113,7 +113,7 @@ class Window(Message):
     index: Size
     buffer: Literal[0, 1]
     digest: int | None
-    """Of the bucket's filled bytes; None where digests are off, nothing was received, or parcels carry their own."""
+    """The digest of the bucket's filled bytes; None where digests are off, nothing was received, or parcels carry their own."""
     parcels: list[Parcel] | None = None
     """Between machines: what comes straight from each trainer rank. None: the bucket is in the slot's memory."""
 

@@ -24,7 +24,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedSegment:
-    """Owner's side. `buffer` is the memory as a [size] uint8 tensor; views of it must be gone before `close`."""
+    """A segment on its owner's side. `buffer` is the memory as a [size] uint8 tensor; views of it must be gone before `close`."""
 
     def __init__(self, num_bytes: int) -> None:
         self._fd = os.memfd_create("mrl-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -57,7 +57,7 @@ class SharedSegment:
 
 
 class OpenedSegment:
-    """Peer's side of a `SharedSegment`, mapped once and used until `close`."""
+    """A segment on the peer's side, mapped once and used until `close`."""
 
     def __init__(self, description: dict[str, Any]) -> None:
         self.token = description["token"]

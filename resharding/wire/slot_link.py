@@ -10,11 +10,12 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.messages import Parcel
 
 
 class SlotLink:
-    """The sender's end; owns the memory."""
+    """The sender's end of a slot's memory, which it owns."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.device = device
@@ -28,7 +29,7 @@ class SlotLink:
         return [segment.export() for segment in self.segments]
 
     def connect(self, lost: Lost) -> None:
-        """Nothing: the receiver opens the memory when it is told of it."""
+        """Does nothing: the receiver opens the memory when it is told of it."""
 
     def buffer(self, which: int) -> torch.Tensor:
         return self.segments[which].buffer
@@ -37,7 +38,7 @@ class SlotLink:
         memory.synchronize(self.device)
 
     def drop(self) -> None:
-        """Nothing: the memory stays, its bytes are those of no session until the next one fills it."""
+        """Does nothing: the memory stays, its bytes are those of no session until the next one fills it."""
 
     def close(self) -> None:
         for segment in self.segments:
@@ -45,9 +46,10 @@ class SlotLink:
 
 
 class SlotInbox:
-    """The receiver's end: maps the sender's memory once and keeps it over sessions."""
+    """The receiver's end of a slot's memory: mapped once and kept over sessions."""
 
-    def __init__(self, descriptions: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, descriptions: Sequence[dict[str, Any]], faults: Faults) -> None:
+        self._faults = faults
         self._opened: list[memory.Opened] = []
         try:
             for description in descriptions:
@@ -61,15 +63,17 @@ class SlotInbox:
         return [o.token for o in self._opened] == [d.get("token") for d in descriptions]
 
     def connect(self, lost: Lost) -> None:
-        """Nothing: it was opened."""
+        """Does nothing: it was opened."""
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
         if parcels is not None:
             raise WeightSyncError("parcels from other ranks cannot reach the memory of a slot")
-        return self._opened[which].buffer[:num_bytes]
+        bucket = self._opened[which].buffer[:num_bytes]
+        self._faults.arrived(bucket)
+        return bucket
 
     def drop(self) -> None:
-        """Nothing: the mapping stays."""
+        """Does nothing: the mapping stays."""
 
     def close(self) -> None:
         opened, self._opened = self._opened, []

@@ -14,13 +14,14 @@ import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh_link import MeshInbox
 from mrl.resharding.wire.messages import Parcel
 from mrl.resharding.wire.slot_link import SlotInbox
 
 
 class Link(Protocol):
-    """A sender's end: two buffers to fill, one while the other is on its way."""
+    """The sender's end of a connection: two buffers to fill, one while the other is on its way."""
 
     device: torch.device
 
@@ -48,10 +49,10 @@ class Link(Protocol):
 
 
 class Inbox(Protocol):
-    """A receiver's end."""
+    """The receiver's end of a connection."""
 
     num_bytes: int
-    """Of a bucket."""
+    """The size of a bucket."""
 
     def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
         """The sender still offers what this was opened for."""
@@ -69,11 +70,11 @@ class Inbox(Protocol):
 
 
 def open_inbox(
-    descriptions: Sequence[dict[str, Any]], *, device: torch.device, deadline_seconds: float
+    descriptions: Sequence[dict[str, Any]], faults: Faults, *, device: torch.device, deadline_seconds: float
 ) -> Inbox:
     """The receiver's end of what a sender described."""
     if descriptions and descriptions[0].get("kind") == MeshInbox.KIND:
-        return MeshInbox(descriptions, device=device, deadline_seconds=deadline_seconds)
+        return MeshInbox(descriptions, faults, device=device, deadline_seconds=deadline_seconds)
     if len(descriptions) != 2:
         raise WeightSyncError(f"a slot has two buffers, the sender offers {len(descriptions)}")
-    return SlotInbox(descriptions)
+    return SlotInbox(descriptions, faults)

@@ -18,6 +18,7 @@ from mrl.models.megatron import layer_specs
 from mrl.models.megatron.build import PackedModel, build_chunks
 from mrl.models.tensors import LOCAL
 from mrl.resharding.planner import trainer_manifests
+from tests.resharding.live_manifests import from_model
 
 pytestmark = pytest.mark.integration
 
@@ -106,7 +107,7 @@ def test_names_shapes_and_coordinates_equal_megatrons(hf, layout):
     tables = trainer_manifests.from_layout(hf, layout, dtype="float32")
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(hf, layout, place)]
-        assert trainer_manifests.from_model(chunks, hf, layout, place) == tables[place.rank]
+        assert from_model(chunks, hf, layout, place) == tables[place.rank]
 
 
 class LocalSpecExperts(SequentialMLP):
@@ -125,9 +126,7 @@ def test_sequential_experts_have_megatrons_names_too(layout, monkeypatch):
     tables = trainer_manifests.from_layout(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(QWEN3_MOE, layout, place)]
-        assert (
-            trainer_manifests.from_model(chunks, QWEN3_MOE, layout, place, spec=LOCAL) == tables[place.rank]
-        )
+        assert from_model(chunks, QWEN3_MOE, layout, place, spec=LOCAL) == tables[place.rank]
 
 
 def test_a_model_that_differs_is_refused_by_parameter_name():
@@ -137,4 +136,4 @@ def test_a_model_that_differs_is_refused_by_parameter_name():
     with pytest.raises(
         WeightSyncError, match=r"stranger\.weight is not in the name table.*router\.weight is missing"
     ):
-        trainer_manifests.from_model(chunks, QWEN3_MOE, layout, layout.place(0))
+        from_model(chunks, QWEN3_MOE, layout, layout.place(0))

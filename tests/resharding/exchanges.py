@@ -108,7 +108,7 @@ def exchange(
     shelf, session = Shelf(), Session.new(receiver.progress.version, version, plan.digest)
     thread = Receiving(receiver, session, shelf)
     stats = send(sender, session, plan, values)
-    assert thread.end() is None and stats.num_bytes == plan.num_bytes
+    assert thread.end() is None and stats.moved.num_bytes == plan.num_bytes
     assert receiver.progress.serving and receiver.progress.version == version
     assert [shelf.tensors[t.name].tolist() for t in plan.tensors] == [v.tolist() for v in values]
     return shelf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,15 +12,15 @@ import torch.distributed as dist
 from mrl.config.sections.sync import SyncSection
 from mrl.models.tensors import LocalTensor, Piece
 from mrl.resharding.planner.cells import PlanCells
-from mrl.resharding.planner.manifest import RankManifest, elements
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.lease import describe_files
-from mrl.resharding.transfer.planned import Led, Load, PeerLane
+from mrl.resharding.transfer.planned import PeerLane
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import SendStats
+from mrl.resharding.transfer.run_session import Feed, SendStats
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
@@ -34,8 +35,8 @@ class LeasedRank:
         self.leased: list[LeasedTensor] = []
         end = 0
         for tensor in tensors:
-            self.leased.append(LeasedTensor(0, end, tensor.dtype, elements(tensor.shape)))
-            end += -(-elements(tensor.shape) * DTYPES[tensor.dtype].itemsize // 64) * 64
+            self.leased.append(LeasedTensor(0, end, tensor.dtype, math.prod(tensor.shape)))
+            end += -(-math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize // 64) * 64
         self.segment = SharedSegment(max(end, 64))
         self.arrays = [
             self.segment.buffer[
@@ -64,9 +65,10 @@ class LeasedRank:
         proof = TrainerProof([PlanCells(plan)], slot, self._tensors, [slot])
         (cells,) = proof.needed[slot]
         return planned.send(
-            [Led(sender, of_part(part, self.leased, cells=list(cells.values())))],
+            [Feed(sender, of_part(part, self.leased, cells=list(cells.values())))],
             session,
-            Load(part, self.arrays),
+            part,
+            self.arrays,
             PeerLane(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
             ranks,
             proof,

@@ -20,9 +20,9 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mrl.resharding.planner.copy_table import run
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.slot_plan import Message, SlotPart, WindowPart
+from mrl.resharding.transfer.copies import run
 from tests.resharding.simulate import (
     Storage,
     arrays_of,

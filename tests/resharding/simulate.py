@@ -6,6 +6,7 @@ in rehearsal.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,11 @@ import numpy as np
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
-from mrl.resharding.planner.copy_table import numpy_dtype, run, target_sizes
-from mrl.resharding.planner.manifest import elements
+from mrl.resharding.planner.copy_table import target_sizes
 from mrl.resharding.planner.patterns import Replicas
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
+from mrl.resharding.transfer.copies import numpy_dtype, run
 
 Storage = Mapping[Any, Any] | Sequence[Any]
 """One rank's arrays: a sequence in the manifest's order, or a mapping by name, or by (chunk, name) with several chunks."""
@@ -62,7 +63,7 @@ def write_counts(plan: Plan) -> list[dict[str, np.ndarray]]:
     counted = {}
     for slot, rank in ((slot, rank) for rank, slot in enumerate(plan.topology.engine_slots)):
         part = plan.part(slot)
-        counts = [np.zeros(elements(t.shape), dtype=np.uint16) for t in part.engine_tensors]
+        counts = [np.zeros(math.prod(t.shape), dtype=np.uint16) for t in part.engine_tensors]
         for window in part.windows:
             for table in (window.local, window.unpack):
                 for row, rows, cols in zip(table, *target_sizes(table), strict=True):
@@ -118,7 +119,7 @@ def poisoned(tensors: Sequence[LocalTensor], sources: Sequence[list[Any]], plan:
         import torch
 
         return [
-            bytes_like(sources, elements(t.shape) * getattr(torch, t.dtype).itemsize).view(
+            bytes_like(sources, math.prod(t.shape) * getattr(torch, t.dtype).itemsize).view(
                 getattr(torch, t.dtype)
             )
             for t in tensors
@@ -129,7 +130,7 @@ def poisoned(tensors: Sequence[LocalTensor], sources: Sequence[list[Any]], plan:
             actual.setdefault(tensor.dtype, array.dtype)
     kinds = [actual.get(t.dtype, numpy_dtype(t.dtype)) for t in tensors]
     return [
-        bytes_like(sources, elements(t.shape) * k.itemsize).view(k)
+        bytes_like(sources, math.prod(t.shape) * k.itemsize).view(k)
         for t, k in zip(tensors, kinds, strict=True)
     ]
 
@@ -176,3 +177,9 @@ def gathered(
             out.offset : out.offset + out.num_bytes
         ]
     return bucket
+
+
+def num_elements(table: np.ndarray) -> int:
+    """Elements that a table of copies writes."""
+    rows, cols = target_sizes(table)
+    return int((rows * cols).sum())

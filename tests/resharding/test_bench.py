@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -213,6 +214,15 @@ def test_both_modes_leave_the_same_quantised_bytes(tmp_path: Path) -> None:
     scales = 768 * 2048 // 128**2 * 4
     assert moved["in_node"] == moved["lower_bound"] == 2 * 4 * 3 * (768 * 2048 + scales)
     assert moved["fallback"] == 0 and report["quantize"] == "fp8_block"
+
+
+def test_the_module_named_in_the_readme_ends_with_the_benchmarks_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.resharding.__main__.main", lambda: 1)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("resharding.bench", run_name="__main__")
+    assert ended.value.code == 1
 
 
 BROKEN = """

@@ -2,14 +2,17 @@
 
 import doctest
 import importlib
+import math
 import random
 
 import numpy as np
 import pytest
 
-from mrl.resharding.planner.boxes import cells, contains, intersection, overlap, volume
-from mrl.resharding.planner.copy_table import BUCKET, CopyList, assign, num_elements, run
+from mrl.resharding.planner.boxes import cells, contains, intersection, overlap
+from mrl.resharding.planner.copy_table import BUCKET, CopyList
 from mrl.resharding.planner.schedule import slice_of
+from mrl.resharding.transfer.copies import assign, run
+from tests.resharding.simulate import num_elements
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_box_arithmetic_equals_painting(seed):
     np.testing.assert_array_equal(total, painted(a).astype(int))
     for cell in cells(a, [b, c]):
         inside = painted(cell) & painted(b)
-        assert not inside.any() or inside.sum() == volume(cell[1])
+        assert not inside.any() or inside.sum() == math.prod(cell[1])
     touching = any((painted(x) & painted(y)).any() for x, y in ((a, b), (a, c), (b, c)))
     assert (overlap([a, b, c]) is not None) == touching
 

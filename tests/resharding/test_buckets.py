@@ -19,6 +19,7 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.channel import Dialer
+from mrl.resharding.wire.faults import Faults
 from tests.resharding.exchanges import (
     SYNC,
     Receiving,
@@ -117,30 +118,30 @@ def test_a_receiver_that_raises_is_heard_by_the_sender_and_a_resend_heals(
     exchange(sender, receiver, *model(seed=1), 1)
 
 
+class Flip(Faults):
+    """Flips a bit of one bucket as it arrives."""
+
+    def __init__(self, bucket: int) -> None:
+        self._ahead = bucket
+
+    def arrived(self, data: torch.Tensor) -> None:
+        self._ahead -= 1
+        if not self._ahead:
+            data[1] ^= 16
+
+
 @pytest.mark.parametrize(
     ("full", "what"),
     [(False, r"bucket 2: .* digest"), (True, r"boxes .* not what the trainer's parameters hold.*t1")],
 )
-def test_a_flipped_bit_is_refused(
-    sender: WeightSender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, full: bool, what: str
-) -> None:
+def test_a_flipped_bit_is_refused(sender: WeightSender, receiver: Receiver, full: bool, what: str) -> None:
     plan, values = model()
-    arrive, arrived = receiver._bytes, []
-
-    def flip(*arguments: Any) -> torch.Tensor:
-        data = arrive(*arguments)
-        arrived.append(data.numel())
-        if len(arrived) == 3:
-            data[1] ^= 16
-        return data
-
-    monkeypatch.setattr(receiver, "_bytes", flip)
+    receiver.faults = Flip(bucket=3)
     session, shelf = Session.new(-1, 0, plan.digest, full=full), Shelf()
     thread = Receiving(receiver, session, shelf)
     with pytest.raises(WeightSyncError, match=what):
         send(sender, session, plan, values)
     assert thread.end() is not None and shelf.aborts == 1 and not receiver.progress.serving
-    monkeypatch.undo()
     exchange(sender, receiver, plan, values, 0)
 
 
@@ -224,25 +225,26 @@ def test_a_session_cannot_be_opened_twice(sender: WeightSender, receiver: Receiv
     exchange(sender, receiver, plan, values, 0)
 
 
+class BrokenMeeting(Faults):
+    """Breaks a receiver that was told everything and has not met the others."""
+
+    def reached(self, point: str) -> None:
+        if point == "told":
+            raise ValueError("broken on purpose before the meeting")
+
+
 def test_a_receiver_that_fails_before_all_have_met_stops_the_others_at_once(
-    wire: Wire, sender: WeightSender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    wire: Wire, sender: WeightSender, receiver: Receiver
 ) -> None:
     plan, values = model()
-    monkeypatch.setattr(receiver, "_seconds", 120.0)
+    before, receiver.deadline_seconds, receiver.faults = receiver.deadline_seconds, 120.0, BrokenMeeting()
     patient = wire.sender(receiver.address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
-    manifest = receiver._manifest
-
-    def fail(conversation: Any) -> Any:
-        manifest(conversation)
-        raise ValueError("broken on purpose before the meeting")
-
-    monkeypatch.setattr(receiver, "_manifest", fail)
     session, started = Session.new(-1, 0, plan.digest), time.monotonic()
     thread = Receiving(receiver, session, Shelf())
     with pytest.raises(WeightSyncError, match="broken on purpose before the meeting"):
         send(patient, session, plan, values, 120.0)
     assert isinstance(thread.end(), ValueError) and time.monotonic() - started < 60
-    monkeypatch.undo()
+    receiver.deadline_seconds, receiver.faults = before, Faults()
     patient.close()
     exchange(sender, receiver, plan, values, 0)
 
@@ -253,14 +255,29 @@ def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender
     thread = Receiving(receiver, session, Shelf())
     sender.open(session, plan.content)
     sender.connect()
-    for window in plan.windows:
+    for window in plan.buckets:
         if all(box.tensor != 6 for box in window.boxes):
             buffer = sender.next_buffer()
             gather._fill(buffer, window, plan, values, Ranks(None, 30.0, sender.device))
-            gather._send_window([sender], (window, buffer))
+            gather._send_bucket([sender], (window, buffer))
     with pytest.raises(WeightSyncError, match=r"1 of 7 tensors did not arrive.*t6"):
         sender.finish()
     assert thread.end() is not None and not receiver.progress.serving
+
+
+class Lie(Faults):
+    """Changes a field of the first bucket's message, or of its first span."""
+
+    def __init__(self, change: dict[str, int]) -> None:
+        self._change = change
+
+    def sends(self, message: Any) -> Any:
+        if message.kind != "bucket" or message.index:
+            return message
+        fields = message.model_dump()
+        of_bucket = next(iter(self._change)) in ("used_bytes", "index")
+        (fields if of_bucket else fields["spans"][0]).update(self._change)
+        return type(message)(**fields)
 
 
 @pytest.mark.parametrize(
@@ -278,21 +295,11 @@ def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender
 def test_lengths_and_offsets_are_checked_before_use(
     sender: WeightSender,
     receiver: Receiver,
-    monkeypatch: pytest.MonkeyPatch,
     change: dict[str, int],
     what: str,
 ) -> None:
     plan, values = model()
-    post = sender._dialer.send
-
-    def lie(message: Any) -> None:
-        if message.kind == "bucket" and message.index == 0:
-            fields = message.model_dump()
-            (fields if next(iter(change)) in ("used_bytes", "index") else fields["spans"][0]).update(change)
-            message = type(message)(**fields)
-        post(message)
-
-    monkeypatch.setattr(sender._dialer, "send", lie)
+    sender.faults = Lie(change)
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
     with pytest.raises(WeightSyncError, match=what):
@@ -333,7 +340,7 @@ def test_who_was_not_given_the_address_is_not_heard(sender: WeightSender, receiv
 
 
 def test_nobody_comes(receiver: Receiver) -> None:
-    receiver._seconds = 0.3
+    receiver.deadline_seconds = 0.3
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match="no the sender of session"):
         receiver.receive(Session.new(-1, 0, "d"), Shelf())

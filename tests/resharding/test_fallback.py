@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.resharding.explain import explain
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, WholeTensors, Windows
@@ -14,7 +15,6 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
-from mrl.resharding.planner.explain import explain
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.transfer.receiver import Receiver

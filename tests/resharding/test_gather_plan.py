@@ -51,7 +51,7 @@ def test_random_tensors_come_back_byte_for_byte(seed: int) -> None:
     ranks = Ranks(None, 1.0, torch.device("cpu"))
     buffer = torch.empty(bucket_bytes, dtype=torch.uint8)
     found: dict[str, torch.Tensor] = {}
-    for window in plan.windows:
+    for window in plan.buckets:
         assert 0 <= window.used_bytes <= bucket_bytes and window.boxes
         _fill(buffer, window, plan, values, ranks)
         spans = [
@@ -77,7 +77,7 @@ def test_sizes_around_a_bucket(elements: int) -> None:
     """A bucket of 1024 bytes holds 256 floats: equal to it, one over, and far larger."""
     checkpoint, local = whole("a", (elements,))
     plan = gather_plan.build([checkpoint], [[local]], 1024)
-    assert len(plan.windows) == -(-elements // 256)
+    assert len(plan.buckets) == -(-elements // 256)
     assert plan.num_bytes == elements * 4
 
 
@@ -87,7 +87,7 @@ def test_pieces_come_from_the_lowest_holder_and_tile_the_tensor() -> None:
     plan = gather_plan.build(
         [CheckpointTensor("w", (6, 5), "float32")], [[half[0]], [half[1]], [half[0]], [half[1]]], 4096
     )
-    (window,) = plan.windows
+    (window,) = plan.buckets
     assert [(rank, len(copies)) for rank, copies, _ in window.copies] == [(0, 1), (1, 1)]
     assert {c.box_start for _, copies, _ in window.copies for c in copies} == {(0, 0), (3, 0)}
 

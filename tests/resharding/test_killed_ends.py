@@ -1,6 +1,7 @@
 """SIGKILL of either end of a session, at each point of it, over every transport: noticed at once, nothing half-way served."""
 
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
-from mrl.resharding.wire.messages import Commit
+from mrl.resharding.wire.faults import Faults
 from tests.resharding.exchanges import (
     SYNC,
     Shelf,
@@ -22,22 +23,46 @@ from tests.resharding.exchanges import (
 from tests.resharding.wires import PROCESSES, Wire
 
 
+class DieAt(Faults):
+    """Kills the receiver's own process at a point of its session."""
+
+    def __init__(self, point: str) -> None:
+        self._point = point
+
+    def reached(self, point: str) -> None:
+        if point == self._point:
+            kill_self()
+
+
+class DieBefore(Faults):
+    """Kills the sender's own process in place of a message, or (confirmed) soon after its commit was sent."""
+
+    def __init__(self, point: str) -> None:
+        self._point, self._left = point, 3 if point == "bucket" else 0
+
+    def sends(self, message: Any) -> Any:
+        if self._point == "confirmed" and message.kind == "commit":
+            threading.Timer(0.1, kill_self).start()
+        if message.kind == self._point:
+            if not self._left:
+                time.sleep(0.1)  # lets what was sent before arrive
+                kill_self()
+            self._left -= 1
+        return message
+
+
 def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
     receiver = wire.receiver(20.0)
     plan, _ = model()
     session = Session.new(-1, 0, plan.digest)
     pipe.send((receiver.address, session))
-    accept = receiver._accept
     if point == "open":
         kill_self()
-    if point == "accept":
-        receiver._accept = lambda conversation: (accept(conversation), kill_self())
-    if point == "commit":
-        receiver._commit = lambda conversation, verified: kill_self()
+    receiver.faults = DieAt(point)
     receiver.receive(session, Shelf(point, kill_self))
 
 
-@pytest.mark.parametrize("point", ["open", "accept", "start", "t0", "t2", "t6", "finish", "commit"])
+@pytest.mark.parametrize("point", ["open", "accepted", "start", "t0", "t2", "t6", "finish", "verified"])
 def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point: str) -> None:
     ours, theirs = PROCESSES.Pipe()
     process = PROCESSES.Process(target=receive_and_die, args=(wire, point, theirs), daemon=True)
@@ -62,19 +87,9 @@ def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point
 def send_and_die(wire: Wire, point: str, address: str, session: Session) -> None:
     sender = wire.sender(address, SYNC)
     plan, values = model()
-    kinds = {"manifest": 0, "bucket": 3, "end": 0, "commit": 0}
-    post, seen = sender._dialer.send, []
-
-    def die(message: Any) -> None:
-        if message.kind == point and (seen.append(message) or len(seen) > kinds[point]):
-            time.sleep(0.1)  # lets what was sent before arrive
-            kill_self()
-        post(message)
-
-    sender._dialer.send = die
-    if point == "confirmed":
-        sender.commit = lambda: (post(Commit(session_id=session.session_id)), time.sleep(0.1), kill_self())
+    sender.faults = DieBefore(point)
     send(sender, session, plan, values, 20.0)
+    time.sleep(60)  # until the timer of a confirmed commit kills this process
 
 
 @pytest.mark.parametrize("point", ["manifest", "bucket", "end", "commit"])

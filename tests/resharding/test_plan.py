@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.resharding.explain import estimate, explain, window_traffic
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor, Piece
 from mrl.resharding.planner import engine_manifests, trainer_manifests
-from mrl.resharding.planner.explain import estimate, explain, window_traffic
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 import os
 import signal
 import threading
@@ -21,12 +22,12 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, trainer_manifests
-from mrl.resharding.planner.copy_table import run
-from mrl.resharding.planner.manifest import RankManifest, elements
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import receiver as receiver_module
 from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.copies import run
 from mrl.resharding.transfer.lease import Lease, describe_files
 from mrl.resharding.transfer.planned import received_bytes
 from mrl.resharding.transfer.proof import EngineProof
@@ -35,7 +36,7 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.transfer.slot_tables import Tables, of_part
 from mrl.resharding.transfer.weight_sync import PlannedSync
-from mrl.resharding.wire.mesh import Mesh
+from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.shared_memory import SharedSegment
 from tests.ranks import run_ranks
 from tests.resharding.exchanges import Receiving, Shelf, kill_self
@@ -103,7 +104,7 @@ class Parameters:
     def start(self, tables: Tables, proof: EngineProof | None) -> None:
         self._tables, self._proof = tables, proof
         self.flat = [
-            torch.full((elements(t.shape) * DTYPES[t.dtype].itemsize,), 0xFF, dtype=torch.uint8).view(
+            torch.full((math.prod(t.shape) * DTYPES[t.dtype].itemsize,), 0xFF, dtype=torch.uint8).view(
                 DTYPES[t.dtype]
             )
             for t in tables.targets
@@ -466,24 +467,25 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     again.close()
 
 
-def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class FlipOnce(Faults):
+    """Flips one bit of the first bytes that arrive."""
+
+    flipped = False
+
+    def arrived(self, data: torch.Tensor) -> None:
+        if not self.flipped:
+            self.flipped = True
+            data[77] ^= 4
+
+
+def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals() -> None:
     """On one slot nothing travels in a planned session: both sides read the same memory."""
     meeting = store()
     wire = Wire("distributed", meeting.port)
     receiver = wire.receiver(60.0)
     pair = Pair(wire, receiver.address, 60.0)
     storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU)
-    wait, flipped = Mesh.wait, []
-
-    def flip(self: Mesh, works: Any, what: str) -> None:
-        wait(self, works, what)
-        if what.startswith("bytes of a bucket") and not flipped:
-            flipped.append(True)
-            receiver._inbox._buckets[0][77] ^= 4  # type: ignore[union-attr]
-
-    monkeypatch.setattr(Mesh, "wait", flip)
+    receiver.faults = FlipOnce()
     session = Session.new(-1, 0, pair.weight_sync.digest)
     thread = take(receiver, session, Windows(storage), storage)
     with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not have the digest"):

@@ -152,7 +152,7 @@ def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("fault", [leave_out, double, shift])
 def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
     """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
-    tables = slot.weight_sync._led[0].tables
+    tables = slot.weight_sync.feeds[0].content
     (window,) = tables.windows
     target = next(n for n, t in enumerate(tables.targets) if t.name.endswith("qkv_proj.weight"))
     *others, row = np.flatnonzero(window.local["target"] == target).tolist()
@@ -160,13 +160,13 @@ def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: An
     other = next(n for n in others if sizes[n] == sizes[row])
     width = tables.targets[target].shape[-1]
     wrong = dataclasses.replace(window, local=fault(window.local, row, other, width))
-    good = slot.weight_sync._led
-    slot.weight_sync._led = [
-        dataclasses.replace(good[0], tables=dataclasses.replace(tables, windows=(wrong,)))
+    good = slot.weight_sync.feeds
+    slot.weight_sync.feeds = [
+        dataclasses.replace(good[0], content=dataclasses.replace(tables, windows=(wrong,)))
     ]
     error = slot.sync(0)
     assert "not what the trainer's parameters hold" in error and "_proj.weight" in error, error
-    slot.weight_sync._led = good
+    slot.weight_sync.feeds = good
     assert slot.sync(0) == "" and slot.outcome(0) == (True, None)
 
 
@@ -279,7 +279,7 @@ def flip_in_a_neighbours_bucket(slot: Slot, rank: int) -> Callable[[], None]:
 
 def pack_another_row(slot: Slot, rank: int) -> Callable[[], None]:
     """The first packed run is read one element too late."""
-    pack = next(w.pack for w in slot.weight_sync._part.windows if len(w.pack))
+    pack = next(w.pack for w in slot.weight_sync.part.windows if len(w.pack))
     pack["source_offset"][0] += rank
 
     def mend() -> None:

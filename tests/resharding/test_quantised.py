@@ -11,11 +11,11 @@ from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import SCALES
-from mrl.resharding.planner import engine_manifests, fp8, quantised, trainer_manifests
-from mrl.resharding.planner.alignment import cut_inside_blocks, leave_whole
+from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
 from mrl.resharding.planner.plan import PlanOptions, build_plan
-from mrl.resharding.planner.quantised import VALUES, Blocks
+from mrl.resharding.planner.quantised import VALUES, Blocks, cut_inside_blocks, leave_whole
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer import fp8
 from tests.resharding.worlds import FAMILIES, random_config
 
 WIDE = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 256, "vocab_size": 128}

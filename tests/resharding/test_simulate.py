@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.planner.alignment import leave_whole
 from mrl.resharding.planner.plan import build_plan
+from mrl.resharding.planner.quantised import leave_whole
 from tests.resharding.simulate import execute, write_counts
 from tests.resharding.worlds import (
     FAMILIES,

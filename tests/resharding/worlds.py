@@ -1,6 +1,7 @@
 """Random small models and layouts, with the checkpoint they share. Used by the planner's tests."""
 
 import dataclasses
+import math
 import random
 import zlib
 
@@ -10,11 +11,12 @@ from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import LOCAL, SCALES, TRAINER, TRANSFORMER_ENGINE
-from mrl.resharding.planner import engine_manifests, fp8, quantised, trainer_manifests
-from mrl.resharding.planner.copy_table import assign, numpy_dtype
-from mrl.resharding.planner.manifest import RankManifest, elements
+from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer import fp8
+from mrl.resharding.transfer.copies import assign, numpy_dtype
 
 FAMILIES = ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
 
@@ -150,7 +152,7 @@ def loaded(manifest: RankManifest, full: dict[str, np.ndarray]) -> list[np.ndarr
     for tensor in manifest.tensors:
         kind = numpy_dtype(tensor.dtype)
         array = (
-            np.full(elements(tensor.shape) * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(tensor.shape)
+            np.full(math.prod(tensor.shape) * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(tensor.shape)
         )
         for piece in tensor.pieces:
             extra = len(tensor.shape) - len(piece.shape)

@@ -72,7 +72,7 @@ def test_what_was_sent_is_what_a_fresh_engine_has(
     tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list[list[float]]
 ) -> None:
     feeding = sync_weights(tiny_engine, feeder, tiny_model)
-    assert not feeding.errors and feeding.stats[0].num_bytes == sum(
+    assert not feeding.errors and feeding.stats[0].moved.num_bytes == sum(
         w.nbytes for w in read(tiny_model).values()
     )
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers

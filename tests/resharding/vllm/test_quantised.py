@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.models.tensors import BLOCK, SCALES
-from mrl.resharding.planner import fp8, quantised
+from mrl.resharding.planner import quantised
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer import fp8
 from mrl.rollout.request import Response
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving

@@ -19,6 +19,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from tests.resharding.simulate import execute
+from tests.resharding.vllm.manifest_extension import from_plain
 from tests.resharding.worlds import World, as_engines_want, checkpoint, loaded
 
 pytestmark = pytest.mark.integration
@@ -58,7 +59,7 @@ WIDE = {
 ENGINE = """
 import json, sys
 from vllm import LLM, SamplingParams
-from resharding.vllm.cpu_fp8 import allow_without_amx
+from mrl.resharding.vllm.cpu_fp8 import allow_without_amx
 
 allow_without_amx()
 
@@ -66,7 +67,7 @@ if __name__ == "__main__":
     model, tp, checkpoint, out, whole_experts = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:] == ["ep"]
     llm = LLM(model=model, load_format="dummy", skip_tokenizer_init=True, tensor_parallel_size=tp, enforce_eager=True,
               max_model_len=128, max_num_seqs=4, dtype="bfloat16", enable_expert_parallel=whole_experts,
-              worker_extension_cls="mrl.resharding.vllm.trace.ManifestExtension")
+              worker_extension_cls="tests.resharding.vllm.manifest_extension.ManifestExtension")
     tensors = json.load(open(checkpoint))
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -74,7 +75,7 @@ if __name__ == "__main__":
         return not whole_experts and llm.generate({"prompt_token_ids": [1, 2, 3]}, greedy, use_tqdm=False)[0].outputs[0].token_ids
 
     before = tokens()
-    manifests = llm.collective_rpc("destination_manifest", args=(tensors,))
+    manifests = llm.collective_rpc("engine_manifest", args=(tensors,))
     after = tokens()
     assert before == after, (before, after)
     json.dump(manifests, open(out, "w"))
@@ -166,7 +167,7 @@ def traced(family: str, tp: int, folder: Path, *words: str, **fields: Any) -> tu
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280
         )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return [RankManifest.from_plain(data) for data in json.loads((folder / "manifests.json").read_text())], hf
+    return [from_plain(data) for data in json.loads((folder / "manifests.json").read_text())], hf
 
 
 def by_name(manifest: RankManifest) -> dict:

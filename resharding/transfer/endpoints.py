@@ -15,11 +15,11 @@ from mrl.resharding.wire.slot_link import SlotLink
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ends:
-    """Of one trainer rank."""
+class Endpoints:
+    """The senders of one trainer rank, and what they share."""
 
     receivers: tuple[int, ...]
-    """The engine ranks it leads: its slot's, or between pools every num_trainers-th."""
+    """The engine ranks that it feeds: its slot's, or between pools every num_trainers-th."""
     senders: tuple[WeightSender, ...]
     mesh: TrainerMesh | None
     link: SlotLink | None
@@ -33,7 +33,7 @@ class Ends:
             self.mesh.drop()
 
 
-def open_ends(
+def open_endpoints(
     sync: SyncSection,
     addresses: Sequence[str],
     *,
@@ -41,7 +41,7 @@ def open_ends(
     num_trainers: int,
     device: torch.device,
     store: tuple[str, int] | None,
-) -> Ends:
+) -> Endpoints:
     """`addresses`: of all engine ranks. `store`: host and port of the trainers' torch.distributed store, for a mesh."""
     if sync.transport == "auto":
         if len(addresses) != num_trainers:
@@ -49,7 +49,7 @@ def open_ends(
                 f"{len(addresses)} engine ranks for {num_trainers} slots; each slot has one (sync.transport = auto)"
             )
         link = SlotLink(sync.bucket_bytes, device)
-        return Ends((rank,), (WeightSender(addresses[rank], sync, link),), None, link)
+        return Endpoints((rank,), (WeightSender(addresses[rank], sync, link),), None, link)
     if store is None:
         raise WeightSyncError("sync.transport = distributed needs the address of the trainers' store")
     mesh = TrainerMesh(
@@ -63,4 +63,4 @@ def open_ends(
     )
     receivers = tuple(range(rank, len(addresses), num_trainers))
     senders = [WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers]
-    return Ends(receivers, tuple(senders), mesh, None)
+    return Endpoints(receivers, tuple(senders), mesh, None)

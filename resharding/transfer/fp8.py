@@ -17,7 +17,7 @@ from mrl.models.tensors import SCALES
 from mrl.resharding.planner.quantised import quantises
 
 LARGEST = 448.0
-"""Of torch.float8_e4m3fn."""
+"""The largest number that torch.float8_e4m3fn has."""
 _CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
 """Elements quantised at one time: their float32 forms take a few times as many bytes."""
 

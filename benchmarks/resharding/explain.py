@@ -77,13 +77,13 @@ def memory_bytes(plan: Plan) -> dict[str, int]:
 
 
 def _largest_module(plan: Plan) -> int:
-    from mrl.resharding.planner.manifest import tensor_bytes
+    from mrl.resharding.planner.manifest import module_of, tensor_bytes
 
     largest = 0
     for group in plan.engines:
         modules: dict[str, int] = {}
         for tensor in group.tensors:
-            name = tensor.name.rpartition(".")[0]
+            name = module_of(tensor.name)
             modules[name] = modules.get(name, 0) + tensor_bytes(tensor)
         largest = max(largest, *modules.values(), 0)
     return largest
