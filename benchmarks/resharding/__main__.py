@@ -1,7 +1,10 @@
-"""torchrun --nproc-per-node N -m resharding.bench --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2 --mode both
+"""The weight sync's benchmark: real trainer and engine ranks, by the plan and by gathering, without Ray.
 
-One process per slot is a trainer rank with storage in Megatron's layout; each starts its engine rank as a second process.
-They move weights by the weight sync's own classes. With several nodes, start torchrun on each as usual.
+torchrun --nproc-per-node N -m resharding.bench --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
+
+One process per slot is a trainer rank with storage in Megatron's layout; each starts its engine rank as a
+second process. They move weights by the weight sync's own classes. With several nodes, start torchrun on each
+as usual.
 """
 
 from __future__ import annotations
@@ -154,8 +157,8 @@ def require_memory(
     manifests: list[RankManifest],
     bucket_bytes: int,
 ) -> None:
-    """ConfigError before anything large is made: per slot, both sides' weights (engines: and the plain copy's), the
-    buckets of one mode, and the processes."""
+    """ConfigError before anything large is made: per slot, both sides' weights (engines: and the plain
+    copy's), the buckets of one mode, and the processes."""
     engines = options.receivers == "vllm"
     rollout_bytes = max(m.num_bytes for m in manifests) * (2 if engines else 1)
     train_bytes = max(m.num_bytes for m in trainer_manifests.from_layout(hf, train))

@@ -1,4 +1,5 @@
-"""An object that lives in a process of its own, as an engine's worker does: calls go to it over a pipe, errors come back."""
+"""An object that lives in a process of its own, as an engine's worker does: calls go to it over a pipe,
+errors come back."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Child:
         self._pipe.send((method, arguments))
 
     def result(self) -> Any:
-        """What the started call returned; WeightSyncError with its traceback when it raised, ended or is late."""
+        """What the started call returned; WeightSyncError with its traceback when it raised, ended or is
+        late."""
         try:
             if not self._pipe.poll(self._seconds):
                 raise WeightSyncError(f"process {self.pid} did not answer within {self._seconds:.0f} s")

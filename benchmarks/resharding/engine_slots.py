@@ -1,4 +1,5 @@
-"""The generation side of one engine's slots: a real vLLM engine, its workers and their own loaders and processing."""
+"""The generation side of one engine's slots: a real vLLM engine, its workers and their own loaders and
+processing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Made-up checkpoint bytes: those of any box of any tensor follow from its name's place, its position and the version alone.
+"""Made-up checkpoint bytes: those of any box of any tensor follow from its name's place, its position and the
+version alone.
 
-So every rank fills its own memory and checks what it received without anyone holding the whole checkpoint. Finite numbers
-only: a loader may compute with them.
+So every rank fills its own memory and checks what it received without anyone holding the whole checkpoint.
+Finite numbers only: a loader may compute with them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from mrl.resharding.transfer.fp8 import quantised
 _PERIOD = 1_000_003
 """Units of two bytes after which the bytes repeat; a prime, so that no row width divides it."""
 _TENSOR_STEP, _VERSION_STEP = 7_919, 104_729
-"""Units between the beginnings of neighbouring tensors and versions; below the period no two tensors begin alike."""
+"""Units between the beginnings of neighbouring tensors and versions; below the period no two tensors begin
+alike."""
 
 
 class MadeUp:

@@ -1,4 +1,5 @@
-"""What is measured and in which order: plain copies, then every mode with every kind of verification; medians over ranks and repeats."""
+"""What is measured and in which order: plain copies, then every mode with every kind of verification; medians
+over ranks and repeats."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def measure(
     warm_up: int,
     check: bool,
 ) -> dict[str, Any]:
-    """The same report on every rank. The planned path comes first: memory that an allocator kept from the other would
-    hide what it needs."""
+    """The same report on every rank. The planned path comes first: memory that an allocator kept from the
+    other would hide what it needs."""
     needed = sum(m.num_bytes for m in rank.manifests)
     plain = [_plain_copy(rank) for _ in range(warm_up + repeats)][warm_up:]
     runs = []

@@ -1,4 +1,5 @@
-"""The models the benchmark knows: published configurations, with fewer layers, experts and vocabulary rows by `--scale`."""
+"""The models the benchmark knows: published configurations, with fewer layers, experts and vocabulary rows by
+`--scale`."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def config_of(name: str, *, scale: float, train: Layout) -> dict[str, Any]:
-    """A model's HF config with `scale` (0 to 1) of its layers, experts and vocabulary rows, rounded up to what the layout
-    divides: bytes shrink by about the square. Widths stay. `tiny` knows no scale."""
+    """A model's HF config with `scale` (0 to 1) of its layers, experts and vocabulary rows, rounded up to
+    what the layout divides: bytes shrink by about the square. Widths stay. `tiny` knows no scale."""
     if not 0 < scale <= 1:
         raise ConfigError(f"--scale {scale} must be above 0 and at most 1")
     if name == "tiny":

@@ -1,4 +1,5 @@
-"""python -m benchmarks.resharding.one_gpu: two processes on one GPU over CUDA IPC, the planned weight sync against three other ways.
+"""python -m benchmarks.resharding.one_gpu: two processes on one GPU over CUDA IPC, the planned weight sync
+against three other ways.
 
 Has not run on a GPU yet; `--device cpu` runs the same steps over shared memory.
 
@@ -96,7 +97,8 @@ def measure(
 def _sync(
     trainer: BenchTrainer, slot: Child, manifest: list[Any], bucket_bytes: int, repeats: int
 ) -> dict[str, Any]:
-    """Sessions of the planned weight sync without digests (nothing crosses slots, so nothing would be digested)."""
+    """Sessions of the planned weight sync without digests (nothing crosses slots, so nothing would be
+    digested)."""
     sync = SyncSection(bucket_bytes=bucket_bytes, verify="off", deadline_seconds=_DEADLINE_SECONDS)
     weight_sync = PlannedSync(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
     seconds, lane = [], []

@@ -13,7 +13,8 @@ _PAGE = 4096
 
 
 class PeakMemory:
-    """A context. Private pages only: shared buffers have a known size and one owner, leased memory is the trainer's."""
+    """A context. Private pages only: shared buffers have a known size and one owner, leased memory is the
+    trainer's."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids

@@ -19,7 +19,8 @@ from mrl.resharding.wire import memory
 
 
 class StorageSlot:
-    """One engine rank, called by the trainer rank of its slot (`Child`). Lists have one answer per engine rank."""
+    """One engine rank, called by the trainer rank of its slot (`Child`). Lists have one answer per engine
+    rank."""
 
     def __init__(self, manifest: RankManifest, deadline_seconds: float, device: torch.device) -> None:
         self._storage = Storage(manifest, device)

@@ -1,6 +1,8 @@
-"""An engine rank's parameters without an engine: the engine's loader layout, filled by both kinds of consumer.
+"""An engine rank's parameters without an engine: the engine's loader layout, filled by both kinds of
+consumer.
 
-Stands for engine modules whose loader storage is kernel storage: nothing is processed, everything is written in place.
+Stands for engine modules whose loader storage is kernel storage: nothing is processed, everything is written
+in place.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Storage:
         return next((difference for difference in found if difference), None)
 
     def load(self, name: str, full: torch.Tensor) -> None:
-        """Copies this rank's boxes out of a whole checkpoint tensor, as an engine's loaders do; quantised where they are."""
+        """Copies this rank's boxes out of a whole checkpoint tensor, as an engine's loaders do; quantised
+        where they are."""
         for part, tensor in whole_tensors([(name, full)], self._block):
             self._load(part, tensor)
 

@@ -1,6 +1,8 @@
-"""A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with made-up bytes.
+"""A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with
+made-up bytes.
 
-Has what `weight_sync.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to live models'.
+Has what `weight_sync.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to
+live models'.
 """
 
 from __future__ import annotations

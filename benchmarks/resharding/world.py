@@ -1,4 +1,5 @@
-"""One rank of the benchmark: its trainer, its slot's receiver process, and sessions in any mode. Collective over all ranks."""
+"""One rank of the benchmark: its trainer, its slot's receiver process, and sessions in any mode. Collective
+over all ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Rank:
         engine: EngineKind | None,
         deadline_seconds: float,
     ) -> None:
-        """`manifests`: of every engine rank. `engine`: they are real vLLM workers, else storages in their layout."""
+        """`manifests`: of every engine rank. `engine`: they are real vLLM workers, else storages in their
+        layout."""
         self.rank = rank
         self.trainer = BenchTrainer(hf, train, rank, device=CPU)
         self.trainer.fill(0)
@@ -118,12 +120,14 @@ class Rank:
         return phases | {"processor": self._processor_seconds() - busy}
 
     def _processor_seconds(self) -> float:
-        """Of the main threads of this slot's processes, so far: what a session costs however busy the machine is."""
+        """Of the main threads of this slot's processes, so far: what a session costs however busy the machine
+        is."""
         pids = [os.getpid(), *([] if self._slot is None else family(self._slot.pid))]
         return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
 
     def peak(self, weight_sync: WeightSync) -> int:
-        """Private bytes that one session needed at most: of the trainer, and of the generation side where it lives here."""
+        """Private bytes that one session needed at most: of the trainer, and of the generation side where it
+        lives here."""
         slot = [] if self._slot is None else family(self._slot.pid)
         with PeakMemory([os.getpid()]) as trainer, PeakMemory(slot) as generation:
             self.run(weight_sync)
@@ -135,8 +139,8 @@ class Rank:
         return self._copier.call("copy_plainly", self.trainer.memory.describe())
 
     def difference(self, weight_sync: WeightSync, version: int) -> str | None:
-        """Fills the trainer with other bytes, syncs, compares. Storages, poisoned before, byte by byte; engines by
-        the log-probs they answer with, equal to the last bit between all modes."""
+        """Fills the trainer with other bytes, syncs, compares. Storages, poisoned before, byte by byte;
+        engines by the log-probs they answer with, equal to the last bit between all modes."""
         self.trainer.fill(version)
         if not self._engine:
             self._ask("poison")

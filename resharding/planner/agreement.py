@@ -1,10 +1,10 @@
-"""What the manifests of a plan must fulfil: trainer and engines have the same checkpoint tensors in the same full shapes, engines
-take all of each, and every element of an engine tensor is written once. Pure.
+"""What the manifests of a plan must fulfil: trainer and engines have the same checkpoint tensors in the same
+full shapes, engines take all of each, and every element of an engine tensor is written once. Pure.
 
-vLLM's loaders take the rows that their own parameters have room for and leave the rest: an engine with narrower experts or
-fewer heads than the trainer would serve a part of the weights without a word. What engines honestly have otherwise is no
-box of a checkpoint tensor (padding, derived tensors) or another name for one (tied layers), save the scales of quantised
-tensors, which are made of what the trainer holds.
+vLLM's loaders take the rows that their own parameters have room for and leave the rest: an engine with
+narrower experts or fewer heads than the trainer would serve a part of the weights without a word. What
+engines honestly have otherwise is no box of a checkpoint tensor (padding, derived tensors) or another name
+for one (tied layers), save the scales of quantised tensors, which are made of what the trainer holds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _Boxes = dict[str, dict[Box, None]]
 
 
 def require_agreement(trainers: Sequence[RankManifest], engines: Sequence[RankManifest]) -> None:
-    """Raises WeightSyncError naming every tensor that the trainer ranks together and the engine ranks together do not have in
-    one shape, or that the engine ranks take in part only.
+    """Raises WeightSyncError naming every tensor that the trainer ranks together and the engine ranks
+    together do not have in one shape, or that the engine ranks take in part only.
 
-    Of what an engine takes whole (`unplanned`) the name alone is compared: its loaders see the whole tensor.
+    Of what an engine takes whole (`unplanned`) the name alone is compared: its loaders see the whole
+    tensor.
     """
     held, needed = _boxes(trainers), _boxes(engines)
     whole = {name for manifest in engines for name in manifest.unplanned if not name.endswith(SCALES)}
@@ -89,7 +90,8 @@ def _covers(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
 
 
 def require_placed(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
-    """ConfigError unless the topology has a slot for each manifest, in rank order; WeightSyncError for a dtype no plan moves."""
+    """ConfigError unless the topology has a slot for each manifest, in rank order; WeightSyncError for a
+    dtype no plan moves."""
     if [manifest.rank for manifest in manifests] != list(range(len(manifests))):
         raise ConfigError(
             f"{side} manifests must be in rank order from 0, got {[m.rank for m in manifests][:16]}"
@@ -106,8 +108,8 @@ def require_placed(side: str, manifests: Sequence[RankManifest], slots: Sequence
 
 
 def require_written_once(group: Replicas) -> None:
-    """WeightSyncError naming an engine tensor of which an element is in two boxes, or in none though it is not padding at the
-    end of the first dimension (a padded vocabulary)."""
+    """WeightSyncError naming an engine tensor of which an element is in two boxes, or in none though it is
+    not padding at the end of the first dimension (a padded vocabulary)."""
     for tensor in group.tensors:
         boxes = []
         for piece in tensor.pieces:

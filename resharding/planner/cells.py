@@ -1,7 +1,9 @@
-"""The boxes by which a weight sync is proved: cut so that one trainer rank holds each whole and engine ranks need each whole. Pure.
+"""The boxes by which a weight sync is proved: cut so that one trainer rank holds each whole and engine ranks
+need each whole. Pure.
 
-Both ends compute a digest of every cell from their own memory, by their own manifest. A cell is named by its checkpoint tensor and
-its place there, so it does not matter how either end lays it out, in which window its bytes travel or from which replica.
+Both ends compute a digest of every cell from their own memory, by their own manifest. A cell is named by its
+checkpoint tensor and its place there, so it does not matter how either end lays it out, in which window its
+bytes travel or from which replica.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """A cell that a trainer rank computes the digest of: which box of its tensors it reads, and what it makes of it."""
+    """A cell that a trainer rank computes the digest of: which box of its tensors it reads, and what it makes
+    of it."""
 
     cell: Cell
     tensor: str
@@ -78,7 +81,8 @@ class _Kind:
 
 
 class PlanCells:
-    """The cells of a plan. Replicas take turns in answering, whoever sends: ranks that should hold the same and do not are seen."""
+    """The cells of a plan. Replicas take turns in answering, whoever sends: ranks that should hold the same
+    and do not are seen."""
 
     def __init__(self, plan: Plan) -> None:
         self._items, self._trainers = plan.items, plan.trainers
@@ -145,7 +149,8 @@ def _answer(item: Item, kind: _Kind, number: int) -> Answer:
 
 
 class WholeCells:
-    """The cells of tensors that are gathered whole: every box that some rank holds; the lowest rank that holds it answers."""
+    """The cells of tensors that are gathered whole: every box that some rank holds; the lowest rank that
+    holds it answers."""
 
     def __init__(
         self,
@@ -153,7 +158,8 @@ class WholeCells:
         dtypes: Mapping[str, str],
         whole: Sequence[Iterable[str]] = (),
     ) -> None:
-        """`boxes`: by tensor, box -> the lowest rank that holds it. `whole`: by engine rank, the tensors that it takes; none: all."""
+        """`boxes`: by tensor, box -> the lowest rank that holds it. `whole`: by engine rank, the tensors that
+        it takes; none: all."""
         self._boxes, self._dtypes = boxes, dtypes
         self._cells = [
             (Answer(Cell(tensor, *box), tensor, box, dtypes[tensor]), lowest)
@@ -200,7 +206,8 @@ class Run:
 
 
 def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> Run:
-    """The box of shape `box` at `start` of a contiguous array of `shape`, which may have more dimensions in front.
+    """The box of shape `box` at `start` of a contiguous array of `shape`, which may have more dimensions in
+    front.
 
     >>> run_of((4, 8), (1, 2), (3, 4))
     Run(offset=10, stride=8, rows=3, cols=4)

@@ -1,7 +1,8 @@
-"""Tables of strided copies: the unit of work of a plan. This module owns their layout and joins them; `transfer/copies.py` runs them.
+"""Tables of strided copies: the unit of work of a plan. This module owns their layout and joins them;
+`transfer/copies.py` runs them.
 
-A row copies `rows` runs of `cols` elements. Offsets and strides are in elements of the tensor named (each side in its own
-dtype). Tensor index -1 is the bucket, seen as an array of the wire dtype.
+A row copies `rows` runs of `cols` elements. Offsets and strides are in elements of the tensor named (each
+side in its own dtype). Tensor index -1 is the bucket, seen as an array of the wire dtype.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ COPY = np.dtype(
         ("block", "i4"),
     ]
 )
-"""`source_stride`, `target_stride`: elements between two runs. `wire`: index into WIRE_DTYPES. `module`: index into the
-part's modules (-1 where the target is the bucket). `block`: 0, or the source is quantised by square blocks of this edge, of
-which it has whole ones: into values (wire float8_e4m3fn) or scales (wire float32; the target then has an element for each
-block, `rows` and `cols` count the source's)."""
+"""`source_stride`, `target_stride`: elements between two runs. `wire`: index into WIRE_DTYPES. `module`:
+index into the part's modules (-1 where the target is the bucket). `block`: 0, or the source is quantised by
+square blocks of this edge, of which it has whole ones: into values (wire float8_e4m3fn) or scales (wire
+float32; the target then has an element for each block, `rows` and `cols` count the source's)."""
 
 CopyTable = np.ndarray
 """A numpy array of dtype COPY."""
@@ -40,7 +41,8 @@ Side = tuple[int, int, int]
 
 
 class CopyList:
-    """Collects copies and joins a new one to the last where both sides continue it; what is quantised stays a box."""
+    """Collects copies and joins a new one to the last where both sides continue it; what is quantised stays a
+    box."""
 
     def __init__(self) -> None:
         self._rows: list[list[int]] = []

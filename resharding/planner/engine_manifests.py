@@ -1,4 +1,5 @@
-"""Engine manifests: where each checkpoint box lands on every engine rank, from a layout or from a loaders' trace.
+"""Engine manifests: where each checkpoint box lands on every engine rank, from a layout or from a loaders'
+trace.
 
 Pure: a live engine is seen as the records of the copies its own loaders made. Does not own vLLM's layout
 (models/engine_rows.py and the families) nor the tracing itself (done inside the engine's worker).
@@ -23,9 +24,9 @@ def from_layout(
 ) -> list[RankManifest]:
     """The manifest of every engine rank, without an engine.
 
-    `layout.tp` is the engine's tensor parallel size and `layout.dp` counts engines. `layout.ep` = 1 splits experts by tp;
-    otherwise each run of ep consecutive ranks (ep a multiple of tp: expert parallel over tp and data parallel) shares the
-    experts whole. ConfigError for axes a rollout does not have.
+    `layout.tp` is the engine's tensor parallel size and `layout.dp` counts engines. `layout.ep` = 1 splits
+    experts by tp; otherwise each run of ep consecutive ranks (ep a multiple of tp: expert parallel over tp
+    and data parallel) shares the experts whole. ConfigError for axes a rollout does not have.
     """
     if layout.pp * layout.cp * layout.etp > 1:
         raise ConfigError(f"a rollout layout has tp, ep and dp only, got {layout}")
@@ -46,7 +47,8 @@ def from_layout(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One copy a loader made between two views: parameter[offset, strides] <- checkpoint tensor[offset, strides].
+    """One copy a loader made between two views: parameter[offset, strides] <- checkpoint tensor[offset,
+    strides].
 
     Offsets and strides are in elements of the whole tensors; `shape` is common to both views.
     """
@@ -71,13 +73,14 @@ def from_trace(
 ) -> RankManifest:
     """The manifest of one live rank.
 
-    `parameters` has every parameter's loader-layout shape and dtype in the model's order, `checkpoint` the tensors that
-    were fed. `loaded_whole` names parameters known to equal one checkpoint tensor that the trace cannot see (parameter ->
-    tensor). `aliases` are names that share another parameter's storage (a tied output layer): left out.
+    `parameters` has every parameter's loader-layout shape and dtype in the model's order, `checkpoint` the
+    tensors that were fed. `loaded_whole` names parameters known to equal one checkpoint tensor that the trace
+    cannot see (parameter -> tensor). `aliases` are names that share another parameter's storage (a tied
+    output layer): left out.
 
-    A parameter that something else than boxes fills (a transposed or re-strided load) makes its whole module `unplanned`: the
-    tensors that fill the module come whole. WeightSyncError names each parameter that nothing fills: the engine has what the
-    trainer does not (a bias, a further layer).
+    A parameter that something else than boxes fills (a transposed or re-strided load) makes its whole module
+    `unplanned`: the tensors that fill the module come whole. WeightSyncError names each parameter that
+    nothing fills: the engine has what the trainer does not (a bias, a further layer).
     """
     shapes = {tensor.name: tensor.shape for tensor in checkpoint}
     pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
@@ -137,7 +140,8 @@ def _unravel(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _box(view: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Extents, per dimension of a contiguous tensor of `shape`, of a view; None when the view is no box of it."""
+    """Extents, per dimension of a contiguous tensor of `shape`, of a view; None when the view is no box of
+    it."""
     views = [(size, stride) for size, stride in zip(view, strides, strict=True) if size > 1]
     extents, step = [], 1
     for size in reversed(shape):

@@ -1,4 +1,5 @@
-"""What one rank's memory holds in checkpoint terms, with a digest: the planner's only input about ranks. Pure."""
+"""What one rank's memory holds in checkpoint terms, with a digest: the planner's only input about ranks.
+Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ WIRE_DTYPES = tuple(DTYPE_BYTES)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankManifest:
-    """One rank's tensors. `rank` numbers trainer ranks and engine ranks each from 0; `digest` hashes the tensors alone, so
-    that replicas have the same one."""
+    """One rank's tensors. `rank` numbers trainer ranks and engine ranks each from 0; `digest` hashes the
+    tensors alone, so that replicas have the same one."""
 
     rank: int
     tensors: tuple[LocalTensor, ...]
@@ -52,8 +53,8 @@ def module_of(parameter: str) -> str:
 
 
 def whole_modules(feeds: Mapping[str, Set[str]], unplannable: Set[str]) -> set[str]:
-    """The `unplannable` modules and all that share a tensor with one of them, directly or through others: what comes
-    whole is loaded into every module it feeds.
+    """The `unplannable` modules and all that share a tensor with one of them, directly or through others:
+    what comes whole is loaded into every module it feeds.
 
     `feeds`: module -> checkpoint tensors that fill it.
     """

@@ -1,8 +1,9 @@
 """Who sends what to whom: checkpoint tensors in classes, and one pattern of transfers per class. Pure.
 
-Tensors that the same ranks hold and need in the same boxes (the experts of one expert-parallel rank in one pipeline
-stage, say) form a class; its pattern is computed once. Which rank sends a cell is a closed form of the pattern and the
-tensor's ordinal in its class, so that every rank computes the same choice for any tensor without a search.
+Tensors that the same ranks hold and need in the same boxes (the experts of one expert-parallel rank in one
+pipeline stage, say) form a class; its pattern is computed once. Which rank sends a cell is a closed form of
+the pattern and the tensor's ordinal in its class, so that every rank computes the same choice for any tensor
+without a search.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transfer:
-    """One cell of one need of one engine rank; `candidates` are the nearest trainer ranks that hold all of it.
+    """One cell of one need of one engine rank; `candidates` are the nearest trainer ranks that hold all of
+    it.
 
-    `origins` and `target` are the cell's coordinates relative to the holding box and to the needed box; `holds` gives the
-    index of each candidate's box among the tensor's holdings. `block`: the edge of the blocks that the sender quantises, 0
-    where it only casts. A cell of scales counts blocks, its origins and `extent` count elements of what is held.
+    `origins` and `target` are the cell's coordinates relative to the holding box and to the needed box;
+    `holds` gives the index of each candidate's box among the tensor's holdings. `block`: the edge of the
+    blocks that the sender quantises, 0 where it only casts. A cell of scales counts blocks, its origins and
+    `extent` count elements of what is held.
     """
 
     engine_rank: int
@@ -71,13 +74,15 @@ class Transfer:
         return self.block if self.block and self.extent == self.shape else 1
 
     def trainer_box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Box:
-        """Where the trainer rank has a part of the cell: relative to the origin, in elements of what it holds."""
+        """Where the trainer rank has a part of the cell: relative to the origin, in elements of what it
+        holds."""
         if not self.block or self.extent == self.shape:
             return start, shape
         return Blocks(self.extent, self.block).elements(start, shape)
 
     def chosen(self, ordinal: int) -> int:
-        """Index of the trainer rank that sends the tensor with this ordinal in its class: the candidates take turns."""
+        """Index of the trainer rank that sends the tensor with this ordinal in its class: the candidates take
+        turns."""
         return (self.turn + ordinal) % len(self.candidates)
 
     @property
@@ -93,7 +98,8 @@ class Pattern:
     period: int
     """Ordinals are taken modulo this."""
     bytes_not_on_slot: int
-    """Bytes that engine ranks need and their own slot does not hold, counted from the boxes alone (lower bound)."""
+    """Bytes that engine ranks need and their own slot does not hold, counted from the boxes alone (lower
+    bound)."""
     num_bytes: int
     """Bytes of all transfers, in wire dtype."""
 
@@ -130,7 +136,8 @@ def places_of(groups: Sequence[Replicas]) -> dict[str, list[Place]]:
 def items(
     trainers: Sequence[Replicas], engines: Sequence[Replicas], topology: Topology, *, block: int
 ) -> list[Item]:
-    """An item per needed checkpoint tensor, in order of first need. WeightSyncError lists boxes no trainer rank holds.
+    """An item per needed checkpoint tensor, in order of first need. WeightSyncError lists boxes no trainer
+    rank holds.
 
     `block`: edge of the blocks of tensors that are needed quantised and held wider.
     """
@@ -225,7 +232,8 @@ class _Plain:
 
 
 class _Quantised(_Plain):
-    """The values (in elements) or the scales (in blocks) of a tensor that its senders quantise, whole blocks only."""
+    """The values (in elements) or the scales (in blocks) of a tensor that its senders quantise, whole blocks
+    only."""
 
     def __init__(self, holds: Sequence[Place], block: int, *, scales: bool) -> None:
         super().__init__(holds)
@@ -312,7 +320,8 @@ class _Choices:
         return nearest, sorted(unique.items())
 
     def bytes_not_on_slot(self, engine_rank: int, place: Place, dtype: str) -> int:
-        """Bytes of one need that the engine rank's own slot lacks: the needed volume less what that slot's trainer rank holds."""
+        """Bytes of one need that the engine rank's own slot lacks: the needed volume less what that slot's
+        trainer rank holds."""
         slot = self._topology.engine_slots[engine_rank]
         box = (place.piece.start, place.piece.shape)
         here = {self._boxes[hold] for rank, hold in self._ranks if self._topology.trainer_slots[rank] == slot}

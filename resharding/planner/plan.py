@@ -1,7 +1,9 @@
-"""The plan: a pure function of the manifests, the topology and the options, built once and replayed at every sync.
+"""The plan: a pure function of the manifests, the topology and the options, built once and replayed at every
+sync.
 
-Owns assembly, digest and totals. Patterns (who sends what), windows (in which order) and parts (one slot's tables) are in
-their own files. Nothing here moves a byte, and nothing depends on hostnames, time or hash order.
+Owns assembly, digest and totals. Patterns (who sends what), windows (in which order) and parts (one slot's
+tables) are in their own files. Nothing here moves a byte, and nothing depends on hostnames, time or hash
+order.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ class PlanOptions:
     bucket_bytes: int = 256 << 20
     """Most bytes a slot sends, and most it receives, in one window."""
     interleave_stages: bool = True
-    """Mix modules of all pipeline stages in a window: every sender is busy at once, but as many engine modules are open
-    at once as there are stages. Without, one module is open at a time (save at window edges)."""
+    """Mix modules of all pipeline stages in a window: every sender is busy at once, but as many engine
+    modules are open at once as there are stages. Without, one module is open at a time (save at window
+    edges)."""
 
     quantise_block: int = BLOCK
     """Edge of the blocks of what engines need quantised; the engine's manifests say what that is."""
@@ -61,8 +64,8 @@ class Plan:
     windows: tuple[Window, ...]
     """The global order; every trainer rank visits each window, also where it has nothing to do."""
     fallback: tuple[str, ...] = ()
-    """Checkpoint tensors that some engine rank cannot take box by box: they go whole to every engine rank, by the gather
-    path, after the last window."""
+    """Checkpoint tensors that some engine rank cannot take box by box: they go whole to every engine rank, by
+    the gather path, after the last window."""
     whole: tuple[tuple[str, ...], ...] = ()
     """By engine rank, those of them that it takes so."""
     _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
@@ -78,8 +81,8 @@ class Plan:
 
     @functools.cached_property
     def traffic(self) -> np.ndarray:
-        """[6, slots] bytes in wire dtype: local, received in the node, received across nodes, sent in the node, sent
-        across nodes, and the number of copies into the engine before joining."""
+        """[6, slots] bytes in wire dtype: local, received in the node, received across nodes, sent in the
+        node, sent across nodes, and the number of copies into the engine before joining."""
         counts = Counter((id(item.pattern), item.ordinal) for item in self.items)
         patterns = {id(item.pattern): item.pattern for item in self.items}
         totals = np.zeros((6, self.topology.num_slots), dtype=np.int64)
@@ -97,8 +100,8 @@ class Plan:
     def summary(self) -> dict[str, Any]:
         """Totals over all slots, in bytes of wire dtype, and counts.
 
-        `lower_bound_cross_slot_bytes` is counted from the boxes alone, without the plan's choices; `copies_max` is the
-        most copies into one engine rank before joining.
+        `lower_bound_cross_slot_bytes` is counted from the boxes alone, without the plan's choices;
+        `copies_max` is the most copies into one engine rank before joining.
         """
         local, intra, inter, *_ = (int(row.sum()) for row in self.traffic)
         return {
@@ -141,8 +144,9 @@ def build_plan(
 ) -> Plan:
     """Plan every byte from the trainers' boxes to the engines'.
 
-    Manifests are in rank order from 0. WeightSyncError where the two sides do not have the same tensors in the same shapes, or
-    a manifest writes an element twice or leaves one out; ConfigError where the topology does not fit.
+    Manifests are in rank order from 0. WeightSyncError where the two sides do not have the same tensors in
+    the same shapes, or a manifest writes an element twice or leaves one out; ConfigError where the topology
+    does not fit.
     """
     require_placed("trainer", trainers, topology.trainer_slots)
     require_placed("engine", engines, topology.engine_slots)

@@ -1,9 +1,11 @@
-"""Which checkpoint tensors an engine with block-quantised weights takes in another form, and where their blocks lie. Pure.
+"""Which checkpoint tensors an engine with block-quantised weights takes in another form, and where their
+blocks lie. Pure.
 
-Such an engine has two parameters for one checkpoint tensor: float8 values under its name, and float32 scales, one for each
-square block of it, under the name with `_scale_inv` (DeepSeek-V3's own checkpoint form). An engine manifest shows
-both, so the planner needs no option: float8 needed and something wider held means quantise. Blocks are counted from the
-checkpoint tensor's first element; those at its ends may be smaller. The arithmetic is `fp8`'s.
+Such an engine has two parameters for one checkpoint tensor: float8 values under its name, and float32 scales,
+one for each square block of it, under the name with `_scale_inv` (DeepSeek-V3's own checkpoint form). An
+engine manifest shows both, so the planner needs no option: float8 needed and something wider held means
+quantise. Blocks are counted from the checkpoint tensor's first element; those at its ends may be smaller. The
+arithmetic is `fp8`'s.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _LINEAR = re.compile(r"(_proj|_proj_with_mqa|\.w[123])\.weight$")
 
 
 def quantises(name: str) -> bool:
-    """Projections of attention, dense layers and experts; not embeddings, norms, routers and the output layer."""
+    """Projections of attention, dense layers and experts; not embeddings, norms, routers and the output
+    layer."""
     return _LINEAR.search(name) is not None
 
 
@@ -47,8 +50,8 @@ def unquantised(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def engine_settings(num_layers: int) -> dict[str, Any]:
-    """`quantization_config` of a Hugging Face config with exactly these tensors quantised (routers are named because vLLM
-    makes linear layers of some)."""
+    """`quantization_config` of a Hugging Face config with exactly these tensors quantised (routers are named
+    because vLLM makes linear layers of some)."""
     routers = [f"model.layers.{n}.{m}.gate" for n in range(num_layers) for m in ("mlp", "block_sparse_moe")]
     return {
         "quant_method": "fp8",
@@ -59,7 +62,8 @@ def engine_settings(num_layers: int) -> dict[str, Any]:
 
 
 def manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
-    """An engine rank's manifest with quantised weights, from the one without. WeightSyncError where it cuts inside a block."""
+    """An engine rank's manifest with quantised weights, from the one without. WeightSyncError where it cuts
+    inside a block."""
     result: list[LocalTensor] = []
     for _, module in itertools.groupby(wide.tensors, key=lambda t: module_of(t.name)):
         tensors = list(module)
@@ -131,15 +135,15 @@ class Blocks:
         return low, tuple(h - a for a, h in zip(low, high, strict=True))
 
 
-# -- tensors that trainer ranks cut inside a block: ranks with a part of a block each would have to agree on its scale before
-# anyone could send, so these leave the plan, module by module, and are quantised where they arrive ------------------------
+# Tensors that trainer ranks cut inside a block leave the plan, module by module, and are quantised where they
+# arrive: ranks that hold a part of a block each would have to agree on its scale before anyone could send.
 
 
 def leave_whole(
     trainers: Sequence[RankManifest], engines: Sequence[RankManifest], block: int
 ) -> list[RankManifest]:
-    """The engine manifests without the modules that need a block which no trainer rank holds whole: `unplanned` names what
-    feeds them. Without quantised tensors, the engine manifests as they are."""
+    """The engine manifests without the modules that need a block which no trainer rank holds whole:
+    `unplanned` names what feeds them. Without quantised tensors, the engine manifests as they are."""
     if not any(t.dtype == VALUES for d in engines for t in d.tensors):
         return list(engines)
     cut = cut_inside_blocks(trainers, block)

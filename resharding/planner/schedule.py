@@ -1,8 +1,9 @@
-"""The global order of a plan: checkpoint tensors cut into windows whose messages fit a bucket on every slot. Pure.
+"""The global order of a plan: checkpoint tensors cut into windows whose messages fit a bucket on every slot.
+Pure.
 
-Every rank computes the same windows from the patterns alone; none needs another rank's tables. Order: module by module as
-the engine lists them, pipeline stages taking turns; inside a module, tensors of different trainer ranks take turns, so that a
-window loads many senders.
+Every rank computes the same windows from the patterns alone; none needs another rank's tables. Order: module
+by module as the engine lists them, pipeline stages taking turns; inside a module, tensors of different
+trainer ranks take turns, so that a window loads many senders.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ ALIGN = 16
 """Bytes: messages start on it, and the bound on a bucket counts every cell rounded up to it."""
 
 FINENESS = 4
-"""An item is cut so that no slot moves more than this share of a bucket for one part: coarse parts leave buckets half
-full. Parts of one item that stay in one window join again into one copy."""
+"""An item is cut so that no slot moves more than this share of a bucket for one part: coarse parts leave
+buckets half full. Parts of one item that stay in one window join again into one copy."""
 SMALLEST_GRANULE = 64 << 10
 """Bytes below which cutting only costs."""
 
@@ -42,8 +43,9 @@ Window = tuple[Step, ...]
 def slice_of(
     shape: tuple[int, ...], part: int, parts: int, unit: int = 1
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Part `part` of a cell as (start relative to the cell, shape): by rows, or by columns where there are too few rows.
-    A cell too small for either goes whole with part 0; None where a part is empty. Cuts are at multiples of `unit`.
+    """Part `part` of a cell as (start relative to the cell, shape): by rows, or by columns where there are
+    too few rows. A cell too small for either goes whole with part 0; None where a part is empty. Cuts are at
+    multiples of `unit`.
 
     >>> slice_of((4, 8), 1, 2)
     ((2, 0), (2, 8))
@@ -104,8 +106,8 @@ def ordered(
     *,
     interleave_stages: bool,
 ) -> list[Step]:
-    """All parts of all items in the plan's global order: each stage's modules in turn by the share of its bytes that went
-    before; with `interleave_stages` the same part by part."""
+    """All parts of all items in the plan's global order: each stage's modules in turn by the share of its
+    bytes that went before; with `interleave_stages` the same part by part."""
     modules: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         modules.setdefault(_module_of_item(item, engines), []).append(number)
@@ -132,7 +134,8 @@ def ordered(
 def _round_robin(
     numbers: Sequence[int], parts: Sequence[int], lane_of: Sequence[tuple[int, int]]
 ) -> list[Step]:
-    """Parts of items of different trainer ranks and engine ranks in turn, more often from longer lanes, so that all end together."""
+    """Parts of items of different trainer ranks and engine ranks in turn, more often from longer lanes, so
+    that all end together."""
     lanes: dict[tuple[int, int], list[Step]] = {}
     for number in numbers:
         steps = (Step(number, part, parts[number]) for part in range(parts[number]))

@@ -1,8 +1,9 @@
-"""One slot's part of a plan, window by window: what it copies on the slot, packs for peers and unpacks from them. Pure.
+"""One slot's part of a plan, window by window: what it copies on the slot, packs for peers and unpacks from
+them. Pure.
 
-A slot executes its windows in order. In each: `local` from the trainer's memory to the engine's; `pack` into the send
-bucket, then one message per peer; `unpack` from the receive bucket into the engine. Message layouts are the same on both
-sides because both walk the same transfers in the same order.
+A slot executes its windows in order. In each: `local` from the trainer's memory to the engine's; `pack` into
+the send bucket, then one message per peer; `unpack` from the receive bucket into the engine. Message layouts
+are the same on both sides because both walk the same transfers in the same order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where ranks sit: slots (one GPU or CPU share each), nodes and rails. An argument of planning, never discovered here. Pure."""
+"""Where ranks sit: slots (one GPU or CPU share each), nodes and rails. An argument of planning, never
+discovered here. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class Topology:
     nodes: tuple[int, ...]
     """Node of each slot."""
     rails: tuple[int, ...]
-    """Rail of each slot: slots of one rail reach each other across nodes without crossing switches' upper tier."""
+    """Rail of each slot: slots of one rail reach each other across nodes without crossing switches' upper
+    tier."""
     trainer_slots: tuple[int, ...]
     """Slot of each trainer rank."""
     engine_slots: tuple[int, ...]
@@ -37,7 +39,8 @@ class Topology:
 
     @classmethod
     def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_trainers: int | None = None) -> Topology:
-        """Trainer rank r and engine rank r on slot r; with fewer trainers the last slots have an engine rank only."""
+        """Trainer rank r and engine rank r on slot r; with fewer trainers the last slots have an engine rank
+        only."""
         slots = tuple(range(num_slots))
         return cls(
             nodes=tuple(slot // slots_per_node for slot in slots),
@@ -59,7 +62,8 @@ class Topology:
 
     @classmethod
     def separate(cls, num_trainers: int, num_engine_ranks: int, *, slots_per_node: int = 8) -> Topology:
-        """Two pools: trainer ranks on the first slots, engine ranks on the following ones, starting a new node."""
+        """Two pools: trainer ranks on the first slots, engine ranks on the following ones, starting a new
+        node."""
         first = -(-num_trainers // slots_per_node) * slots_per_node
         slots = range(first + num_engine_ranks)
         return cls(

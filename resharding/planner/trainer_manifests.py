@@ -1,4 +1,5 @@
-"""Trainer manifests: what every trainer rank holds, from a layout alone. Pure; the name tables are in models/."""
+"""Trainer manifests: what every trainer rank holds, from a layout alone. Pure; the name tables are in
+models/."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def from_layout(
     spec: Spec = TRAINER,
     pad_vocab_to: int = 1,
 ) -> list[RankManifest]:
-    """The manifest of every rank of a layout, in rank order, without a model. Replicas share one tuple of tensors."""
+    """The manifest of every rank of a layout, in rank order, without a model. Replicas share one tuple of
+    tensors."""
     family = family_of(hf_config)
     by_shard: dict[tuple[int, ...], RankManifest] = {}
     manifests = []

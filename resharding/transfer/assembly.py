@@ -1,6 +1,7 @@
 """Whole tensors out of bucket spans: checks every length and offset, and that each byte arrives exactly once.
 
-A tensor that fits a bucket becomes a view of the bucket's copy; one that spans several is put together in its own.
+A tensor that fits a bucket becomes a view of the bucket's copy; one that spans several is put together in its
+own.
 """
 
 from __future__ import annotations

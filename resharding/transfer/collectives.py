@@ -1,4 +1,5 @@
-"""The trainer ranks of one weight sync: actions whose errors all of them raise, and transfers that have a deadline."""
+"""The trainer ranks of one weight sync: actions whose errors all of them raise, and transfers that have a
+deadline."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Ranks:
         self._wait(dist.broadcast(data, sender, group=self._group, async_op=True))
 
     def sum_of(self, action: Callable[[], torch.Tensor], count: int) -> torch.Tensor:
-        """[count] int64: the sum over all ranks of what the action gives on each; an error on any is raised on all."""
+        """[count] int64: the sum over all ranks of what the action gives on each; an error on any is raised
+        on all."""
         if self.size == 1:
             return action()
         total, error = torch.zeros(count + 1, dtype=torch.int64), None
@@ -69,7 +71,8 @@ class Ranks:
         return total[:count].cpu()
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """WeightSyncError on all ranks that names every fact which is not the same on all of them, with what each says."""
+        """WeightSyncError on all ranks that names every fact which is not the same on all of them, with what
+        each says."""
         if self.size == 1:
             return
         said = {name: str(value) for name, value in facts.items()}
@@ -84,8 +87,8 @@ class Ranks:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        """Sends and receives point to point, all at once, and returns when all is done. Each message is (rank of the group, flat
-        uint8 data)."""
+        """Sends and receives point to point, all at once, and returns when all is done. Each message is (rank
+        of the group, flat uint8 data)."""
         if not sends and not receives:
             return
         assert self._group is not None

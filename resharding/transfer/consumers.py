@@ -50,8 +50,8 @@ class PlanConsumer(Protocol):
         ...
 
     def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """A session's bytes are about to arrive. `proof` wants every parameter that the tables write, in loader layout,
-        after its last byte and before anything is made of it (`EngineProof.parameter`)."""
+        """A session's bytes are about to arrive. `proof` wants every parameter that the tables write, in
+        loader layout, after its last byte and before anything is made of it (`EngineProof.parameter`)."""
         ...
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:

@@ -1,6 +1,8 @@
-"""A receiver's conversation with the one sender of a session: who may speak, and how long anything is waited for.
+"""A receiver's conversation with the one sender of a session: who may speak, and how long anything is waited
+for.
 
-Any other sender is refused and does no harm. Owns neither what is said (`wire/messages`) nor how it travels (`wire/channel`).
+Any other sender is refused and does no harm. Owns neither what is said (`wire/messages`) nor how it travels
+(`wire/channel`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Conversation:
         return self._sender is not None
 
     def accept(self) -> m.Open:
-        """Waits for this session's sender. WeightSyncError when it is not there in time or opens something else."""
+        """Waits for this session's sender. WeightSyncError when it is not there in time or opens something
+        else."""
         session, deadline = self.session, time.monotonic() + self._seconds
         while True:
             sender, message = self._listener.receive(deadline, f"the sender of {session} to open it")

@@ -1,4 +1,5 @@
-"""Runs tables of copies (`planner/copy_table`) over flat arrays of numpy or torch, casting and quantising on the way."""
+"""Runs tables of copies (`planner/copy_table`) over flat arrays of numpy or torch, casting and quantising on
+the way."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from mrl.resharding.transfer.fp8 import quantised
 
 
 def run(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] | Any) -> None:
-    """Executes a table over flat 1-D arrays. The side that is the bucket is one flat uint8 array; the other a sequence
-    indexed by tensor. Casting follows the target's dtype, through the wire dtype where a bucket is involved."""
+    """Executes a table over flat 1-D arrays. The side that is the bucket is one flat uint8 array; the other a
+    sequence indexed by tensor. Casting follows the target's dtype, through the wire dtype where a bucket is
+    involved."""
     if not len(table):
         return
     taking, giving = _Side(sources), _Side(targets)
@@ -33,7 +35,8 @@ def run(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] |
 
 
 def _run_together(table: CopyTable, taking: _Side, giving: _Side) -> None:
-    """torch's copies of single runs, one call for each dtype: few launches on a GPU, and little of Python a row."""
+    """torch's copies of single runs, one call for each dtype: few launches on a GPU, and little of Python a
+    row."""
     for wire in np.unique(table["wire"]).tolist():
         rows = table[table["wire"] == wire]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]

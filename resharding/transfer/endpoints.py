@@ -42,7 +42,8 @@ def open_endpoints(
     device: torch.device,
     store: tuple[str, int] | None,
 ) -> Endpoints:
-    """`addresses`: of all engine ranks. `store`: host and port of the trainers' torch.distributed store, for a mesh."""
+    """`addresses`: of all engine ranks. `store`: host and port of the trainers' torch.distributed store, for
+    a mesh."""
     if sync.transport == "auto":
         if len(addresses) != num_trainers:
             raise WeightSyncError(

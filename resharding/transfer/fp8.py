@@ -1,8 +1,10 @@
-"""The one rule by which weights are quantised: float8 (e4m3) values with a float32 scale for each square block.
+"""The one rule by which weights are quantised: float8 (e4m3) values with a float32 scale for each square
+block.
 
-DeepSeek-V3's form: weight = value * scale, scale = largest magnitude of the block / 448, so that the largest value is the
-format's largest. Values are weight / scale in float32, rounded to nearest even, saturated; a block of zeros, or too small
-for float32, has scale 1. Which tensors have this form, and where their blocks lie, is `quantised`'s.
+DeepSeek-V3's form: weight = value * scale, scale = largest magnitude of the block / 448, so that the largest
+value is the format's largest. Values are weight / scale in float32, rounded to nearest even, saturated; a
+block of zeros, or too small for float32, has scale 1. Which tensors have this form, and where their blocks
+lie, is `quantised`'s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The gather path on the trainer side: full tensors, bucket by bucket, into every slot's sender.
 
-Consumes: each rank's local tensors, a `GatherPlan` (equal on all ranks). Produces: buckets to this slot's receiver.
-Waits for: collectives of the trainer's group (each with the deadline), the receiver's acknowledgements.
-Unblocked by: the agreement before each bucket, so that one rank's failure is raised by all of them.
+Consumes: each rank's local tensors, a `GatherPlan` (equal on all ranks). Produces: buckets to this slot's
+receiver. Waits for: collectives of the trainer's group (each with the deadline), the receiver's
+acknowledgements. Unblocked by: the agreement before each bucket, so that one rank's failure is raised by all
+of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def send(
     deadline_seconds: float,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
-    """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all raise."""
+    """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all
+    raise."""
     if session.digest != plan.digest:
         raise WeightSyncError(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
@@ -55,7 +57,8 @@ def send(
 
 
 def proof_of(plan: GatherPlan, rank: int, num_receivers: int) -> TrainerProof:
-    """The proof of a session that brings whole tensors; all receivers get the same, so their numbers do not matter."""
+    """The proof of a session that brings whole tensors; all receivers get the same, so their numbers do not
+    matter."""
     return TrainerProof([plan.cells], rank, plan.trainers[rank], range(num_receivers))
 
 
@@ -111,7 +114,8 @@ def _fill(
     local_tensors: Sequence[torch.Tensor],
     ranks: Ranks,
 ) -> float:
-    """Puts the bucket's full tensors into the buffer, on every rank; seconds of own copies (queued only, on a GPU)."""
+    """Puts the bucket's full tensors into the buffer, on every rank; seconds of own copies (queued only, on a
+    GPU)."""
     boxes = []
     copying = 0.0
     for box in bucket.boxes:

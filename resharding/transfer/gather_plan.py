@@ -1,7 +1,8 @@
 """How full checkpoint tensors are put together from what the trainer ranks hold, bucket by bucket. Pure.
 
-The gather path is the oracle and the fallback: every slot packs every full tensor. Each piece comes from the lowest
-rank that holds it; a tensor larger than a bucket is cut into boxes that are contiguous in its row-major bytes.
+The gather path is the oracle and the fallback: every slot packs every full tensor. Each piece comes from the
+lowest rank that holds it; a tensor larger than a bucket is cut into boxes that are contiguous in its
+row-major bytes.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class _Holding:
 def build(
     checkpoint: Sequence[CheckpointTensor], trainers: Sequence[Sequence[LocalTensor]], bucket_bytes: int
 ) -> GatherPlan:
-    """`trainers`: per trainer rank, what it holds. Wire dtype is the trainer's. WeightSyncError names uncovered tensors."""
+    """`trainers`: per trainer rank, what it holds. Wire dtype is the trainer's. WeightSyncError names
+    uncovered tensors."""
     if bucket_bytes < ALIGNMENT or bucket_bytes % ALIGNMENT:
         raise WeightSyncError(f"bucket_bytes = {bucket_bytes} must be a multiple of {ALIGNMENT}")
     held, dtypes = _lowest_holdings(trainers)

@@ -1,7 +1,7 @@
 """The trainer's parameter memory, lent to the slot's receiver for one weight sync.
 
-Export, map, read, wait for the device, unmap, acknowledge: each once per session. The owner's side counts leases (its
-own `ParameterMemory`); this file only describes and opens.
+Export, map, read, wait for the device, unmap, acknowledge: each once per session. The owner's side counts
+leases (its own `ParameterMemory`); this file only describes and opens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The peer lane inside a machine: a trainer packs its messages straight into the receive buckets of its neighbours' slots.
+"""The peer lane inside a machine: a trainer packs its messages straight into the receive buckets of its
+neighbours' slots.
 
-Buckets are shared memory, so nothing is sent and no send bucket is needed: a byte from a neighbour is written twice, into
-the bucket and out of it. Owns which messages go this way and the mappings; who may write when is the session's
-(`planned`): every bucket is free before anyone packs, and announced when everyone has packed. Not used on GPUs, where the
-group's own transport is in the node what this is between processes.
+Buckets are shared memory, so nothing is sent and no send bucket is needed: a byte from a neighbour is written
+twice, into the bucket and out of it. Owns which messages go this way and the mappings; who may write when is
+the session's (`planned`): every bucket is free before anyone packs, and announced when everyone has packed.
+Not used on GPUs, where the group's own transport is in the node what this is between processes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from mrl.resharding.wire import memory
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rank tells the others: its two receive buckets, and where each slot's message goes in every window."""
+    """What a rank tells the others: its two receive buckets, and where each slot's message goes in every
+    window."""
 
     buckets: tuple[dict[str, Any], ...]
     """`Segment.export`."""
@@ -41,7 +43,8 @@ class Offer:
 def split(window: WindowPart, places: Mapping[int, int]) -> tuple[dict[int, CopyTable], WindowPart]:
     """(pack tables into neighbours' receive buckets by neighbour, what is left of the window for the group).
 
-    `places`: neighbouring slot -> where this slot's message starts in its bucket, also for those that get none.
+    `places`: neighbouring slot -> where this slot's message starts in its bucket, also for those that get
+    none.
     """
     sizes = WIRE_BYTES[window.pack["wire"]]
     at = window.pack["target_offset"] * sizes
@@ -96,7 +99,8 @@ class Neighbours:
 
 
 class NodeLane:
-    """Messages to neighbours go into their buckets, the rest by another lane (`planned.Lane`, over `Neighbours.rest`)."""
+    """Messages to neighbours go into their buckets, the rest by another lane (`planned.Lane`, over
+    `Neighbours.rest`)."""
 
     def __init__(
         self, neighbours: Neighbours, rest: Lane, ranks: Ranks, arrays: Sequence[torch.Tensor]

@@ -1,8 +1,9 @@
-"""The planned path on the trainer side: each slot's messages go where the plan says, the rest is copied on the slot.
+"""The planned path on the trainer side: each slot's messages go where the plan says, the rest is copied on
+the slot.
 
-Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window.
-Waits for: receivers to free a bucket, the peers' messages of the window (each with the deadline).
-Unblocked by: the agreement before each window, so that one rank's failure is raised by all. Every rank visits every window.
+Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window. Waits
+for: receivers to free a bucket, the peers' messages of the window (each with the deadline). Unblocked by: the
+agreement before each window, so that one rank's failure is raised by all. Every rank visits every window.
 What no plan can place goes the gather path's way after the last window, in the same session.
 """
 
@@ -45,7 +46,8 @@ class Lane(Protocol):
 
 
 class PeerLane:
-    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot, which its receiver shares."""
+    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot, which its receiver
+    shares."""
 
     def __init__(self, ranks: Ranks, part: SlotPart, rank_of_slot: Mapping[int, int]) -> None:
         self._ranks, self._rank_of_slot = ranks, rank_of_slot
@@ -110,9 +112,10 @@ def send(
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
-    `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `fallback`: how what no plan
-    can place is gathered. `proof`: of this rank; its receivers are those of `feeds`, in order. `lease`: memory of this rank
-    that its receiver reads; the lease may end when this has returned or raised."""
+    `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `fallback`:
+    how what no plan can place is gathered. `proof`: of this rank; its receivers are those of `feeds`, in
+    order. `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or
+    raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
     def move() -> Moved:
@@ -160,7 +163,8 @@ def _windows(
 
 
 def _ready(feeds: Sequence[Feed], lane: Lane, turn: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Announces the window before; returns the bucket to pack into, and the slot's own bucket where this rank fills it."""
+    """Announces the window before; returns the bucket to pack into, and the slot's own bucket where this rank
+    fills it."""
     _announce(feeds, turn - 1)
     received = None
     for feed in feeds:

@@ -1,7 +1,9 @@
-"""The proof of a weight sync from end to end: digests of cells, taken from the trainer's parameters and from the engine's.
+"""The proof of a weight sync from end to end: digests of cells, taken from the trainer's parameters and from
+the engine's.
 
-Neither end looks at the plan's tables, the buckets or the leases: each finds a cell in its own memory by its own manifest, so
-whatever went wrong between the two ends makes a difference. Not cryptographic. Which cells there are is `cells`'s.
+Neither end looks at the plan's tables, the buckets or the leases: each finds a cell in its own memory by its
+own manifest, so whatever went wrong between the two ends makes a difference. Not cryptographic. Which cells
+there are is `cells`'s.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class TrainerProof:
         tensors: Sequence[LocalTensor],
         receivers: Sequence[int],
     ) -> None:
-        """`tensors`: the rank's own manifest, in the order of the arrays it digests. `receivers`: the engine ranks that it feeds."""
+        """`tensors`: the rank's own manifest, in the order of the arrays it digests. `receivers`: the engine
+        ranks that it feeds."""
         places = Places(tensors)
         self._answers: dict[int, Answer] = {}
         self._runs: dict[int, Run] = {}
@@ -71,7 +74,8 @@ class TrainerProof:
     def said(self, arrays: Sequence[torch.Tensor], ranks: Ranks) -> list[str]:
         """For every receiver, the digests of its cells in all ranks' parameters; all ranks call it together.
 
-        `arrays`: this rank's, flat. Each cell's digest is one rank's and 0 on all others, so that a sum exchanges them."""
+        `arrays`: this rank's, flat. Each cell's digest is one rank's and 0 on all others, so that a sum
+        exchanges them."""
         every = ranks.sum_of(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)), self._count)
         return [encoded(every.numpy().view(np.uint64)[self._numbers(receiver)]) for receiver in self.needed]
 
@@ -117,7 +121,8 @@ def _digest_of_form(answer: Answer, flat: torch.Tensor, run: Run) -> int:
 
 
 def _formed(answer: Answer, flat: torch.Tensor, run: Run, dtype: torch.dtype) -> torch.Tensor:
-    """A box in the form of engine ranks: cast, or quantised, which needs its rows as they were (a run may have joined them)."""
+    """A box in the form of engine ranks: cast, or quantised, which needs its rows as they were (a run may
+    have joined them)."""
     if not answer.block:
         matrix = flat.as_strided((run.rows, run.cols), (run.stride, 1), flat.storage_offset() + run.offset)
         return matrix.to(dtype)
@@ -132,7 +137,8 @@ def _whole(values: torch.Tensor) -> Run:
 
 
 class EngineProof:
-    """One engine rank's share of a proof: what lies in its loader layout, or what its loaders are given, in the cells it needs."""
+    """One engine rank's share of a proof: what lies in its loader layout, or what its loaders are given, in
+    the cells it needs."""
 
     def __init__(
         self,
@@ -143,8 +149,8 @@ class EngineProof:
         modules: Iterable[str] = (),
         whole_names: Iterable[str] = (),
     ) -> None:
-        """`cells` lie in parameters of `modules`, where the rank's own `manifest` says; `whole` ones in tensors that come
-        whole. WeightSyncError unless they make up everything that the manifest has."""
+        """`cells` lie in parameters of `modules`, where the rank's own `manifest` says; `whole` ones in
+        tensors that come whole. WeightSyncError unless they make up everything that the manifest has."""
         self._cells = (*cells, *whole)
         self._parameters: dict[str, list[tuple[int, Run]]] = {}
         self._whole: dict[str, list[int]] = {}
@@ -180,7 +186,8 @@ class EngineProof:
         self._seen = []
 
     def parameter(self, name: str, flat: torch.Tensor) -> None:
-        """Looks at a parameter in loader layout, after its last byte was written and before anything is made of it."""
+        """Looks at a parameter in loader layout, after its last byte was written and before anything is made
+        of it."""
         placed = self._parameters.get(name, [])
         digests = matrix_digests(flat, [run for _, run in placed])
         self._seen += zip((number for number, _ in placed), digests, strict=True)
@@ -192,7 +199,8 @@ class EngineProof:
         self._seen += zip(numbers, matrix_digests(tensor.reshape(-1), runs), strict=True)
 
     def compare(self, said: str) -> None:
-        """WeightSyncError where what was seen is not what the trainer ranks say of their own parameters (`TrainerProof.said`)."""
+        """WeightSyncError where what was seen is not what the trainer ranks say of their own parameters
+        (`TrainerProof.said`)."""
         expected = decoded(said, len(self._cells)).tolist()
         if len(self._seen) != self._expected:
             raise WeightSyncError(f"{len(self._seen)} of {self._expected} boxes of the engine were looked at")
@@ -203,7 +211,8 @@ class EngineProof:
 
 
 def whole_proof(tensors: Sequence[WireTensor], cells: Sequence[Cell]) -> EngineProof:
-    """The proof of a session that brings complete tensors only. WeightSyncError unless the cells make them up."""
+    """The proof of a session that brings complete tensors only. WeightSyncError unless the cells make them
+    up."""
     boxes = [(t.name, ((0,) * len(t.shape), t.shape)) for t in tensors]
     require_tiled(boxes, cells, "this engine rank")
     return EngineProof((), cells)

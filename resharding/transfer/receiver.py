@@ -1,8 +1,8 @@
 """The receiving end of a slot: takes buckets, checks them, hands tensors to a consumer, commits or fails.
 
-Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm/modules.py`). It runs inside one blocking call with
-a deadline on every wait. Whatever goes wrong, the consumer is told to put itself back, the sender gets the traceback,
-and the state is failed until a full session commits.
+Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm/modules.py`). It runs inside one
+blocking call with a deadline on every wait. Whatever goes wrong, the consumer is told to put itself back, the
+sender gets the traceback, and the state is failed until a full session commits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Receiver:
     ) -> m.Verified:
         """Takes one whole session, in the mode its sender chose; returns after commit.
 
-        Any error is raised after the consumer was put back, the lease ended and the sender told; the state is then failed.
+        Any error is raised after the consumer was put back, the lease ended and the sender told; the state is
+        then failed.
         """
         self.progress.prepare(session)
         self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
@@ -141,7 +142,8 @@ class Receiver:
         return opening
 
     def _manifest(self, conversation: Conversation) -> tuple[list[WireTensor], EngineProof]:
-        """What will come and how it is proved, from the sender or from an earlier session with the same digest."""
+        """What will come and how it is proved, from the sender or from an earlier session with the same
+        digest."""
         session = conversation.session
         manifest = self._manifests.get(session.digest)
         conversation.send(m.Opened(session_id=session.session_id, wants_manifest=manifest is None))
@@ -183,7 +185,8 @@ class Receiver:
             proof.start()
 
     def _tables(self, conversation: Conversation, opening: m.Open) -> Tables:
-        """This slot's tables, from the sender or from an earlier session with the same digests, checked against memory."""
+        """This slot's tables, from the sender or from an earlier session with the same digests, checked
+        against memory."""
         session = conversation.session
         key = (session.digest, opening.tables_digest)
         tables = self._known_tables.get(key)
@@ -240,7 +243,8 @@ class Receiver:
     def _take_windows(
         self, conversation: Conversation, lease: list[dict], tables: Tables, consumer: PlanConsumer
     ) -> tuple[int, int]:
-        """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged as complete."""
+        """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged
+        as complete."""
         self._lease = Lease(lease)
         sources = [self._leased(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
@@ -287,7 +291,8 @@ class Receiver:
             raise WeightSyncError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
 
     def _prove(self, end: m.End) -> None:
-        """WeightSyncError unless the engine holds what the trainer's own parameters hold, in a session that is proved."""
+        """WeightSyncError unless the engine holds what the trainer's own parameters hold, in a session that
+        is proved."""
         if self._proof is None:
             return
         if end.proof is None:
@@ -295,7 +300,8 @@ class Receiver:
         self._proof.compare(end.proof)
 
     def _copy(self, conversation: Conversation, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
-        """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was checked."""
+        """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was
+        checked."""
         mark = time.monotonic()
         if bucket.used_bytes > self._open_inbox().num_bytes:
             raise WeightSyncError(
@@ -349,7 +355,8 @@ class Receiver:
         num_bytes: int,
         parcels: Sequence[m.Parcel] | None = None,
     ) -> torch.Tensor:
-        """A bucket's bytes. A sender that gives up says why and drops its messages: its reason is what is raised."""
+        """A bucket's bytes. A sender that gives up says why and drops its messages: its reason is what is
+        raised."""
         try:
             return self._open_inbox().take(which, num_bytes, parcels)
         except MessageLost:

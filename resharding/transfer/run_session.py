@@ -1,7 +1,8 @@
-"""One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks. Common to both modes.
+"""One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks. Common to
+both modes.
 
-Every rank of the group calls `run_session` together; either all return, committed, or all raise. A rank may feed several
-engine ranks (separate pools) or none.
+Every rank of the group calls `run_session` together; either all return, committed, or all raise. A rank may
+feed several engine ranks (separate pools) or none.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Feed:
     sender: WeightSender
     content: Whole | Tables
     parcels: Sequence[Sequence[Parcel]] | None = None
-    """Planned mode, by window: where its bytes come from other ranks' messages. None: this rank fills its bucket."""
+    """Planned mode, by window: where its bytes come from other ranks' messages. None: this rank fills its
+    bucket."""
 
 
 def run_session(
@@ -72,11 +74,12 @@ def run_session(
     lease: Sequence[dict[str, Any]] | None = None,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
-    """Runs one session; `move` sends everything in between. A rank that feeds nobody still belongs to the `mesh`.
+    """Runs one session; `move` sends everything in between. A rank that feeds nobody still belongs to the
+    `mesh`.
 
-    `prove`: for every feed, what the trainer ranks' own parameters hold in its cells, after everything was sent and while
-    nothing may change it; all ranks compute it together, in a session that asks for it. `lease`: in planned mode, the
-    memory that the receiver reads (none of it between machines)."""
+    `prove`: for every feed, what the trainer ranks' own parameters hold in its cells, after everything was
+    sent and while nothing may change it; all ranks compute it together, in a session that asks for it.
+    `lease`: in planned mode, the memory that the receiver reads (none of it between machines)."""
     started = time.monotonic()
     senders = [feed.sender for feed in feeds]
     try:

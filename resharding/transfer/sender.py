@@ -1,6 +1,7 @@
 """The sending end: two buffers, one filled while the other is unpacked.
 
-Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's (`gather`, `planned`).
+Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's
+(`gather`, `planned`).
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ def _announcement(session: Session, content: Whole | Tables) -> m.Message:
 
 
 class WeightSender:
-    """Feeds one engine rank. One session at a time: open, then next_buffer/send in turn, finish, commit or abort."""
+    """Feeds one engine rank. One session at a time: open, then next_buffer/send in turn, finish, commit or
+    abort."""
 
     def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
-        """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by default."""
+        """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by
+        default."""
         self._sync = sync
         self._dialer = Dialer(address)
         self._link = link or SlotLink(sync.bucket_bytes, torch.device("cpu"))
@@ -73,7 +76,8 @@ class WeightSender:
     ) -> None:
         """Announces the session; returns when the receiver accepted it and was told what will come.
 
-        Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory (`lease.describe_*`).
+        Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory
+        (`lease.describe_*`).
         """
         if self._session is not None:
             raise WeightSyncError(f"{session} refused: this sender has {self._session} open")
@@ -155,7 +159,8 @@ class WeightSender:
         self._sent += 1
 
     def send_window(self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None) -> None:
-        """Planned mode: the next window's bytes lie in the buffer `next_buffer` gave, or come as parcels from many ranks."""
+        """Planned mode: the next window's bytes lie in the buffer `next_buffer` gave, or come as parcels from
+        many ranks."""
         session, which = self._open_session(), 1 if self._sent % 2 else 0
         if parcels is None:
             self._link.push(which, received_bytes)
@@ -178,7 +183,8 @@ class WeightSender:
     def finish(self, proof: str | None = None) -> m.Verified:
         """No more buckets; returns when the receiver has loaded, checked and processed everything.
 
-        `proof`: what the trainer's own parameters hold in the receiver's cells (`proof.TrainerProof.said`)."""
+        `proof`: what the trainer's own parameters hold in the receiver's cells
+        (`proof.TrainerProof.said`)."""
         session_id = self._open_session().session_id
         self._post(m.End(session_id=session_id, num_buckets=self._sent, proof=proof))
         while self._done < self._sent:
@@ -195,7 +201,8 @@ class WeightSender:
     def abort(self, error: str, *, wait: bool = False) -> None:
         """Gives the session up; the receiver's state is then failed. Without an open session nothing happens.
 
-        `wait`: returns only when the receiver has let go of everything it was lent, or is gone, or at the deadline.
+        `wait`: returns only when the receiver has let go of everything it was lent, or is gone, or at the
+        deadline.
         """
         self._filling = self._filling[:0]
         if self._session is not None:
@@ -227,7 +234,8 @@ class WeightSender:
         return self._session
 
     def _next(self, kind: type[_Answer], waiting_for: str, *, seconds: float | None = None) -> _Answer:
-        """The next message of the open session, of the expected kind; answers to earlier sessions are dropped."""
+        """The next message of the open session, of the expected kind; answers to earlier sessions are
+        dropped."""
         session, mark = self._open_session(), time.monotonic()
         deadline = mark + (seconds or self._sync.deadline_seconds)
         while True:

@@ -36,7 +36,8 @@ class Session:
     digest: str
     """The digest of what travels: `wire_digest` of the manifest (gather), or the plan's (planned)."""
     full: bool = True
-    """The version is committed only after what the engine holds was compared with the trainer's parameters (`proof`)."""
+    """The version is committed only after what the engine holds was compared with the trainer's parameters
+    (`proof`)."""
 
     @classmethod
     def new(cls, from_version: int, to_version: int, digest: str, *, full: bool = True) -> Session:
@@ -104,7 +105,8 @@ class Progress:
         return self.state is State.COMMITTED
 
     def prepare(self, session: Session) -> None:
-        """Opens a session; refuses a second one at the same time, and one that does not follow the committed version."""
+        """Opens a session; refuses a second one at the same time, and one that does not follow the committed
+        version."""
         if self.state in (State.PREPARED, State.RECEIVING, State.VERIFIED):
             raise WeightSyncError(
                 f"{session} refused: {self.session} is still open (state {self.state.value})"

@@ -1,7 +1,8 @@
-"""A slot's part of a plan as its receiver needs it: copies from leased memory and from the bucket, module by module. Pure.
+"""A slot's part of a plan as its receiver needs it: copies from leased memory and from the bucket, module by
+module. Pure.
 
-Made once from the plan by the trainer, sent as plain bytes (numpy rows, no pickle), and checked against both memories
-before a single element is copied.
+Made once from the plan by the trainer, sent as plain bytes (numpy rows, no pickle), and checked against both
+memories before a single element is copied.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class LeasedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """What the engine rank of one slot does in a session, window by window, and what proves that it was done right."""
+    """What the engine rank of one slot does in a session, window by window, and what proves that it was done
+    right."""
 
     sources: tuple[LeasedTensor, ...]
     targets: tuple[WireTensor, ...]
@@ -123,8 +125,9 @@ class Tables:
         return state.hexdigest()
 
     def check(self, lease_bytes: Sequence[int], bucket_bytes: int) -> None:
-        """WeightSyncError when any copy could leave its memory, or any target element is not written exactly as often as
-        the tables of a whole plan do: once, or not at all where it is padding at a tensor's end."""
+        """WeightSyncError when any copy could leave its memory, or any target element is not written
+        exactly as often as the tables of a whole plan do: once, or not at all where it is padding at a
+        tensor's end."""
         for number, source in enumerate(self.sources):
             size = source.num_elements * DTYPE_BYTES[source.dtype]
             inside = 0 <= source.buffer < len(lease_bytes) and source.byte_offset >= 0
@@ -157,7 +160,8 @@ def of_part(
     cells: Sequence[Cell] = (),
     whole_cells: Sequence[Cell] = (),
 ) -> Tables:
-    """`leased`: where the part's trainer tensors lie, in its order. `whole`: the rank's `RankManifest.unplanned`."""
+    """`leased`: where the part's trainer tensors lie, in its order. `whole`: the rank's
+    `RankManifest.unplanned`."""
     if len(leased) != len(part.trainer_tensors):
         raise WeightSyncError(f"{len(leased)} leased tensors for a part of {len(part.trainer_tensors)}")
     return Tables(

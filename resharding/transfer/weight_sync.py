@@ -1,7 +1,8 @@
 """One trainer rank's side of every weight sync of a run: its sender, and the plan made once and replayed.
 
-Consumes: the Megatron worker's description of itself. Produces: sessions sent. Waits for: peers and the slot's receiver, each with
-sync.deadline_seconds. Modes: `gather` streams full tensors; `planned` follows the static plan.
+Consumes: the Megatron worker's description of itself. Produces: sessions sent. Waits for: peers and the
+slot's receiver, each with sync.deadline_seconds. Modes: `gather` streams full tensors; `planned` follows the
+static plan.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Start:
         self._compared = False
 
     def check(self, session: Session, ranks: Ranks, proof: Callable[[], TrainerProof]) -> None:
-        """WeightSyncError on all ranks where they disagree about anything, or hold other weights than the folder they loaded
-        (asked once, in the first session that is proved)."""
+        """WeightSyncError on all ranks where they disagree about anything, or hold other weights than the
+        folder they loaded (asked once, in the first session that is proved)."""
         ranks.agree(self._facts | {"session": (session, session.session_id, session.full, session.digest)})
         if session.digest != self._facts["plan"]:
             raise WeightSyncError(
@@ -116,7 +117,8 @@ class GatherSync:
         *,
         store: tuple[str, int] | None = None,
     ) -> None:
-        """`addresses`: of every engine rank. `store`: the trainers' torch.distributed store (distributed transport)."""
+        """`addresses`: of every engine rank. `store`: the trainers' torch.distributed store (distributed
+        transport)."""
         self._trainer, self._sync = trainer, sync
         manifests = from_layout(
             trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
@@ -156,7 +158,8 @@ class GatherSync:
 
 
 class PlannedSync:
-    """Follows the static plan: nobody gathers; what the slot holds is read by its engine rank from leased memory."""
+    """Follows the static plan: nobody gathers; what the slot holds is read by its engine rank from leased
+    memory."""
 
     def __init__(
         self,

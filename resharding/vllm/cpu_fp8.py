@@ -1,8 +1,8 @@
 """vLLM's float8 kernels for CPUs, also on machines without AMX. Owns nothing else of vLLM.
 
-vLLM 0.32 offers its block-wise float8 kernels (csrc/cpu/sgl-kernels/{gemm_fp8,moe_fp8}.cpp: bfloat16 activations) to CPUs
-with AMX only. The same functions have a way for AVX512-BF16, slower and as right, as a test shows by log-probs. Here the two
-questions that vLLM asks get that answer.
+vLLM 0.32 offers its block-wise float8 kernels (csrc/cpu/sgl-kernels/{gemm_fp8,moe_fp8}.cpp: bfloat16
+activations) to CPUs with AMX only. The same functions have a way for AVX512-BF16, slower and as right, as a
+test shows by log-probs. Here the two questions that vLLM asks get that answer.
 """
 
 from __future__ import annotations

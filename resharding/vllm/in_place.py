@@ -1,6 +1,8 @@
-"""Which of vLLM's modules a plan writes straight into the kernel's tensors, and what remains to be done with them after.
+"""Which of vLLM's modules a plan writes straight into the kernel's tensors, and what remains to be done with
+them after.
 
-Owns what is known of vLLM's processing; every other module is staged (`modules`): made anew, processed, copied.
+Owns what is known of vLLM's processing; every other module is staged (`modules`): made anew, processed,
+copied.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 _KEEPS_LAYOUT = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""Methods that leave a module's tensors as loaded, or take them away: their processing reads what it finds there."""
+"""Methods that leave a module's tensors as loaded, or take them away: their processing reads what it finds
+there."""
 _PLAIN_EXPERTS = (
     UnquantizedMoeBackend.CPU,
     UnquantizedMoeBackend.TRITON,
@@ -23,8 +26,9 @@ _PLAIN_EXPERTS = (
 
 
 def is_direct(module: torch.nn.Module) -> bool:
-    """The kernel's tensors have the loader's shapes, and processing finds the rows there: norms, embeddings, experts, and
-    on GPUs every unquantised linear layer. Call it between the start of a reload and the module's first byte."""
+    """The kernel's tensors have the loader's shapes, and processing finds the rows there: norms, embeddings,
+    experts, and on GPUs every unquantised linear layer. Call it between the start of a reload and the
+    module's first byte."""
     info = get_layerwise_info(module)
     if info.kernel_tensors is None or hasattr(module, "process_weights_after_loading"):
         return False
@@ -63,11 +67,11 @@ def process(module: torch.nn.Module) -> None:
 
 
 def pack_experts(module: torch.nn.Module) -> None:
-    """vLLM 0.32 packs experts for its CPU kernel at the first load and not after a reload: without this call the loaded
-    rows would be read as packed ones. Nothing to do for other modules and devices.
+    """vLLM 0.32 packs experts for its CPU kernel at the first load and not after a reload: without this call
+    the loaded rows would be read as packed ones. Nothing to do for other modules and devices.
 
-    Its own packing is run on one expert after the other: all at once it takes the module's size again, in fresh pages
-    (48 MiB: 40 ms instead of 16)."""
+    Its own packing is run on one expert after the other: all at once it takes the module's size again, in
+    fresh pages (48 MiB: 40 ms instead of 16)."""
     kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
     weights = {n: p for n, p in module.named_parameters(recurse=False) if n in ("w13_weight", "w2_weight")}
     if kernel is None or not weights or any(w.device.type != "cpu" for w in weights.values()):

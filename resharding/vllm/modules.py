@@ -1,8 +1,10 @@
-"""How weights enter vLLM's modules: complete tensors through its own loaders, or a plan's copies straight into parameters.
+"""How weights enter vLLM's modules: complete tensors through its own loaders, or a plan's copies straight
+into parameters.
 
-Both use vLLM's layerwise reload, so that every module is processed as at first load and kernel tensors keep their addresses.
-Two classes of modules under a plan: *direct* (loader storage is kernel storage: written in place, `in_place`) and *staged*
-(materialised at the first window, processed and copied at the last). Does not own the protocol (`receiver`).
+Both use vLLM's layerwise reload, so that every module is processed as at first load and kernel tensors keep
+their addresses. Two classes of modules under a plan: *direct* (loader storage is kernel storage: written in
+place, `in_place`) and *staged* (materialised at the first window, processed and copied at the last). Does not
+own the protocol (`receiver`).
 """
 
 from __future__ import annotations
@@ -234,8 +236,8 @@ class PlanLoader(_Loading):
 def _require_complete(
     model: torch.nn.Module, model_config: Any, expected: set[str], loaded: set[str]
 ) -> None:
-    """WeightSyncError unless every parameter was loaded and every module whole. Rows that pad the vocabulary come from no tensor
-    and need not be loaded."""
+    """WeightSyncError unless every parameter was loaded and every module whole. Rows that pad the vocabulary
+    come from no tensor and need not be loaded."""
     missing = expected - loaded - _tied(expected, model_config)
     partial = []
     for name, module in model.named_modules():
@@ -258,7 +260,8 @@ def _by_module(table: CopyTable) -> dict[int, CopyTable]:
 
 
 def put_back(model: torch.nn.Module) -> None:
-    """Half-loaded modules get their kernel tensors back; else the next reload would finish early on a mixture."""
+    """Half-loaded modules get their kernel tensors back; else the next reload would finish early on a
+    mixture."""
     for module in model.modules():
         if get_layerwise_info(module).can_load():
             in_place.restore(module)

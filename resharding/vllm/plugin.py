@@ -1,7 +1,9 @@
-"""vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive it.
+"""vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive
+it.
 
-`worker_extension_cls` makes every worker import this file; vLLM is not patched, save two answers about CPUs (`cpu_fp8`). The receive loop runs inside vLLM's own
-`update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
+`worker_extension_cls` makes every worker import this file; vLLM is not patched, save two answers about CPUs
+(`cpu_fp8`). The receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`,
+how weights enter vLLM's modules in `modules.py`.
 """
 
 from __future__ import annotations
@@ -92,8 +94,9 @@ class SlotEngine(WeightTransferEngine):
 
 
 class WorkerExtension:
-    """Calls that `collective_rpc` reaches on every worker. They return errors instead of raising: vLLM's executor stops
-    reading at the first worker's failure and would take the others' late answers for those of the next call."""
+    """Calls that `collective_rpc` reaches on every worker. They return errors instead of raising: vLLM's
+    executor stops reading at the first worker's failure and would take the others' late answers for those of
+    the next call."""
 
     weight_transfer_engine: SlotEngine
     rank: int

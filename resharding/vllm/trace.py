@@ -1,8 +1,10 @@
-"""Ask a live vLLM worker where its own loaders put every checkpoint tensor. Moves no byte; the served model is unchanged.
+"""Ask a live vLLM worker where its own loaders put every checkpoint tensor. Moves no byte; the served model
+is unchanged.
 
-The model's parameters are put on the meta device with the metadata vLLM keeps for reloading, its own `load_weights` is
-fed meta tensors of the whole checkpoint shapes, and every copy between views is recorded. Then the live parameters are
-put back. vllm and torch are imported inside, so that the module can be named as a worker extension anywhere.
+The model's parameters are put on the meta device with the metadata vLLM keeps for reloading, its own
+`load_weights` is fed meta tensors of the whole checkpoint shapes, and every copy between views is recorded.
+Then the live parameters are put back. vllm and torch are imported inside, so that the module can be named as
+a worker extension anywhere.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ from mrl.resharding.planner.engine_manifests import TraceRecord, from_trace
 from mrl.resharding.planner.manifest import RankManifest
 
 KEPT_OFF_META = ("e_score_correction_bias",)
-"""Suffixes of parameters that vLLM keeps live while reloading; each equals the checkpoint tensor of its own name."""
+"""Suffixes of parameters that vLLM keeps live while reloading; each equals the checkpoint tensor of its own
+name."""
 
 _CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "prob_scale")
 
 
 def without_source(parameter: str) -> bool:
-    """Scales of the KV cache, which vLLM makes in every model with quantised weights and sets itself where no checkpoint
-    has them."""
+    """Scales of the KV cache, which vLLM makes in every model with quantised weights and sets itself where no
+    checkpoint has them."""
     return parameter.rpartition(".")[2] in _CACHE_SCALES
 
 
 def quantised_block(model_config: Any) -> int:
-    """Edge of the blocks by which the engine's weights are quantised; 0 where they are not. WeightSyncError for other forms."""
+    """Edge of the blocks by which the engine's weights are quantised; 0 where they are not. WeightSyncError
+    for other forms."""
     settings = getattr(model_config.hf_config, "quantization_config", None)
     if not settings:
         return 0
@@ -98,7 +102,8 @@ class _Feeding:
             yield name, tensor
 
     def blame(self, error: Exception, parameters: dict[str, Any]) -> str:
-        """What to say of a loader's error: the trainer's tensor, its shape, and what the engine has in that place."""
+        """What to say of a loader's error: the trainer's tensor, its shape, and what the engine has in that
+        place."""
         name, shape = self._current
         module, there = name, []
         while module and not there:
@@ -132,7 +137,8 @@ def manifest(
 
 
 def _require_agreed_forms(trace: Trace, checkpoint: Sequence[CheckpointTensor]) -> None:
-    """WeightSyncError where the engine keeps wide what would come quantised, or the other way round: its loaders would cast."""
+    """WeightSyncError where the engine keeps wide what would come quantised, or the other way round: its
+    loaders would cast."""
     narrow = {tensor.name for tensor in checkpoint if tensor.dtype == quantised.VALUES}
     if wrong := {
         f"{r.tensor} -> {r.parameter} ({trace.parameters[r.parameter][1]})"
@@ -170,7 +176,8 @@ def _on_meta(model: Any) -> Iterator[None]:
             info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
             restore_layer_on_meta(layer, info)
             for parameter in layer.parameters(recurse=False):
-                # A reload leaves its deferring wrapper on the kept metadata; outside a reload it loads nothing.
+                # A reload leaves its deferring wrapper on the kept metadata; outside a reload it loads
+                # nothing.
                 if hasattr(parameter, "weight_loader"):
                     parameter.weight_loader = _get_original_loader(parameter)
         yield

@@ -1,1 +1,2 @@
-"""How bytes and control messages get from one process to another: shared memory, CUDA IPC, torch.distributed, ZMQ. Knows no model."""
+"""How bytes and control messages get from one process to another: shared memory, CUDA IPC, torch.distributed,
+ZMQ. Knows no model."""

@@ -1,8 +1,9 @@
-"""Control messages between a sender and its receiver, over ZMQ. Every wait has a deadline and ends early when the peer is gone.
+"""Control messages between a sender and its receiver, over ZMQ. Every wait has a deadline and ends early when
+the peer is gone.
 
-On one slot: an abstract Unix socket, which leaves no file; only processes of the same user are accepted, and the peer's
-process is watched. Between machines: TCP under CURVE. Its server key travels inside the address, so that nobody connects
-who was not given the address; there the connection itself is watched.
+On one slot: an abstract Unix socket, which leaves no file; only processes of the same user are accepted, and
+the peer's process is watched. Between machines: TCP under CURVE. Its server key travels inside the address,
+so that nobody connects who was not given the address; there the connection itself is watched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ordinary memory used again and again within one session: fresh pages cost several times the copy into them.
 
-A block is free when nobody holds a tensor on it any more, which only the storage's own count can tell: consumers keep
-tensors as long as they like. Does nothing on devices, whose allocator caches by itself.
+A block is free when nobody holds a tensor on it any more, which only the storage's own count can tell:
+consumers keep tensors as long as they like. Does nothing on devices, whose allocator caches by itself.
 """
 
 from __future__ import annotations

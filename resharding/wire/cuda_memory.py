@@ -1,8 +1,8 @@
 """Device memory that two processes on one GPU share through CUDA IPC; same face as `shared_memory`.
 
-One export has one open and one close: opening a handle again drives its counter negative and the owner's memory is
-never freed. Legacy IPC handles do not cover memory of torch's expandable segments or of vLLM's sleep allocator, so the
-buffers are allocated here, outside both.
+One export has one open and one close: opening a handle again drives its counter negative and the owner's
+memory is never freed. Legacy IPC handles do not cover memory of torch's expandable segments or of vLLM's
+sleep allocator, so the buffers are allocated here, outside both.
 
 Not yet run on a GPU.
 """

@@ -1,7 +1,7 @@
 """A fast fingerprint of bytes where they are: XXH3 on CPUs, a sum of products on devices. Not cryptographic.
 
-Guards against faults (a flipped bit, a lost or swapped piece), not against an adversary. Both ends of a link are memory of
-one kind, so both compute the same one.
+Guards against faults (a flipped bit, a lost or swapped piece), not against an adversary. Both ends of a link
+are memory of one kind, so both compute the same one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Matrix(Protocol):
 
 
 def matrix_digests(flat: torch.Tensor, matrices: Sequence[Matrix]) -> list[int]:
-    """Fingerprints of matrices of a flat tensor, each of its elements' bytes in row-major order whatever its stride."""
+    """Fingerprints of matrices of a flat tensor, each of its elements' bytes in row-major order whatever its
+    stride."""
     if not matrices:
         return []
     if flat.device.type != "cpu":
@@ -84,8 +85,8 @@ def _together(flat: torch.Tensor, m: Matrix) -> torch.Tensor:
 def weighted_sum(data: torch.Tensor) -> int:
     """The fingerprint that vectorised arithmetic of any device computes, position by position.
 
-    With 8-byte words x in blocks of 2^15: s_b = sum_j x_bj w_j, result = sum_b s_b v_b + tail + length, modulo 2^64.
-    All weights are odd and pseudo-random, so every single-bit change changes the result.
+    With 8-byte words x in blocks of 2^15: s_b = sum_j x_bj w_j, result = sum_b s_b v_b + tail + length,
+    modulo 2^64. All weights are odd and pseudo-random, so every single-bit change changes the result.
     """
     return int(_sum(data)) & _MASK
 

@@ -18,4 +18,5 @@ class Faults:
         """`data`: bytes in the receiver's bucket, before anything checks them."""
 
     def reached(self, point: str) -> None:
-        """The receiver accepted its sender ("accepted"), knows what will come ("told"), verified everything ("verified")."""
+        """The receiver accepted its sender ("accepted"), knows what will come ("told"), verified everything
+        ("verified")."""

@@ -1,4 +1,5 @@
-"""One interface over the kinds of memory a slot's two processes share: segments made by the owner, opened by the peer."""
+"""One interface over the kinds of memory a slot's two processes share: segments made by the owner, opened by
+the peer."""
 
 from __future__ import annotations
 

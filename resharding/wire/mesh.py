@@ -1,8 +1,8 @@
 """One process group of all trainer ranks and all engine ranks of a weight sync, which share no memory.
 
-Ranks: trainers first, then engine ranks. Met through the trainers' own torch.distributed store. Kept while sessions
-commit; after a failure every member drops it, because a message of the failed session could still be under way, and the
-next session meets under another token. gloo on CPU; NCCL on GPUs, not yet run.
+Ranks: trainers first, then engine ranks. Met through the trainers' own torch.distributed store. Kept while
+sessions commit; after a failure every member drops it, because a message of the failed session could still be
+under way, and the next session meets under another token. gloo on CPU; NCCL on GPUs, not yet run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class MessageLost(WeightSyncError):
 
 
 class NotStarted:
-    """A message that the group refused because the other end was gone already; the loss is told where it is waited for."""
+    """A message that the group refused because the other end was gone already; the loss is told where it is
+    waited for."""
 
     def __init__(self, error: RuntimeError) -> None:
         self._error = error
@@ -56,7 +57,8 @@ class Mesh:
     def __init__(
         self, meeting: Meeting, *, device: torch.device, deadline_seconds: float, lost: Lost
     ) -> None:
-        """Returns when all ranks are there; WeightSyncError at the deadline, naming who is missing, or when `lost` says so."""
+        """Returns when all ranks are there; WeightSyncError at the deadline, naming who is missing, or when
+        `lost` says so."""
         self._timeout = datetime.timedelta(seconds=deadline_seconds)
         try:
             store = TCPStore(
@@ -105,7 +107,8 @@ def _started(transfer: Callable[..., Any], data: torch.Tensor, rank: int) -> Any
 
 
 def _meet(store: Any, meeting: Meeting, deadline: float, lost: Lost) -> None:
-    """Returns when every rank has come. Joining itself cannot be interrupted, so nobody starts it before; who gives up tells all."""
+    """Returns when every rank has come. Joining itself cannot be interrupted, so nobody starts it before; who
+    gives up tells all."""
     store.set(f"here-{meeting.rank}", "")
     missing = set(range(meeting.size))
     while missing:

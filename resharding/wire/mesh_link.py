@@ -1,6 +1,7 @@
 """A sender's and a receiver's end of a mesh: buckets as messages, each checked by a digest that follows it.
 
-The sender's two buffers are ordinary memory, made when first needed: planned sessions send from a bucket of their own.
+The sender's two buffers are ordinary memory, made when first needed: planned sessions send from a bucket of
+their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The messages between a slot's sender and receiver: JSON with a fixed shape, refused when anything else arrives.
+"""The messages between a slot's sender and receiver: JSON with a fixed shape, refused when anything else
+arrives.
 
 sender                                   receiver
 Open (session, buffers)            ->
@@ -42,7 +43,8 @@ class Open(Message):
     buffers: list[dict[str, Any]]
     """Where the bytes will come: what the sender's `Link.describe` says."""
     lease: list[dict[str, Any]] | None = None
-    """Planned mode: the trainer's parameter memory, for this session only. None: full tensors come in buckets."""
+    """Planned mode: the trainer's parameter memory, for this session only. None: full tensors come in
+    buckets."""
     tables_digest: str = ""
     """Planned mode: the digest of this slot's tables."""
     full: bool
@@ -107,13 +109,15 @@ class Parcel(BaseModel):
 
 
 class Window(Message):
-    """The receive bucket of one window of the plan is filled; the window's copies from leased memory may run too."""
+    """The receive bucket of one window of the plan is filled; the window's copies from leased memory may run
+    too."""
 
     kind: Literal["window"] = "window"
     index: Size
     buffer: Literal[0, 1]
     digest: int | None
-    """The digest of the bucket's filled bytes; None where digests are off, nothing was received, or parcels carry their own."""
+    """The digest of the bucket's filled bytes; None where digests are off, nothing was received, or parcels
+    carry their own."""
     parcels: list[Parcel] | None = None
     """Between machines: what comes straight from each trainer rank. None: the bucket is in the slot's memory."""
 
@@ -127,7 +131,8 @@ class End(Message):
     kind: Literal["end"] = "end"
     num_buckets: Size
     proof: str | None = None
-    """`TrainerProof.said`: digests of the trainer's own parameters, in the order of the cells; None in a session without."""
+    """`TrainerProof.said`: digests of the trainer's own parameters, in the order of the cells; None in a
+    session without."""
 
 
 class Verified(Message):

@@ -1,4 +1,5 @@
-"""Who a process is: its pid together with its start time, so that a reused pid is not mistaken for a living peer."""
+"""Who a process is: its pid together with its start time, so that a reused pid is not mistaken for a living
+peer."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class ProcessId:
 
 @contextlib.contextmanager
 def opened_file(owner: ProcessId, fd: int, what: str) -> Iterator[tuple[int, str]]:
-    """(descriptor of our own, path) of a file that another process has open as `fd`; WeightSyncError names `what`."""
+    """(descriptor of our own, path) of a file that another process has open as `fd`; WeightSyncError names
+    `what`."""
     path = f"/proc/{owner.pid}/fd/{fd}"
     if not owner.alive():
         raise WeightSyncError(f"{what} of process {owner.pid}: that process is gone or its pid was reused")

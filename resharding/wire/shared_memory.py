@@ -1,7 +1,9 @@
-"""Memory that two processes of one machine share without a name: nothing can be left behind, not even by kill -9.
+"""Memory that two processes of one machine share without a name: nothing can be left behind, not even by kill
+-9.
 
-A segment is an anonymous memfd. The peer opens it through /proc/<pid>/fd/<fd>, after checking that the pid is still the
-process it was told of. The kernel frees the memory when the last mapping and descriptor are gone.
+A segment is an anonymous memfd. The peer opens it through /proc/<pid>/fd/<fd>, after checking that the pid
+is still the process it was told of. The kernel frees the memory when the last mapping and descriptor are
+gone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedSegment:
-    """A segment on its owner's side. `buffer` is the memory as a [size] uint8 tensor; views of it must be gone before `close`."""
+    """A segment on its owner's side. `buffer` is the memory as a [size] uint8 tensor; views of it must be
+    gone before `close`."""
 
     def __init__(self, num_bytes: int) -> None:
         self._fd = os.memfd_create("mrl-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -86,7 +89,8 @@ def _check(fd: int, path: str, num_bytes: int) -> None:
 
 def _map(fd: int, num_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
     memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    # Through numpy: its array holds the map's buffer, so that closing under a live tensor is an error and not a crash.
+    # Through numpy: its array holds the map's buffer, so that closing under a live tensor is an error and not
+    # a crash.
     return memory, torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
 
 

@@ -1,8 +1,8 @@
 """How bytes get from a sender to its receiver: one interface, two kinds.
 
-`slot_link`: both share a slot's memory (shared memory on CPU, CUDA IPC on GPUs). `mesh_link`: they share none, and bytes
-travel as torch.distributed messages (gloo on CPU, NCCL on GPUs). Sessions, digests and commits are the same over both;
-control messages go through `channel`.
+`slot_link`: both share a slot's memory (shared memory on CPU, CUDA IPC on GPUs). `mesh_link`: they share
+none, and bytes travel as torch.distributed messages (gloo on CPU, NCCL on GPUs). Sessions, digests and
+commits are the same over both; control messages go through `channel`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Inbox(Protocol):
     def connect(self, lost: Lost) -> None: ...
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
-        """The bucket's first `num_bytes`, filled, until its next `take`: by the sender, or parcel by parcel by others."""
+        """The bucket's first `num_bytes`, filled, until its next `take`: by the sender, or parcel by parcel
+        by others."""
         ...
 
     def drop(self) -> None: ...

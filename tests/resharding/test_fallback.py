@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.resharding.explain import explain
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, WholeTensors, Windows
@@ -20,6 +19,7 @@ from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.transfer.weight_sync import PlannedSync
+from tests.resharding.explain import explain
 from tests.resharding.wires import store
 from tests.resharding.worlds import FAMILIES, random_world
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.resharding.explain import estimate, explain, window_traffic
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
@@ -18,6 +17,7 @@ from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
+from tests.resharding.explain import estimate, explain, window_traffic
 from tests.resharding.simulate import execute, write_counts
 from tests.resharding.worlds import random_world
 

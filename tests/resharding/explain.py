@@ -1,4 +1,5 @@
-"""A plan in words: bytes per lane and rank, copies, windows, memory, and how long it takes at stated link speeds. Pure."""
+"""A plan in words: bytes per lane and rank, copies, windows, memory, and how long it takes at stated link
+speeds. Pure."""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ def window_traffic(plan: Plan) -> list[np.ndarray]:
 
 
 def memory_bytes(plan: Plan) -> dict[str, int]:
-    """Extra memory of the worst slot: a send bucket, two receive buckets, and the engine's largest module (staged
-    modules need its size while they are loaded; with interleaved stages as many at once as there are stages)."""
+    """Extra memory of the worst slot: a send bucket, two receive buckets, and the engine's largest module
+    (staged modules need its size while they are loaded; with interleaved stages as many at once as there are
+    stages)."""
     per_window = window_traffic(plan)
     sent = max((int(counts[0].max()) for counts in per_window), default=0)
     received = max((int(counts[1].max()) for counts in per_window), default=0)
