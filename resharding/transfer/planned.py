@@ -140,11 +140,6 @@ def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Par
     ]
 
 
-def received_bytes(part: SlotPart) -> int:
-    """Bytes that reach this slot from others in one session."""
-    return sum(message.num_bytes for window in part.windows for message in window.receives)
-
-
 def _windows(
     feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: Ranks
 ) -> Moved:

@@ -29,7 +29,6 @@ from mrl.resharding.transfer import receiver as receiver_module
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.copies import run
 from mrl.resharding.transfer.lease import Lease, describe_files
-from mrl.resharding.transfer.planned import received_bytes
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
@@ -173,7 +172,7 @@ def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> 
         receiver.progress.version,
         equal(consumer, world, rank),
         outcome,
-        received_bytes(plan.part(rank)),
+        sum(w.bucket_bytes for w in plan.part(rank).windows),
     ]
     if size > 1:
         dist.destroy_process_group()
