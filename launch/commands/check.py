@@ -19,7 +19,7 @@ from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
-from mrl.prepare import tiny_model
+from mrl.prepare import new_model
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
 from mrl.samples import Prompt
@@ -92,7 +92,7 @@ def check_policy(config: Config) -> None:
     """The model's folder holds a model that can be trained, served and cut as configured."""
     if config.model.new is not None:
         check_data_files(config)  # the new model's tokenizer is made from them
-    tiny_model.ensure(
+    new_model.ensure(
         config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
     )
     gpus = own_gpus()

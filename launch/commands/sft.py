@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
 from mrl.config.sections.sft import SftSection
+from mrl.data.files import read_rows
 from mrl.errors import ConfigError, DataError
 from mrl.launch.workers.actor_log import redirect, screen
 from mrl.launch.workers.spmd import run_torchrun, start_worker
@@ -35,7 +35,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     require_new(Path(section.output))
     check_policy(config)
     check_tokenizer(config)
-    rows = read_rows(section.data)
+    rows = demonstrations(section.data)
     print(f"sft: {len(rows)} rows, {section.steps} steps of {section.batch_rows}")
     code = run_torchrun("mrl.launch.commands.sft", arguments, config)
     if code:
@@ -68,7 +68,7 @@ def _train(config: Config, seen: TextIO, rank: int) -> None:
     section = _section(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training)
-    sequences = encode(read_rows(section.data), AutoTokenizer.from_pretrained(config.model.path))
+    sequences = encode(demonstrations(section.data), AutoTokenizer.from_pretrained(config.model.path))
     dp, start = worker.layout.dp, time.monotonic()
     for step in range(1, section.steps + 1):
         batch = rows_of_step(sequences, section, step=step, seed=config.run.seed)
@@ -88,21 +88,16 @@ def _train(config: Config, seen: TextIO, rank: int) -> None:
         shutil.rmtree(shards)
 
 
-def read_rows(path: str) -> list[tuple[str, str]]:
-    """(prompt, response) of every row; a bad row is named by file and line."""
-    file = Path(path)
-    if not file.is_file():
-        raise DataError(f"sft.data = {path} does not exist")
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row: Any = json.loads(line)
-            rows.append((str(row["prompt"]), str(row["response"])))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise DataError(f"{path}:{number}: not a row with prompt and response ({error})") from error
-    if not rows:
-        raise DataError(f"sft.data = {path} has no rows")
-    return rows
+def demonstrations(path: str) -> list[tuple[str, str]]:
+    """(prompt, response) of every row of a data file; DataError names a bad row by file and line."""
+    pairs = []
+    for place, row in read_rows(path):
+        if absent := [name for name in ("prompt", "response") if name not in row]:
+            raise DataError(
+                f"{place}: a row of sft.data has a prompt and a response, this one has no {absent[0]!r}"
+            )
+        pairs.append((str(row["prompt"]), str(row["response"])))
+    return pairs
 
 
 def encode(rows: Sequence[tuple[str, str]], tokenizer: Any) -> list[tuple[np.ndarray, np.ndarray]]:

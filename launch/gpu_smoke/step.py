@@ -14,7 +14,7 @@ import numpy as np
 
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.config.sections.training import OptimizerSection, TrainingSection
-from mrl.prepare import tiny_model
+from mrl.prepare import new_model
 from mrl.samples import TrainBatch
 from mrl.training.supervised import cross_entropy
 from mrl.training.worker import MegatronWorker
@@ -28,7 +28,7 @@ def write_model(folder: Path) -> None:
     rows.write_text(
         "".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(20))
     )
-    tiny_model.make(NewModelSection(), [str(rows)], folder, max_length=MAX_LENGTH, seed=0)
+    new_model.make(NewModelSection(), [str(rows)], folder, max_length=MAX_LENGTH, seed=0)
     rows.unlink()
 
 

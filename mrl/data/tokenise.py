@@ -41,9 +41,9 @@ def template_names(tokenizer: Any) -> set[str]:
 
 
 def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
-    """[T] int32 per text. A template writes its special tokens itself; plain text gets the tokenizer's own
+    """The ids of each text, [T] int32. A template writes its special tokens itself; plain text gets the tokenizer's own
     opening tokens, never a closing one."""
-    found: list[np.ndarray | None] = [None] * len(texts)
+    encoded: list[np.ndarray | None] = [None] * len(texts)
     for with_template in (False, True):
         where = [i for i, flag in enumerate(templated) if flag is with_template]
         if not where:
@@ -52,8 +52,8 @@ def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> l
         for i, tokens in zip(where, ids, strict=True):
             if not with_template:
                 tokens = _without_closing(tokens, texts[i], tokenizer)
-            found[i] = np.asarray(tokens, dtype=np.int32)
-    return [tokens for tokens in found if tokens is not None]
+            encoded[i] = np.asarray(tokens, dtype=np.int32)
+    return [tokens for tokens in encoded if tokens is not None]
 
 
 def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:

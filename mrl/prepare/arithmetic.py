@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def write(
     num_sft: int = 3000,
     seed: int = 0,
 ) -> Path:
-    """Writes train.jsonl, validation.jsonl and sft.jsonl; returns the folder.
+    """Write train.jsonl, validation.jsonl and sft.jsonl; return the folder.
 
     All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then the supervised start, the rest to train.
     """
@@ -55,9 +56,9 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     validation, rest = pairs[:num_validation], pairs[num_validation:]
     sft, train = rest[:num_sft], rest[num_sft:]
-    _write_rows(folder / "validation.jsonl", (_question(s) for s in validation))
-    _write_rows(folder / "train.jsonl", (_question(s) for s in train))
-    _write_rows(folder / "sft.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in sft))
+    write_rows(folder / "validation.jsonl", (_question(s) for s in validation))
+    write_rows(folder / "train.jsonl", (_question(s) for s in train))
+    write_rows(folder / "sft.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in sft))
     return folder
 
 
@@ -65,5 +66,6 @@ def _question(problem: Sum) -> dict[str, str]:
     return {"prompt": problem.prompt, "answer": problem.answer, "tag": problem.tag}
 
 
-def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a row a line, as JSON."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

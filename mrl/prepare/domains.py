@@ -11,13 +11,11 @@ function of the seed.
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mrl.prepare.arithmetic import Sum
+from mrl.prepare.arithmetic import Sum, write_rows
 
 WORDS = "sun sky moon tree bird fish hill rain wind snow leaf lake star rock sand fog owl fox cat dog ant bee".split()  # noqa: SIM905
 _OPERATORS = {"+": "plus", "-": "minus", "*": "times"}
@@ -37,7 +35,7 @@ class Task:
 
 
 def write(folder: str | Path, *, num_validation: int = 40, seed: int = 0) -> Path:
-    """Writes {sums,code,style}.jsonl, the same with _validation, and sft.jsonl; returns the folder."""
+    """Write {sums,code,style}.jsonl, the same with _validation, and sft.jsonl; return the folder."""
     rng = random.Random(seed)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,11 +44,11 @@ def write(folder: str | Path, *, num_validation: int = 40, seed: int = 0) -> Pat
         rng.shuffle(tasks)
         num_sft = _SFT_ROWS[name]
         validation, rest = tasks[:num_validation], tasks[num_validation:]
-        _write(folder / f"{name}_validation.jsonl", [_question(task) for task in validation])
-        _write(folder / f"{name}.jsonl", [_question(task) for task in rest[num_sft:]])
+        write_rows(folder / f"{name}_validation.jsonl", [_question(task) for task in validation])
+        write_rows(folder / f"{name}.jsonl", [_question(task) for task in rest[num_sft:]])
         sft += [{"prompt": task.prompt, "response": task.response} for task in rest[:num_sft]]
     rng.shuffle(sft)
-    _write(folder / "sft.jsonl", sft)
+    write_rows(folder / "sft.jsonl", sft)
     return folder
 
 
@@ -106,7 +104,3 @@ def _instructions(rng: random.Random) -> list[Task]:
 
 def _question(task: Task) -> dict[str, Any]:
     return {"prompt": task.prompt, "answer": task.answer, "tag": task.tag}
-
-
-def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mrl.config.sections.model import ModelSection, NewModelSection
-from mrl.prepare import arithmetic, tiny_model
+from mrl.prepare import arithmetic, new_model
 
 
 @pytest.fixture(scope="session")
@@ -14,5 +14,5 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = arithmetic.write(tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_sft=100)
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
-    tiny_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
+    new_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
     return folder

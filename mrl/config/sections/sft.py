@@ -10,7 +10,7 @@ class SftSection(Section):
     """Supervised training on demonstrations, with the same Megatron worker."""
 
     data: str
-    """jsonl rows with `prompt` and `response`."""
+    """Rows with `prompt` and `response`, in a file of any kind that data.train may name."""
     output: str
     """Folder the trained model is exported to (Hugging Face format)."""
     steps: int = Field(default=100, ge=1)
