@@ -74,17 +74,20 @@ def _below(path: str, prefix: str) -> bool:
 def _walk(
     section: type[pydantic.BaseModel], prefix: str, told: set[type] | None, depth: int = 0
 ) -> Iterator[Setting]:
-    """The settings of a section; `told`: sections that have been walked elsewhere, None to walk them
-    again."""
+    """The settings of a section; `told`: sections that have been walked elsewhere, None to walk them again."""
     for name, field in section.model_fields.items():
         path, sentence = f"{prefix}{name}", (field.description or "").replace("\n", " ")
         sections = section_types(field.annotation)
         if not sections:
-            yield Setting(path, f": {type_name(field.annotation)}{_default(field)}", sentence)
+            if typing.get_args(field.annotation) != (field.default,):  # what tells a chosen section apart
+                yield Setting(path, f": {type_name(field.annotation)}{_default(field)}", sentence)
             continue
         yield Setting(path, f": {_section_name(field.annotation)}", sentence)
         for inner in sections:
-            own = f"{path}[{tag_of(inner) or inner.__name__}]" if len(sections) > 1 else path
+            own = path
+            if len(sections) > 1:
+                own = f"{path}[{tag_of(inner) or inner.__name__}]"
+                yield Setting(own, "", " ".join((inner.__doc__ or "").partition("\n\n")[0].split()))
             if depth > 3 or any(issubclass(other, inner) for other in told or ()):
                 yield Setting(f"{own}.*", "", "The settings stand above.")
                 continue
@@ -146,13 +149,13 @@ def type_name(annotation: Any) -> str:
 
 def _section_name(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is dict:
+        return "mapping of names to sections"
     if str in arguments:
         return "text | list of sections"
     if origin in (tuple, list):
         return "list of sections"
-    if origin is dict:
-        return "mapping of names to sections"
-    return "section"
+    return "section | null" if type(None) in arguments else "section"
 
 
 def _default(field: Any) -> str:

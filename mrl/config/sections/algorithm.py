@@ -49,7 +49,7 @@ class EstimatorSection(Section):
     discount: Literal["policy_tokens", "all_tokens"] = "policy_tokens"
     """reinforce_pp: whether tokens the policy did not produce discount too."""
     scale: Literal["group", "batch", "none", "leave_one_out"] | None = None
-    """What centred rewards are divided by; None means the estimator's own (grpo: group, rloo and dr_grpo:
+    """What centred rewards are divided by; null means the estimator's own (grpo: group, rloo and dr_grpo:
     none)."""
     ddof: Literal[0, 1] = 1
     """Delta degrees of freedom of every standard deviation."""
@@ -59,12 +59,12 @@ class EstimatorSection(Section):
     """A group whose rewards differ by no more than this share of the largest is degenerate: advantage exactly
     0."""
     whiten: Literal["off", "tokens", "samples"] | None = None
-    """Whitening of advantages over the batch, weighted by token or sample; None means as the estimator's
+    """Whitening of advantages over the batch, weighted by token or sample; null means as the estimator's
     paper."""
     whiten_per_domain: bool = False
     """Whiten inside each domain instead of over the batch."""
     clip: float | None = Field(default=None, gt=0)
-    """Largest absolute advantage; None means no clipping."""
+    """Largest absolute advantage; null means no clipping."""
     part_weights: dict[str, float] = {}
     """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only
     part."""
@@ -165,7 +165,7 @@ class KlSection(Section):
     coefficient: float = Field(default=0.0, ge=0)
     """Weight (start value where the controller moves it)."""
     clamp: float | None = Field(default=10.0, gt=0)
-    """Largest absolute estimate of one token, in nats; clamped tokens are counted; None means no clamp."""
+    """Largest absolute estimate of one token, in nats; clamped tokens are counted; null means no clamp."""
     unbiased: bool = False
     """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
     controller: Controller = FixedController()
@@ -196,7 +196,7 @@ class EntropySection(Section):
     coefficient: float = Field(default=0.0, ge=0)
     """Weight of the bonus (start value where a target is given)."""
     target: float | None = Field(default=None, gt=0)
-    """Mean entropy in nats below which the bonus acts and grows; None keeps the coefficient fixed."""
+    """Mean entropy in nats below which the bonus acts and grows; null keeps the coefficient fixed."""
     delta: float = Field(default=0.005, gt=0)
     """Change of the coefficient per step towards the target."""
     max_coefficient: float = Field(default=1.0, gt=0)
@@ -207,7 +207,7 @@ class ValueLossSection(Section):
     """The critic's loss (gae only)."""
 
     clip: float | None = Field(default=0.2, gt=0)
-    """New values count as at most this far from the old ones; None means plain squared error."""
+    """New values count as at most this far from the old ones; null means plain squared error."""
     aggregation: Aggregation = "token_mean"
     """How token errors are averaged over the step."""
 
@@ -241,7 +241,7 @@ class AlgorithmSection(Section):
     shaping_by_domain: dict[str, ShapingSection] = {}
     """Reward shaping by domain; an entry replaces `shaping` as a whole."""
     filter: FilterSection | None = None
-    """Dynamic sampling; None trains on every group."""
+    """Dynamic sampling; null trains on every group."""
     value: ValueLossSection = ValueLossSection()
     """Critic loss."""
     epochs: int = Field(default=1, ge=1)

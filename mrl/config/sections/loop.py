@@ -45,7 +45,7 @@ class LoopSection(Section):
     """The on-policy loop."""
 
     steps: int = Field(default=100, ge=0)
-    """Optimizer rounds (one generate, reward, update and sync each)."""
+    """Steps of the loop: each generates, rewards, updates and syncs once."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups trained on in one step."""
     samples_per_prompt: int = Field(default=8, ge=1)
@@ -57,7 +57,7 @@ class LoopSection(Section):
     phase_deadline_seconds: float = Field(default=1800.0, gt=0)
     """Longest time one phase of a step may take before the run ends with the phase named."""
     max_rollout_mismatch: float | None = Field(default=None, gt=0)
-    """Largest allowed |engine - trainer log-prob| outside router near-ties; None only measures."""
+    """Largest allowed |engine - trainer log-prob| outside router near-ties; null only measures."""
     router_margin: float = Field(default=1e-5, ge=0)
     """Tokens whose (prefix's) router margin is below this count as near-ties in the mismatch check."""
     validation: ValidationSection = ValidationSection()

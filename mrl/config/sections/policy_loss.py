@@ -51,7 +51,7 @@ class GspoLoss(Section):
     clip_high: float = Field(default=4e-4, ge=0)
     """The sequence ratio is clipped above at 1 + clip_high."""
     normalise: bool = True
-    """The ratio is the geometric mean over tokens; False takes the product."""
+    """The ratio is the geometric mean over tokens; false takes the product."""
 
 
 class CispoLoss(Section):

@@ -51,7 +51,7 @@ class ShapingSection(Section):
     clip_high: float | None = None
     """Upper bound of the raw reward."""
     length_reference: float | None = Field(default=None, gt=0)
-    """Rewards are multiplied by length_reference / response tokens; None leaves them."""
+    """Rewards are multiplied by length_reference / response tokens; null leaves them."""
     overlong: OverlongSection | None = None
     """Soft length penalty."""
     stop_properly: float | None = Field(default=None, le=1)
@@ -77,7 +77,7 @@ class FilterSection(Section):
     """Dynamic sampling: which groups are worth training on, and what may be spent to find them."""
 
     min_reward_range: float | None = Field(default=0.0, ge=0)
-    """A group is kept if max - min of its raw rewards is above this; None does not look at the spread."""
+    """A group is kept if max - min of its raw rewards is above this; null does not look at the spread."""
     mean_low: float | None = None
     """A group is kept if its mean reward is above this."""
     mean_high: float | None = None
