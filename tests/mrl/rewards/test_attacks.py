@@ -19,6 +19,8 @@ from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify
 
 RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192, processes=16, output_kib=64, file_mib=8)
+PATIENT = RULES.model_copy(update={"seconds": 60.0, "cpu_seconds": 60.0})
+"""For what does not end by a limit of time: a busy machine may take long over it."""
 TASK = parse_task(
     {"entry_point": "f", "cases": [{"args": [n], "expected": n * n + 1} for n in range(3, 9)]}, place="x"
 )
@@ -177,19 +179,17 @@ def _host() -> dict[str, object]:
     }
 
 
-def _checked(
-    program: str, *, task: CodeTask = TASK, limit: float = RULES.seconds
-) -> tuple[float | None, str]:
+def _checked(program: str, *, task: CodeTask = TASK, rules: CodeRules = RULES) -> tuple[float | None, str]:
     start = time.monotonic()
-    verdict = verify(program, task, RULES)
-    assert time.monotonic() - start < limit + 4.0, "the verdict came late"
+    verdict = verify(program, task, rules)
+    assert time.monotonic() - start < 2 * PATIENT.seconds, "what hangs would hang for 1000 s"
     assert len(verdict.reason) < 600
     return verdict.value, verdict.reason
 
 
 def test_the_honest_references() -> None:
-    assert _checked(RIGHT)[0] == 1.0
-    assert _checked(HONEST_WRONG)[0] == 0.0
+    assert _checked(RIGHT, rules=PATIENT)[0] == 1.0
+    assert _checked(HONEST_WRONG, rules=PATIENT)[0] == 0.0
 
 
 @pytest.mark.parametrize("name", DENIED)
@@ -203,7 +203,8 @@ def test_attack_earns_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORBIDDEN_CALLS)
 def test_forbidden_call_ends_the_program(name: str) -> None:
-    value, reason = _checked(f"import ctypes\nlibc = ctypes.CDLL(None)\n{FORBIDDEN_CALLS[name]}\n" + RIGHT)
+    program = f"import ctypes\nlibc = ctypes.CDLL(None)\n{FORBIDDEN_CALLS[name]}\n" + RIGHT
+    value, reason = _checked(program, rules=PATIENT)
     assert value == 0.0
     assert reason.startswith("forbidden call"), reason
 
@@ -211,17 +212,19 @@ def test_forbidden_call_ends_the_program(name: str) -> None:
 @pytest.mark.parametrize("name", HARMLESS)
 def test_attack_has_no_effect(name: str) -> None:
     """The program itself asserts that the attack failed; a right answer after it is accepted."""
-    value, reason = _checked(HARMLESS[name] + RIGHT)
+    value, reason = _checked(HARMLESS[name] + RIGHT, rules=PATIENT)
     assert value == 1.0, reason
 
 
 @pytest.mark.parametrize("name", ["4 allocate at once", "4 allocate in steps"])
 def test_memory_attacks_are_told_apart(name: str) -> None:
-    assert _checked(DENIED[name] + "\n" + HONEST_WRONG)[1].startswith("memory limit")
+    """No limit of time is near: whether memory or time runs out first is the machine's speed."""
+    program = DENIED[name] + "\n" + HONEST_WRONG
+    assert _checked(program, rules=PATIENT)[1].startswith("memory limit")
 
 
 def test_output_attacks_are_told_apart() -> None:
-    assert _checked(DENIED["10 endless output"])[1].startswith("output limit")
+    assert _checked(DENIED["10 endless output"], rules=PATIENT)[1].startswith("output limit")
 
 
 @pytest.mark.parametrize(
@@ -255,21 +258,23 @@ def test_a_test_that_catches_everything_cannot_hide_a_breach() -> None:
     test = "def check(candidate):\n    try:\n        candidate(3)\n    except BaseException:\n        pass\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
     assert verify("import os\ndef f(x): os._exit(0)", task, RULES).value == 0.0
-    assert verify("def f(x): return 0", task, RULES).value == 1.0
+    assert verify("def f(x): return 0", task, PATIENT).value == 1.0
 
 
 def test_an_argument_changed_in_place_changes_nothing_here() -> None:
     test = "def check(candidate):\n    rows = [1, 2]\n    assert candidate(rows) == 2\n    assert rows == [1, 2]\n    assert candidate(rows) == 2\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
-    assert verify("def f(rows):\n    n = len(rows)\n    rows.clear()\n    return n", task, RULES).value == 1.0
+    assert (
+        verify("def f(rows):\n    n = len(rows)\n    rows.clear()\n    return n", task, PATIENT).value == 1.0
+    )
 
 
 def test_nothing_passes_from_one_sample_to_the_next() -> None:
     """30, 31: files, compiled caches and shared memory of one run are gone in the next."""
     plant = "import os\nfor d in ('/tmp', '/dev/shm'): open(d + '/planted', 'w').write('x')\n"
     look = "import os\nassert not any(os.path.exists(d + '/planted') for d in ('/tmp', '/dev/shm'))\n"
-    assert verify(plant + RIGHT, TASK, RULES).value == 1.0
-    assert verify(look + RIGHT, TASK, RULES).value == 1.0
+    assert verify(plant + RIGHT, TASK, PATIENT).value == 1.0
+    assert verify(look + RIGHT, TASK, PATIENT).value == 1.0
 
 
 def test_the_hosts_services_cannot_be_reached() -> None:
@@ -285,7 +290,7 @@ def test_the_hosts_services_cannot_be_reached() -> None:
             f"assert not tried(socket.AF_INET, ('127.0.0.1', {server.getsockname()[1]}))\n"
             f"assert not tried(socket.AF_UNIX, '\\0mrl-test-{os.getpid()}')\n"
         )
-        assert verify(reach + RIGHT, TASK, RULES).value == 1.0
+        assert verify(reach + RIGHT, TASK, PATIENT).value == 1.0
 
 
 def test_two_samples_may_listen_on_the_same_port() -> None:

@@ -188,16 +188,12 @@ def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_code_in_the_pool(make_pair: Any, score_all: Any) -> None:
-    """A floor that a busy machine reaches too; 20 a second is what two free cores give (test_throughput)."""
     section = RewardSection(kind="code", pool_workers=2)
     response = "```python\ndef add(a, b):\n    return a + b\n```"
     with RewardPool(section) as pool:
         score_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
-        start = time.monotonic()
         verdicts = score_all(pool, [make_pair(n, response, ADD) for n in range(40)])
-        elapsed = time.monotonic() - start
     assert [v.value for v in verdicts.values()] == [1.0] * 40
-    assert 40 / elapsed > 2, f"{40 / elapsed:.0f} tasks/s on a busy machine"
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_maths_verdicts_by_both_stages(make_pair: Any, score_all: Any) -> None:
 
 
 def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(make_pair: Any) -> None:
-    """12 samples that hang for the whole deadline among 200: exact verdicts at once, the rest in bounded time."""
+    """12 samples that hang for the whole deadline among 200: exact verdicts before them, and each hang ends one worker."""
     section = RewardSection(
         kind="plugin", path=f"{PLUGINS}:dies_of", deadline_seconds=0.5, retries=0, pool_workers=2
     )
@@ -57,20 +57,18 @@ def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(ma
         ready = 0
         while ready < 2:
             ready += len(pool.collect(60.0))
-        start = time.monotonic()
         for n in range(12):
             pool.submit(*make_pair(n, "hang", "1", domain="hanging"))
         for n in range(100, 288):
             pool.submit(*make_pair(n, f"#### {n}", str(n)))
-        when: dict[str, float] = {}
-        while len(when) < 200:
+        order: list[int] = []
+        while len(order) < 200:
             for sample_id, verdict in pool.collect(30.0):
-                when[sample_id] = time.monotonic() - start
-                assert (verdict.value == 1.0) == (int(sample_id[:-2]) >= 100)
-    exact = [seconds for sample_id, seconds in when.items() if int(sample_id[:-2]) >= 100]
-    hanging = [seconds for sample_id, seconds in when.items() if int(sample_id[:-2]) < 100]
-    assert max(exact) < 5.0, "2 s on free cores (test_throughput_and_delays)"
-    assert max(hanging) < 12 * 0.5 / 2 + 12 / 2 * 2.5, "deadlines plus a process start for each"
+                order.append(int(sample_id[:-2]))
+                assert (verdict.value == 1.0) == (order[-1] >= 100)
+        counts = pool.counts()
+    assert order[-1] < 100, "the exact path waited for a sample that hangs"
+    assert counts["processes_lost"] == 12
 
 
 def test_a_sample_that_kills_its_verifier_is_wrong_and_the_others_are_untouched(
