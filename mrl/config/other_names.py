@@ -8,9 +8,12 @@ from mrl.config.sections.algorithm import AlgorithmSection, KlSection
 from mrl.config.sections.base import Section
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.loop import LoopSection
+from mrl.config.sections.reward import RewardPart, RewardSection, RewardSpec
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.shaping import FilterSection, ShapingSection
 from mrl.config.sections.sync import SyncSection
+
+_REWARD = (RewardPart, RewardSpec, RewardSection)
 
 RENAMED: dict[type[Section], dict[str, str]] = {
     Config: {"judge": "reward", "observe": "logging", "warm_start": "sft"},
@@ -21,6 +24,7 @@ RENAMED: dict[type[Section], dict[str, str]] = {
         "max_sampler_mismatch": "max_rollout_mismatch",
         "max_unjudged_fraction": "max_no_reward_fraction",
     },
+    **{key: {"lowest": "min_reward", "unjudged_alarm": "no_reward_alarm"} for key in _REWARD},
     RolloutSection: {
         "compiled": "enforce_eager, which says the opposite: compiled: false is enforce_eager: true",
         "memory_fraction": "gpu_memory_utilization",
@@ -33,6 +37,7 @@ RENAMED: dict[type[Section], dict[str, str]] = {
 """Section -> a former setting of it -> today's setting of the same section."""
 
 RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
+    **{key: {("truncated", "judge"): "score", ("truncated", "lowest"): "min_reward"} for key in _REWARD},
     AlgorithmSection: {
         ("old_logprobs", "sampler"): "rollout",
         (

@@ -102,7 +102,7 @@ METRICS = {
     "sync/prove_seconds": "Longest digest of a trainer rank's own parameters (sync.verify = full).",
     "sync/sender_wait_seconds": "Longest wait of a trainer rank for its receivers.",
     "time/step_seconds": "Duration of the step without saving.",
-    "time/<phase>_seconds": "Duration of one phase: generate, judge, filter, recompute, estimate, update, save or sync.",
+    "time/<phase>_seconds": "Duration of one phase: generate, reward, filter, recompute, estimate, update, save or sync.",
     "time/validate_seconds": "Duration of the validation after the step.",
     "perf/tokens_per_second_per_device": "Tokens of the trained samples, prompts included, per second of the step and device.",
     "perf/<step or update>_flops_per_second_per_device": "Operations that the result needs, per second of the step or its updates.",

@@ -217,6 +217,11 @@ def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
 
 OLD_NAMES = {
     "judge.kind=maths": "judge: the setting is renamed to reward",
+    "reward.lowest=-1.0": "reward.lowest: the setting is renamed to min_reward",
+    "reward.domains={sums: {kind: maths, lowest: -1.0}}": "sums.lowest: the setting is renamed to min_reward",
+    "reward.unjudged_alarm=0.1": "reward.unjudged_alarm: the setting is renamed to no_reward_alarm",
+    "reward.truncated=judge": "reward.truncated: 'judge' is renamed to score",
+    "reward.truncated=lowest": "reward.truncated: 'lowest' is renamed to min_reward",
     "loop.max_unjudged_fraction=0.1": "max_unjudged_fraction: the setting is renamed to max_no_reward_fraction",
     "observe.trackers=wandb": "observe: the setting is renamed to logging",
     "warm_start={data: d, output: o}": "warm_start: the setting is renamed to sft",
