@@ -1,8 +1,10 @@
-"""How vLLM 0.32 stores what families share on one rank of an engine: names, shapes and the checkpoint boxes in them.
+"""How vLLM 0.32 stores what families share on one rank of an engine: names, shapes and the checkpoint boxes
+in them.
 
-This is the loaders' layout, before any processing after loading. It serves planning without an engine; a live engine is asked
-by tracing its loaders, and a test holds the two equal. Source: vllm/model_executor/models/{qwen3,qwen3_moe,mixtral,
-deepseek_v2}.py, layers/{linear,vocab_parallel_embedding}.py, layers/fused_moe/expert_map_manager.py. No engine is imported.
+This is the loaders' layout, before any processing after loading. It serves planning without an engine; a live
+engine is asked by tracing its loaders, and a test holds the two equal. Source:
+vllm/model_executor/models/{qwen3,qwen3_moe,mixtral,deepseek_v2}.py,
+layers/{linear,vocab_parallel_embedding}.py, layers/fused_moe/expert_map_manager.py. No engine is imported.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ VOCAB_PADDING = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shard:
-    """The coordinates of one rank of one engine. With `ep` = 1 experts are split by tp like everything else."""
+    """The place of one rank in its engine. With `ep` = 1 experts are split by tp like everything else."""
 
     tp: int
     tp_rank: int
@@ -28,7 +30,8 @@ class Shard:
     ep_rank: int = 0
 
     def experts(self, count: int) -> range:
-        """The global experts of this rank: vLLM's linear placement, where a remainder goes to the first ranks."""
+        """The global experts of this rank: vLLM's linear placement, where a remainder goes to the first
+        ranks."""
         share, rest = divmod(count, self.ep)
         start = self.ep_rank * share + min(self.ep_rank, rest)
         return range(start, start + share + (self.ep_rank < rest))
@@ -47,7 +50,8 @@ class EngineRows:
         return self._tensor(name, shape, [Piece(name, zero, shape, zero)], dtype)
 
     def stacked(self, name: str, parts: list[tuple[str, int, int]], columns: int) -> LocalTensor:
-        """Rows of several tensors, each (tensor, rows, units): split into min(tp, units) shares, replicated beyond."""
+        """Rows of several tensors, each (tensor, rows, units): split into min(tp, units) shares, replicated
+        beyond."""
         pieces, at = [], 0
         for tensor, rows, units in parts:
             shares = min(self.shard.tp, units)
@@ -73,7 +77,8 @@ class EngineRows:
         return self._tensor(name, (share, columns), pieces)
 
     def experts(self, name: str, experts: Experts) -> Iterator[LocalTensor]:
-        """w13 [experts, 2 * inner, hidden] (gate rows, then up rows) and w2 [experts, hidden, inner] of one layer."""
+        """w13 [experts, 2 * inner, hidden] (gate rows, then up rows) and w2 [experts, hidden, inner] of one
+        layer."""
         hidden, name_of = experts.hidden, experts.name_of
         parts, index = (self.shard.tp, self.shard.tp_rank) if self.shard.ep == 1 else (1, 0)
         share = divide(experts.inner, parts, what=f"expert width of {name} over vLLM's tp")

@@ -1,4 +1,5 @@
-"""What a model's published configuration says of it: exact counts, sizes per layer, and operations. Pure; reads no weights."""
+"""What a model's published configuration says of it: exact counts, sizes per layer, and operations. Pure;
+reads no weights."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from mrl.models.tensors import TRANSFORMER_ENGINE, Row
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """One model."""
+    """The sizes of one model, from its config.json."""
 
     hf: dict[str, Any]
     origin: str
@@ -65,14 +66,15 @@ class Facts:
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements of the KV cache of one token in one layer, over all heads; the latent one is a single row."""
+        """The KV cache's elements of a token in a layer, over all heads; the latent one is a single row."""
         if self.latent_attention:
             return self.hf["kv_lora_rank"] + self.hf["qk_rope_head_dim"]
         return 2 * self.kv_heads * head_dim(self.hf)
 
     @property
     def score_width(self) -> int:
-        """Widths of keys and values that one query head meets, added: attention costs 2 x heads x this per pair."""
+        """Widths of keys and values that one query head meets, added: attention costs 2 x heads x this per
+        pair."""
         if self.latent_attention:
             return self.hf["qk_nope_head_dim"] + self.hf["qk_rope_head_dim"] + self.hf["v_head_dim"]
         return 2 * head_dim(self.hf)
@@ -85,7 +87,7 @@ class Facts:
 
     @property
     def parameters_total(self) -> int:
-        """Elements of the checkpoint, router correction biases included, multi-token-prediction layers not."""
+        """The checkpoint's elements, with router correction biases, without multi-token-prediction layers."""
         return self._counts[0]
 
     @property
@@ -106,11 +108,13 @@ class Facts:
         return [self.family.layer(self.hf, n, TRANSFORMER_ENGINE, experts) for n in range(self.num_layers)]
 
     def forward_flops(self, tokens: float, pairs: float, *, has_head: bool = True) -> float:
-        """Operations of one forward pass over `tokens`, whose queries meet `pairs` keys in each layer; a backward pass is two more.
+        """Operations of one forward pass over `tokens`, whose queries meet `pairs` keys in each layer; a
+        backward pass is two more.
 
-        Two for each parameter that a token meets in a product (of experts, those it visits), and for each pair and head two
-        for each width of key and value: PaLM, arXiv 2204.02311, appendix B, with the pairs that a causal mask leaves, half of
-        the squared length of each sequence, where PaLM counts all. The embedding is a lookup. `has_head`: the output layer counts.
+        Two for each parameter that a token meets in a product (of experts, those it visits), and for each
+        pair and head two for each width of key and value: PaLM, arXiv 2204.02311, appendix B, with the pairs
+        that a causal mask leaves, half of the squared length of each sequence, where PaLM counts all. The
+        embedding is a lookup. `has_head`: the output layer counts.
         """
         matrix = self.vocab * self.hidden
         lookups = matrix * (not self.hf.get("tie_word_embeddings", False)) + matrix * (not has_head)

@@ -1,7 +1,7 @@
-"""A model family: what its config.json means, and where its tensors lie in the checkpoint, the trainer and an engine.
+"""A model family: what config.json means, and where tensors lie in the checkpoint, the trainer and an engine.
 
-Loading, export, the trainer's settings, planning and weight sync all ask here; each family is a file in models/families.
-This module imports no engine and moves no byte.
+Loading, export, the trainer's settings, planning and weight sync all ask here; each family is a file in
+models/families. This module imports no engine and moves no byte.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ HEAD = "lm_head.weight"
 
 
 class Family:
-    """The defaults describe a decoder with RMSNorm before grouped-query attention and before gated MLPs or experts.
+    """The defaults: a decoder with RMSNorm before grouped-query attention and before gated MLPs or experts.
 
-    A family names its `model_type` and overrides what it has differently. In every method `hf` is config.json as a dict and
-    `layer` the layer's prefix in the checkpoint.
+    A family names its `model_type` and overrides what it has differently. In every method `hf` is config.json
+    as a dict and `layer` the layer's prefix in the checkpoint.
     """
 
     model_type: ClassVar[str]
@@ -56,7 +56,7 @@ class Family:
     exported: ClassVar[Mapping[str, Any]] = {}
     """The keys that config.json of an exported folder has other values of, because of what is not trained."""
 
-    # What config.json means ------------------------------------------------------------------------------------------
+    # What config.json means
 
     def num_experts(self, hf: HfConfig) -> int:
         """The number of routed experts of an MoE layer; 0 for dense families."""
@@ -67,7 +67,7 @@ class Family:
         return bool(self.expert_count_keys)
 
     def untrained(self, hf: HfConfig) -> tuple[str, ...]:
-        """The prefixes of checkpoint tensors that a folder may have and that are neither trained nor served."""
+        """The prefixes of checkpoint tensors that a folder may have and that nobody trains or serves."""
         return ()
 
     def unsupported(self, hf: HfConfig) -> list[str]:
@@ -106,10 +106,10 @@ class Family:
         return fields
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """What config.json of a small random model (`model.new`) has besides, or other than, a dense decoder's keys."""
+        """What config.json of a small random model (`model.new`) has other than a dense decoder's keys."""
         return {}
 
-    # Where tensors lie -----------------------------------------------------------------------------------------------
+    # Where tensors lie
 
     def expert_name(self, layer: str, expert: int, part: str) -> str:
         """The checkpoint tensor of one expert's "gate", "up" or "down" projection."""
@@ -123,7 +123,7 @@ class Family:
         )
 
     def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
-        """The rows of one layer (counted over the model) with the experts of one rank, named relative to the layer."""
+        """The rows of layer `number` of the model with the experts of one rank, named relative to the layer."""
         require_no_attention_bias(hf)
         layer = f"model.layers.{number}"
         if moe := self.is_moe_layer(hf, number):
@@ -169,10 +169,11 @@ class Family:
         yield engine.whole(f"{module}.gate.weight", experts.count, experts.hidden)
         yield from engine.experts(f"{module}.experts", experts)
 
-    # What others ask for ---------------------------------------------------------------------------------------------
+    # What others ask for
 
     def checkpoint_tensors(self, hf: HfConfig, *, dtype: str | None = None) -> list[CheckpointTensor]:
-        """Every tensor of a Hugging Face folder of `dtype`, the config's when absent (correction biases in float32)."""
+        """Every tensor of a Hugging Face folder of `dtype`, the config's when absent (correction biases in
+        float32)."""
         dtype = dtype or checkpoint_dtype(hf)
         all_rows, experts = _outer_rows(hf, Layout(), 1), range(self.num_experts(hf))
         for number in range(field(hf, "num_hidden_layers")):
@@ -198,9 +199,11 @@ class Family:
         spec: Spec = TRAINER,
         pad_vocab_to: int = 1,
     ) -> list[LocalTensor]:
-        """Every parameter (and the router's correction buffer) of one trainer rank, over all its model chunks.
+        """Every parameter (and the router's correction buffer) of one trainer rank, over all its model
+        chunks.
 
-        `router_dtype` is the router weight's own dtype, `dtype` when absent. ConfigError where the layout does not fit.
+        `router_dtype` is the router weight's own dtype, `dtype` when absent. ConfigError where the layout
+        does not fit.
         """
         dtypes: dict[Role, str] = {"weight": dtype, "router": router_dtype or dtype, "correction": "float32"}
         splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}

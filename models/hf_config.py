@@ -1,7 +1,8 @@
-"""What config.json of a Hugging Face folder says, as the families read it alike; it says it in several spellings.
+"""What config.json of a Hugging Face folder says, as the families read it alike; it says it in several
+spellings.
 
-This module imports no engine. What config.json says of the rotary embedding is in rope.py, what one family alone reads in
-that family's file.
+This module imports no engine. What config.json says of the rotary embedding is in rope.py, what one family
+alone reads in that family's file.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from mrl.models.tensors import BLOCK
 HfConfig = Mapping[str, Any]
 
 QUANTIZATION = "quantization_config"
-"""The key that says how a folder's linear weights are quantised: DeepSeek-V3's and Qwen3's FP8 folders hold float8_e4m3fn
-values in `X.weight` and the scale of each block in `X.weight_scale_inv`; weight = value * scale."""
+"""The key that says how a folder's linear weights are quantised: DeepSeek-V3's and Qwen3's FP8 folders hold
+float8_e4m3fn values in `X.weight` and the scale of each block in `X.weight_scale_inv`; weight = value *
+scale."""
 
 
 def field(hf: HfConfig, *names: str) -> Any:
-    """The first of `names` that the config has; configs of different transformers versions spell some keys differently."""
+    """The first of `names` that the config has; configs of different transformers versions spell some keys
+    differently."""
     for name in names:
         if hf.get(name) is not None:
             return hf[name]

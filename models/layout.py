@@ -96,8 +96,8 @@ def divide(value: int, parts: int, *, what: str) -> int:
 def chunk_layers(num_layers: int, layout: Layout, pp: int) -> tuple[range, ...]:
     """Global layer numbers of each model chunk of one pipeline rank.
 
-    Chunk c of pipeline rank p is virtual stage c * pp_size + p. A remainder goes to the first virtual stages, one
-    layer each (Megatron then needs its `pipeline_model_parallel_layout`).
+    Chunk c of pipeline rank p is virtual stage c * pp_size + p. A remainder goes to the first virtual stages,
+    one layer each (Megatron then needs its `pipeline_model_parallel_layout`).
 
     >>> chunk_layers(8, Layout(pp=2, vpp=2), 1)
     (range(2, 4), range(6, 8))

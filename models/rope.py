@@ -50,7 +50,8 @@ def kind(hf: HfConfig) -> str:
 
 
 def unsupported(hf: HfConfig, kinds: Collection[str]) -> list[str]:
-    """The kind of the embedding where it is none of `kinds`, or the keys of YaRN's settings that are not read, as text."""
+    """The kind of the embedding where it is none of `kinds`, or the keys of YaRN's settings that are not
+    read, as text."""
     if kind(hf) not in kinds:
         return [f"rope_type = {kind(hf)!r} (only {' or '.join(map(repr, sorted(kinds)))})"]
     if kind(hf) == "default":

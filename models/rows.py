@@ -45,10 +45,11 @@ def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
 
 
 def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool) -> list[Row]:
-    """QKV interleaved by query group ([q heads of the group, k, v] per group), norms of q and k, output projection.
+    """QKV interleaved by query group ([q heads of the group, k, v] per group), norms of q and k, output
+    projection.
 
-    The whole interleaved tensor is cut by rows. With tp above the number of groups Megatron cuts through a group and
-    gathers activations, so nothing is replicated in storage.
+    The whole interleaved tensor is cut by rows. With tp above the number of groups Megatron cuts through a
+    group and gathers activations, so nothing is replicated in storage.
     """
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
     q_rows = divide(heads, groups, what="attention heads per query group") * width
@@ -77,7 +78,8 @@ def gated_mlp(
     split: Split = "tp",
     suffix: str = ".weight",
 ) -> list[Row]:
-    """linear_fc1 holds a rank's gate rows, then its up rows; linear_fc2 is cut by columns. `tensor_of` one of PARTS."""
+    """linear_fc1 holds a rank's gate rows, then its up rows; linear_fc2 is cut by columns. `tensor_of` one of
+    PARTS."""
     gate, up, down = map(tensor_of, PARTS)
     fc1 = ((Segment(gate, 0, inner),), (Segment(up, 0, inner),))
     return [

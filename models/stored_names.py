@@ -1,8 +1,10 @@
-"""Where the tensors of a Hugging Face folder lie in the trainer's distributed checkpoint, whatever layout wrote it. Pure.
+"""Where the tensors of a Hugging Face folder lie in the trainer's distributed checkpoint, whatever layout
+wrote it. Pure.
 
-Such a checkpoint holds whole tensors under Megatron's names (megatron-core 0.16.1, `TransformerBlock.sharded_state_dict`): the layers
-of a model whose layers are all alike are one tensor with a leading axis, those of other models are tensors of their own, and a layer's
-experts are one tensor [experts, rows, columns]. Inside one layer and one expert, rows lie as in the name table of a single rank.
+Such a checkpoint holds whole tensors under Megatron's names (megatron-core 0.16.1,
+`TransformerBlock.sharded_state_dict`): the layers of a model whose layers are all alike are one tensor with a
+leading axis, those of other models are tensors of their own, and a layer's experts are one tensor [experts,
+rows, columns]. Inside one layer and one expert, rows lie as in the name table of a single rank.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ FOLDED_NORMS = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
 }
-"""Megatron's local spec stores these norms under the names that they have in Transformer Engine's fused layers."""
+"""Megatron's local spec stores these norms under the names that they have in Transformer Engine's fused
+layers."""
 
 VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Stored tensors whose rows are padded to a multiple of the tensor-parallel size that wrote them."""
@@ -31,7 +34,8 @@ VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredBox:
-    """stored[key][start : start + shape] equals a box at `target` of a checkpoint tensor, whose shape lacks the leading axes of size 1."""
+    """stored[key][start : start + shape] equals a box at `target` of a checkpoint tensor, whose shape lacks
+    the leading axes of size 1."""
 
     key: str
     start: tuple[int, ...]
@@ -40,7 +44,8 @@ class StoredBox:
 
 
 def stored_boxes(family: Family, hf_config: HfConfig, keys: Container[str]) -> dict[str, list[StoredBox]]:
-    """Checkpoint tensor -> the boxes that make it. `keys`: the names in the distributed checkpoint; CheckpointError where one is absent."""
+    """Checkpoint tensor -> the boxes that make it. `keys`: the names in the distributed checkpoint;
+    CheckpointError where one is absent."""
     boxes: dict[str, list[StoredBox]] = {}
     one = Layout()
     for local in family.local_tensors(hf_config, one, one.place(0), spec=LOCAL):

@@ -1,11 +1,14 @@
-"""Tensors by name: those of a checkpoint, those of one trainer or engine rank, and the rows that make the latter of the former.
+"""Tensors by name: those of a checkpoint, those of one trainer or engine rank, and the rows that make the
+latter of the former.
 
-A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` says that a box of a local parameter equals a box of a
-checkpoint tensor (same shape, element for element). A `LocalTensor` is one parameter of one rank with all its pieces; elements
-that no piece covers are padding. Loading, export, the gather path and the plan of a weight sync all read this description.
+A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` says that a box of a local parameter
+equals a box of a checkpoint tensor (same shape, element for element). A `LocalTensor` is one parameter of one
+rank with all its pieces; elements that no piece covers are padding. Loading, export, the gather path and the
+plan of a weight sync all read this description.
 
-A family's name table (models/families) is a list of `Row`s: the whole Megatron parameter as blocks of checkpoint rows, and how
-it is split. The checkpoint's list of tensors and every rank's pieces follow from the rows. This module imports no engine.
+A family's name table (models/families) is a list of `Row`s: the whole Megatron parameter as blocks of
+checkpoint rows, and how it is split. The checkpoint's list of tensors and every rank's pieces follow from the
+rows. This module imports no engine.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from mrl.models.layout import divide
 BLOCK = 128
 """Edge of the square blocks in which published float8 folders and vLLM's float8 kernels scale weights."""
 SCALES = "_scale_inv"
-"""A tensor of float8 values has its scales, one for each block, in the tensor of its own name with this suffix."""
+"""A tensor of float8 values has its scales, one for each block, in the tensor of its own name with this
+suffix."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,8 +66,9 @@ class CheckpointTensor:
 Split = Literal["none", "tp", "etp"]
 Role = Literal["weight", "router", "correction"]
 Experts = Literal["stacked", "sequential", "grouped"]
-"""All in `experts.weight1` and `weight2` (models/megatron/experts.py), `experts.local_experts.{n}.linear_fc1.weight` (Megatron's local
-spec), or `experts.linear_fc1.weight{n}` (Transformer Engine)."""
+"""All in `experts.weight1` and `weight2` (models/megatron/experts.py),
+`experts.local_experts.{n}.linear_fc1.weight` (Megatron's local spec), or `experts.linear_fc1.weight{n}`
+(Transformer Engine)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,9 +104,10 @@ class Segment:
 class Row:
     """One parameter before it is split.
 
-    The parameter is the concatenation, over `blocks`, of the rank's share of each block; a block is the concatenation
-    of its segments. So gate and up are two blocks (each rank holds its gate rows, then its up rows) and interleaved QKV
-    is one block. `columns` is None for vectors. `dim` is the split dimension. `padded_rows` pads the only block.
+    The parameter is the concatenation, over `blocks`, of the rank's share of each block; a block is the
+    concatenation of its segments. So gate and up are two blocks (each rank holds its gate rows, then its up
+    rows) and interleaved QKV is one block. `columns` is None for vectors. `dim` is the split dimension.
+    `padded_rows` pads the only block.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""The registered model families, by the model_type of config.json. A new family is a file here and its name in FAMILIES."""
+"""The registered model families, by the model_type of config.json. A new family is a file here and its name
+in FAMILIES."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(hf: HfConfig) -> Family:
-    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those registered."""
+    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those
+    registered."""
     model_type = hf.get("model_type")
     if model_type not in FAMILIES:
         raise ConfigError(f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}")
@@ -23,7 +25,8 @@ def family_of(hf: HfConfig) -> Family:
 
 
 def require_trainable(hf: HfConfig) -> None:
-    """Raise ConfigError for an unknown family, or for a config that asks for what training does not implement."""
+    """Raise ConfigError for an unknown family, or for a config that asks for what training does not
+    implement."""
     family = family_of(hf)
     if problems := family.unsupported(hf):
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""DeepSeek-V3 (arXiv 2412.19437): latent attention, dense first layers, shared experts, sigmoid routing with correction biases.
+"""DeepSeek-V3 (arXiv 2412.19437): latent attention, dense first layers, shared experts, sigmoid routing with
+correction biases.
 
 The checkpoint's multi-token-prediction layers are neither trained nor served.
 """
@@ -20,7 +21,8 @@ LATENT_WIDTH, ROTARY_WIDTH = 512, 64
 
 
 class DeepseekV3(Family):
-    """DeepSeek-V3. vLLM serves plain softmax scores unless the two names of the routing are there: they are asked for."""
+    """DeepSeek-V3. vLLM serves plain softmax scores unless the two names of the routing are there: they are
+    asked for."""
 
     model_type = "deepseek_v3"
     expert_count_keys = ("n_routed_experts", "num_local_experts")
@@ -47,7 +49,8 @@ class DeepseekV3(Family):
         groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
         experts, problems = field(hf, "num_experts_per_tok"), super().unsupported(hf)
         if groups != chosen and experts // chosen != 2:
-            # A group counts by its two best experts; Megatron takes num_experts_per_tok // topk_group of them.
+            # A group counts by its two best experts; Megatron takes num_experts_per_tok // topk_group of
+            # them.
             problems.append(
                 f"num_experts_per_tok = {experts} with topk_group = {chosen} (only two experts a group)"
             )
@@ -187,7 +190,8 @@ def _attention_fields(hf: HfConfig) -> dict[str, Any]:
         "qk_head_dim": field(hf, "qk_nope_head_dim"),
         "qk_pos_emb_head_dim": field(hf, "qk_rope_head_dim"),
         "v_head_dim": field(hf, "v_head_dim"),
-        # Of the rotary settings Megatron uses these two, for the softmax scale; the angles are megatron/rotary.py's.
+        # Of the rotary settings Megatron uses these two, for the softmax scale; the angles are
+        # megatron/rotary.py's.
         "rope_type": "rope",
         "rotary_scaling_factor": yarn.get("factor", 1.0),
         "mscale_all_dim": yarn.get("mscale_all_dim") or 0.0,

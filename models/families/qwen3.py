@@ -1,4 +1,5 @@
-"""Dense Qwen3 and Qwen3-MoE (arXiv 2505.09388): grouped-query attention with norms of queries and keys, softmax routing."""
+"""Dense Qwen3 and Qwen3-MoE (arXiv 2505.09388): grouped-query attention with norms of queries and keys,
+softmax routing."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ class Qwen3Moe(Qwen3):
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         return super().transformer_fields(hf) | {
             "moe_router_score_function": "softmax",
-            # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob. Dividing by the sum is the same
-            # as a softmax over the chosen logits, which is what megatron does without pre-softmax.
+            # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob. Dividing by the sum
+            # is the same as a softmax over the chosen logits, which is what megatron does without
+            # pre-softmax.
             "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
         }
 

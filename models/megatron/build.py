@@ -1,7 +1,7 @@
 """Hugging Face config -> this rank's Megatron model chunks.
 
-Owns the layout's part of megatron's config and the chunks; the layers' parts are in layer_specs.py. Does not load
-weights, wrap for data parallelism or own an optimizer (mrl/training).
+Owns the layout's part of megatron's config and the chunks; the layers' parts are in layer_specs.py. Does not
+load weights, wrap for data parallelism or own an optimizer (mrl/training).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class PackedModel(GPTModel):
         return dict(self.named_parameters()) | self.correction_biases()
 
     def correction_biases(self) -> dict[str, Tensor]:
-        """The buffers that sigmoid routers add to their scores before they choose, by name; float32, not trained."""
+        """The buffers that sigmoid routers add to their scores before they choose, by name; float32, not
+        trained."""
         return {name: bias for name, bias in self.named_buffers() if name.endswith(".expert_bias")}
 
     def head_weight(self) -> Tensor:
@@ -52,7 +53,8 @@ class PackedModel(GPTModel):
 
 
 class ValueHead(torch.nn.Module):
-    """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. Starts at 0."""
+    """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. Starts at
+    0."""
 
     def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
@@ -132,9 +134,9 @@ def build_chunks(
 def mark_expert_parameters(models: list[PackedModel]) -> None:
     """Make Megatron reduce expert gradients over the expert-data-parallel group in every layout.
 
-    By itself it does so only with ep > 1; with ep = 1 and etp < tp it treats experts as dense parameters and would leave
-    out the tensor-parallel ranks, each of which sees other tokens. One rule also gives every layout the same two
-    optimizers, so that a checkpoint can be resumed in another layout.
+    By itself it does so only with ep > 1; with ep = 1 and etp < tp it treats experts as dense parameters and
+    would leave out the tensor-parallel ranks, each of which sees other tokens. One rule also gives every
+    layout the same two optimizers, so that a checkpoint can be resumed in another layout.
     """
     for model in models:
         for name, parameter in model.named_parameters():
@@ -176,7 +178,8 @@ def _transformer_config(
         add_qkv_bias=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and ranks.
+        # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and
+        # ranks.
         calculate_per_token_loss=True,
         bias_activation_fusion=False,
         masked_softmax_fusion=False,
@@ -209,8 +212,8 @@ def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, A
 def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:
     """Megatron needs an explicit layout where the layers do not divide into the (virtual) stages.
 
-    With virtual stages, one batched exchange would hold two messages between the same two ranks when pp is 2, and they
-    would be mixed up; the overlapped form sends each direction by itself.
+    With virtual stages, one batched exchange would hold two messages between the same two ranks when pp is 2,
+    and they would be mixed up; the overlapped form sends each direction by itself.
     """
     fields = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if layout.vpp > 1 else {}
     if num_layers % (layout.pp * layout.vpp) == 0:

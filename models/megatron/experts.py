@@ -1,8 +1,10 @@
-"""All experts of a rank in two matrix products, on CPU and GPU alike: torch's grouped product, no Transformer Engine.
+"""All experts of a rank in two matrix products, on CPU and GPU alike: torch's grouped product, no Transformer
+Engine.
 
-Megatron's own forms need Transformer Engine, or call one expert after the other: with 128 experts a layer is then hundreds of
-small kernels. Here the rank's experts are two parameters, one expert's rows after another's, and tokens arrive sorted
-by expert. Routing and the exchange of tokens are Megatron's. Checkpoints are those of its sequential experts.
+Megatron's own forms need Transformer Engine, or call one expert after the other: with 128 experts a layer is
+then hundreds of small kernels. Here the rank's experts are two parameters, one expert's rows after another's,
+and tokens arrive sorted by expert. Routing and the exchange of tokens are Megatron's. Checkpoints are those
+of its sequential experts.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _ALIGNED_BYTES = 16
 class GroupedExperts(MegatronModule):
     """SwiGLU experts e = 0..E-1 of one rank; in the place of Megatron's SequentialMLP.
 
-    `weight1` is [E * 2I, H]: of each expert I rows of gate, then I of up; `weight2` is [E * H, I]. I is the expert's width divided
-    by the expert tensor parallel size; H the hidden size.
+    `weight1` is [E * 2I, H]: of each expert I rows of gate, then I of up; `weight2` is [E * H, I]. I is the
+    expert's width divided by the expert tensor parallel size; H the hidden size.
     """
 
     def __init__(self, num_local_experts: int, config: TransformerConfig, *, pg_collection: Any) -> None:
@@ -56,7 +58,8 @@ class GroupedExperts(MegatronModule):
             config.output_layer_init_method(self.weight2)  # type: ignore[misc]
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
-        """hidden [n, H] sorted by expert, tokens_per_expert [E], probs [n] -> [n, H], each token weighted by its prob."""
+        """hidden [n, H] sorted by expert, tokens_per_expert [E], probs [n] -> [n, H], each token weighted by
+        its prob."""
         ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32)
         first = self.weight1.view(self.num_local_experts, 2 * self.inner, -1).transpose(1, 2)
         second = self.weight2.view(self.num_local_experts, -1, self.inner).transpose(1, 2)
@@ -71,13 +74,13 @@ class GroupedExperts(MegatronModule):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
         """The keys, global shapes [..., experts, rows, columns] and offsets of Megatron's sequential experts."""
-        found = {}
+        shards = {}
         for number, weight, halves in ((1, self.weight1, 2), (2, self.weight2, 0)):
             build: Any = functools.partial(self._shards, offsets=sharded_offsets, halves=halves)
             merge: Any = functools.partial(_merged, shape=tuple(weight.shape))
             key, replica = f"{prefix}experts.linear_fc{number}.weight", (0, 0, self.dp_group.rank())
-            found[f"{prefix}weight{number}"] = ShardedTensorFactory(key, weight, build, merge, replica)
-        return found
+            shards[f"{prefix}weight{number}"] = ShardedTensorFactory(key, weight, build, merge, replica)
+        return shards
 
     @torch.no_grad()
     def _shards(
@@ -90,7 +93,8 @@ class GroupedExperts(MegatronModule):
         offsets: tuple[Any, ...],
         halves: int,
     ) -> list[ShardedTensor]:
-        """A parameter, or an optimizer state of its shape, as shards: gate and up lie apart in the global tensor."""
+        """A parameter, or an optimizer state of its shape, as shards: gate and up lie apart in the global
+        tensor."""
         assert flattened_range is None, "flattened shards are of other optimizer formats"
         experts, axis = weight.view(self.num_local_experts, -1, weight.shape[-1]), len(offsets)
         parts, rank = self.tp_group.size(), self.tp_group.rank()

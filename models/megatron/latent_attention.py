@@ -1,7 +1,9 @@
-"""Multi-head latent attention (arXiv 2405.04434) over packed sequences: Megatron's module with our rotary embedding.
+"""Multi-head latent attention (arXiv 2405.04434) over packed sequences: Megatron's module with our rotary
+embedding.
 
-Megatron's own method turns each segment in a Python loop with a table of its own; and with split down-projections it
-leaves the other ranks' heads out of the gradient of the keys' rotary part. The core attention is packed_attention.py's.
+Megatron's own method turns each segment in a Python loop with a table of its own; and with split
+down-projections it leaves the other ranks' heads out of the gradient of the keys' rotary part. The core
+attention is packed_attention.py's.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class PackedLatentAttention(MLASelfAttention):
         *,
         inference_params: None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """hidden_states [N / tp, 1, hidden] -> query, key [N, H, nope + rope], value [N, H, v] of this rank's H heads.
+        """hidden_states [N / tp, 1, hidden] -> query, key [N, H, nope + rope], value [N, H, v] of this rank's
+        H heads.
 
         The two compressed forms that Megatron's caller wants follow; only its inference uses them.
         """
@@ -69,10 +72,12 @@ class PackedLatentAttention(MLASelfAttention):
         return self.q_layernorm(self._own_tokens(_gather(self.linear_q_down_proj(hidden)[0])))
 
     def _key_value_latent(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[N / tp, 1, kv_lora_rank] after its norm, and the keys' rotary part [N, 1, rope], shared by all heads."""
+        """[N / tp, 1, kv_lora_rank] after its norm, and the keys' rotary part [N, 1, rope], shared by all
+        heads."""
         sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
         latent, k_rope = _gather(self.linear_kv_down_proj(hidden)[0]).split(sizes, dim=-1)
-        # Each rank turns the part for its own heads: their gradients are summed, which splitting alone does not do.
+        # Each rank turns the part for its own heads: their gradients are summed, which splitting alone does
+        # not do.
         return self.kv_layernorm(self._own_tokens(latent)), copy_to_tensor_model_parallel_region(k_rope)
 
     def _own_tokens(self, x: Tensor) -> Tensor:

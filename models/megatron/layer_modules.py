@@ -15,8 +15,8 @@ from torch import Tensor
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm over the last dimension (arXiv 1910.07467).
 
-    The torch norm that megatron falls back to refuses sequence parallelism; this one marks its weight, so that its
-    gradient is summed over the tensor-parallel ranks.
+    The torch norm that megatron falls back to refuses sequence parallelism; this one marks its weight, so
+    that its gradient is summed over the tensor-parallel ranks.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
@@ -32,12 +32,13 @@ class RMSNorm(torch.nn.Module):
 class RecordingRouter(TopKRouter):
     """Megatron's top-k router that can also record how close each decision was, and count what was chosen.
 
-    While `margins` is a list, each call appends [tokens] float32: the smallest gap of what the choice compares. A gap
-    near 0 means that rounding may choose another expert. Softmax routing compares logits (the scores are in the same
-    order); with sigmoid scores it is scores plus correction biases, first of groups (the sum of a group's two best),
-    where their number is limited, then of the experts in the chosen groups.
+    While `margins` is a list, each call appends [tokens] float32: the smallest gap of what the choice
+    compares. A gap near 0 means that rounding may choose another expert. Softmax routing compares logits (the
+    scores are in the same order); with sigmoid scores it is scores plus correction biases, first of groups
+    (the sum of a group's two best), where their number is limited, then of the experts in the chosen groups.
 
-    While `counted` is a mask [tokens], each call adds the choices of the tokens in it to `visits` [experts] int64.
+    While `counted` is a mask [tokens], each call adds the choices of the tokens in it to `visits` [experts]
+    int64.
     """
 
     margins: list[Tensor] | None = None
@@ -71,7 +72,8 @@ class RecordingRouter(TopKRouter):
 
 
 def choice_gap(scores: Tensor, count: int) -> Tensor:
-    """[rows] float32 gap between the count-th and the next largest of scores [rows, n]; infinite where count is n.
+    """[rows] float32 gap between the count-th and the next largest of scores [rows, n]; infinite where count
+    is n.
 
     >>> choice_gap(torch.tensor([[4.0, 1.0, 2.5]]), 2)
     tensor([1.5000])

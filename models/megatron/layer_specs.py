@@ -1,4 +1,5 @@
-"""Megatron's layer specs with our norm, attention, router and experts in them. Knows no family: megatron's config says it all."""
+"""Megatron's layer specs with our norm, attention, router and experts in them. Knows no family: megatron's
+config says it all."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Causal attention and rotary embedding over packed sequences, with Transformer Engine and without.
 
-Megatron's own unfused attention knows no packed sequences, and its unfused rotary embedding for them loops over
-segments in Python. Here both work on all segments at once: segments are padded into a few buckets of equal length
-(packed_segments.py) and each bucket is one scaled-dot-product call (causal, so that padding at the end of a segment is
-never seen). Latent attention turns its queries and keys itself (latent_attention.py) and uses the rest. Transformer Engine's
-kernels see the same angles; only the core differs.
+Megatron's own unfused attention knows no packed sequences, and its unfused rotary embedding for them loops
+over segments in Python. Here both work on all segments at once: segments are padded into a few buckets of
+equal length (packed_segments.py) and each bucket is one scaled-dot-product call (causal, so that padding at
+the end of a segment is never seen). Latent attention turns its queries and keys itself (latent_attention.py)
+and uses the rest. Transformer Engine's kernels see the same angles; only the core differs.
 
-With context parallelism a rank holds chunks of every segment (zigzag.py). Keys and values of all its ranks are gathered;
-backward the gradients of each rank's are summed. The rank's queries then attend to whole segments, under a mask.
+With context parallelism a rank holds chunks of every segment (zigzag.py). Keys and values of all its ranks
+are gathered; backward the gradients of each rank's are summed. The rank's queries then attend to whole
+segments, under a mask.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class _Scatter(torch.autograd.Function):
 
 
 class PackedCore(torch.nn.Module):
-    """Core attention for Megatron's self attention: rotary embedding, then causal attention inside each segment.
+    """Core attention for Megatron's self attention: rotary embedding, then causal attention inside each
+    segment.
 
     Latent attention's queries and keys arrive turned, and its values are narrower.
     """
@@ -85,7 +87,8 @@ class PackedCore(torch.nn.Module):
         packed_seq_params: PackedSegments,
         **kwargs: Any,
     ) -> Tensor:
-        """query [N, H, D], key [N, G, D], value [N, G, V] -> [N, H x V]. A mask is never given: segments say it all."""
+        """query [N, H, D], key [N, G, D], value [N, G, V] -> [N, H x V]. A mask is never given: segments say
+        it all."""
         if self.rotates:
             query, key = (rotate(x, packed_seq_params.cos, packed_seq_params.sin) for x in (query, key))
         return self.attend(query, key, value, packed_seq_params, **kwargs)
@@ -100,7 +103,8 @@ class PackedCore(torch.nn.Module):
 class PackedAttention(PackedCore):
     """Attention on any device, in torch's own kernels, of which the fused ones want one width.
 
-    Values that are narrower than keys are padded to their width: the other kernels hold all pairs of positions at once.
+    Values that are narrower than keys are padded to their width: the other kernels hold all pairs of
+    positions at once.
     """
 
     def __init__(self, config: Any, *, softmax_scale: float | None = None, **kwargs: Any) -> None:
@@ -129,8 +133,9 @@ class PackedAttention(PackedCore):
 class FusedPackedAttention(PackedCore):
     """Transformer Engine's THD kernels, which take values of another width; not run on a GPU yet.
 
-    With context parallelism the kernels pass keys and values round the ranks themselves; they take this rank's chunks of
-    every segment (zigzag.py) and the bounds of whole segments. Megatron passes what TEDotProductAttention.__init__ takes.
+    With context parallelism the kernels pass keys and values round the ranks themselves; they take this
+    rank's chunks of every segment (zigzag.py) and the bounds of whole segments. Megatron passes what
+    TEDotProductAttention.__init__ takes.
     """
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
@@ -160,7 +165,8 @@ def _fill(buckets: Buckets, tokens: Tensor) -> list[Tensor]:
 
 
 def _gather_ranks(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, ...] of all context-parallel ranks, rank after rank; gradients of the ranks are summed."""
+    """Keys and values [N, G, ...] of all context-parallel ranks, rank after rank; gradients of the ranks are
+    summed."""
     both: Any = torch.cat((key, value), dim=-1)
     gathered = gather_from_sequence_parallel_region(both, group=parallel_state.get_context_parallel_group())
     return gathered.split([key.shape[-1], value.shape[-1]], dim=-1)

@@ -1,4 +1,5 @@
-"""What attention over packed segments needs to know of a microbatch: bounds, rotary angles, and buckets of equal length.
+"""What attention over packed segments needs to know of a microbatch: bounds, rotary angles, and buckets of
+equal length.
 
 Computed once per microbatch from segment lengths; does not build batches (mrl/training/packing.py).
 """
@@ -20,8 +21,8 @@ from mrl.models.megatron.zigzag import kept
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Buckets:
-    """Where tokens stand in padded buckets. Bucket i holds `shapes[i] = (segments, padded length)`; slots of all buckets
-    follow one another."""
+    """Where tokens stand in padded buckets. Bucket i holds `shapes[i] = (segments, padded length)`; slots of
+    all buckets follow one another."""
 
     slot_tokens: Tensor
     """[M] int64: the token in each slot; padding slots repeat token 0."""
@@ -43,10 +44,11 @@ class PackedSegments(PackedSeqParams):
     queries: Any = None
     """Buckets of this rank's tokens."""
     keys: Any = None
-    """Buckets of the tokens of all context-parallel ranks, rank after rank; the queries' where there is one rank."""
+    """Buckets of the tokens of all context-parallel ranks, rank after rank; the queries' where there is one
+    rank."""
     masks: Any = None
-    """Per bucket what is added to the scores [segments, 1, queries, keys]: 0, or -inf for later keys and padding. None
-    where queries and keys are the same and plain causal attention will do."""
+    """Per bucket what is added to the scores [segments, 1, queries, keys]: 0, or -inf for later keys and
+    padding. None where queries and keys are the same and plain causal attention will do."""
 
 
 def bucket_length(length: np.ndarray) -> np.ndarray:
@@ -66,7 +68,8 @@ def plan_buckets(
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """(slot_tokens [M], token_slots [N], shapes) for segments of the given lengths; see Buckets.
 
-    Lengths are multiples of `unit`; buckets are those of lengths / unit, so that queries and keys fall into the same.
+    Lengths are multiples of `unit`; buckets are those of lengths / unit, so that queries and keys fall into
+    the same.
     """
     padded = unit * bucket_length(lengths // unit)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -88,7 +91,8 @@ def plan_buckets(
 def pack_segments(
     lengths: np.ndarray, *, rotary: RotaryTable, device: torch.device, cp: int = 1, rank: int = 0
 ) -> PackedSegments:
-    """Parameters for segments of the given lengths [B], which follow one another; `rank` of `cp` has its chunks of them."""
+    """Parameters for segments of the given lengths [B], which follow one another; `rank` of `cp` has its
+    chunks of them."""
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     positions = (np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths))[kept(lengths, cp=cp, rank=rank)]
     cu_seqlens = torch.from_numpy(bounds).to(device)
@@ -133,7 +137,8 @@ def _gathered_keys(lengths: np.ndarray, *, cp: int, device: torch.device) -> Buc
 
 
 def _masks(queries: Buckets, keys: Buckets, positions: Tensor, *, dtype: torch.dtype) -> list[Tensor]:
-    """Slot j of a bucket's row is position j of its segment; a query at `positions` [N] sees it from there on.
+    """Slot j of a bucket's row is position j of its segment; a query at `positions` [N] sees it from there
+    on.
 
     Padding of the queries has some token's position, so that it sees at least slot 0 and gives finite values.
     """

@@ -45,7 +45,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [N, H, D] turned by cos, sin [N, 1, D / 2]: dimension 2i with 2i + 1.
 
-    The result holds the even dimensions, then the odd ones; queries and keys alike, so their products do not see it.
+    The result holds the even dimensions, then the odd ones; queries and keys alike, so their products do not
+    see it.
     """
     return _turn(x[..., 0::2], x[..., 1::2], cos, sin)
 

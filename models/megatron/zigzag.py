@@ -1,7 +1,9 @@
-"""How context parallelism splits segments: of 2 cp equal chunks of each, rank r keeps chunks r and 2 cp - 1 - r.
+"""How context parallelism splits segments: of 2 cp equal chunks of each, rank r keeps chunks r and 2 cp - 1 -
+r.
 
-An early and a late chunk together make the same causal work on every rank; Transformer Engine's packed form expects the
-same split. Pure; segments are padded here so that they divide, batches are built in mrl/training/packing.py.
+An early and a late chunk together make the same causal work on every rank; Transformer Engine's packed form
+expects the same split. Pure; segments are padded here so that they divide, batches are built in
+mrl/training/packing.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Rows in, tokenised prompts out, in an order that depends on the seed alone. Verifiers and loops are elsewhere."""
+"""Rows in, tokenised prompts out, in an order that depends on the seed alone. Verifiers and loops are
+elsewhere."""

@@ -1,4 +1,5 @@
-"""Reading raw rows from files and data sets of the Hugging Face hub. What the columns mean is `shapes`' business."""
+"""Reading raw rows from files and data sets of the Hugging Face hub. What the columns mean is `shapes`'
+business."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ RawRow = tuple[str, dict[str, Any]]
 
 
 def read_rows(path: str | Path) -> Iterator[RawRow]:
-    """Rows of a file or of a hub's data set (hf://name:configuration@split) with their place, counted from 1: lines of
-    text files, rows of anything else.
+    """Rows of a file or of a hub's data set (hf://name:configuration@split) with their place, counted from 1:
+    lines of text files, rows of anything else.
 
     Raises DataError for what is missing, empty, of unknown kind or unreadable, and for a bad line.
     """

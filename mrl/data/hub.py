@@ -1,7 +1,8 @@
 """Rows of data sets of the Hugging Face hub, named hf://name@split or hf://name:configuration@split.
 
-The name may also be a folder laid out as a repository of the hub is. With a network the `datasets` library fetches what
-is new; without one its own cache is read, or the repository as `hf download` left it in the hub's cache.
+The name may also be a folder laid out as a repository of the hub is. With a network the `datasets` library
+fetches what is new; without one its own cache is read, or the repository as `hf download` left it in the
+hub's cache.
 """
 
 from __future__ import annotations

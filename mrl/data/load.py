@@ -74,8 +74,8 @@ class Dataset:
 def load_data(section: DataSection, reward: RewardSection, tokenizer: Any) -> Dataset:
     """Read, check, tokenise.
 
-    Raises DataError that names every bad row it shows by file and line, and ConfigError for arguments that the chat
-    template never names.
+    Raises DataError that names every bad row it shows by file and line, and ConfigError for arguments that
+    the chat template never names.
     """
     prepare = _Preparation(section, reward, tokenizer, LoadReport())
     train = prepare.sources(section.train_entries())
@@ -84,7 +84,8 @@ def load_data(section: DataSection, reward: RewardSection, tokenizer: Any) -> Da
 
 
 def load_validation(section: DataSection, reward: RewardSection, tokenizer: Any) -> Dataset:
-    """The held-out rows alone: no training file is opened, so that none need be there. Errors as in `load_data`."""
+    """The held-out rows alone: no training file is opened, so that none need be there. Errors as in
+    `load_data`."""
     prepare = _Preparation(section, reward, tokenizer, LoadReport())
     return prepare.dataset((), prepare.sources(section.validation_entries()))
 

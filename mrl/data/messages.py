@@ -21,7 +21,8 @@ Messages = tuple[dict[str, Any], ...]
 
 
 def read_messages(value: Any, *, name: str, place: str) -> Messages:
-    """Messages of column `name`. Raises DataError naming the place for anything that is no message or no text."""
+    """Messages of column `name`. Raises DataError naming the place for anything that is no message or no
+    text."""
     value = _parsed(value)
     wrong = f"{place}: column {name!r} must be text or a list of {{role, content}}"
     if not isinstance(value, list) or not value:

@@ -8,7 +8,8 @@ gsm8k      {"question": text, "answer": text that ends in "#### ground truth"}
 math       {"problem": text, "answer" | "solution": ground truth, perhaps in a text's last \\boxed{}}
 ifeval     {"prompt": text, "instruction_id_list": names, "kwargs": arguments of each}
 
-Any row may have "tools" and "chat_template_kwargs". Columns that are not the prompt go to reward functions unchanged.
+Any row may have "tools" and "chat_template_kwargs". Columns that are not the prompt go to reward functions
+unchanged.
 """
 
 from __future__ import annotations

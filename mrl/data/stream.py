@@ -1,9 +1,10 @@
-"""The endless order of training prompts: a pure function of (seed, epoch, row), independent of any parallel layout.
+"""The endless order of training prompts: a pure function of (seed, epoch, row), independent of any parallel
+layout.
 
 Position k of the stream belongs to the source whose share is furthest behind (largest remainder), so after k
-prompts every source's count is within one of its share. A source's own draws walk its rows epoch by epoch, each
-epoch in the permutation drawn from (seed, source, epoch). Training prompts have index k >= 0; validation prompts
-have negative indices, -1 for the first (see `validation_prompts`).
+prompts every source's count is within one of its share. A source's own draws walk its rows epoch by epoch,
+each epoch in the permutation drawn from (seed, source, epoch). Training prompts have index k >= 0; validation
+prompts have negative indices, -1 for the first (see `validation_prompts`).
 """
 
 from __future__ import annotations

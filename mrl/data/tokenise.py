@@ -15,7 +15,8 @@ from mrl.errors import DataError
 def render(
     row: Row, tokenizer: Any, *, chat_template: bool, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> tuple[str, bool]:
-    """The text the model reads, and whether a chat template made it (its special tokens are in the text then).
+    """The text the model reads, and whether a chat template made it (its special tokens are in the text
+    then).
 
     `chat_template_kwargs` are the template's arguments for all rows; a row's own go before them.
     """
@@ -34,15 +35,16 @@ def render(
 
 
 def template_names(tokenizer: Any) -> set[str]:
-    """The words that stand in the chat template; an argument that is none of them has no effect. Empty without one."""
+    """The words that stand in the chat template; an argument that is none of them has no effect. Empty
+    without one."""
     template = getattr(tokenizer, "chat_template", None) or ""
     source = "\n".join(template.values()) if isinstance(template, dict) else template
     return set(re.findall(r"[A-Za-z_]\w*", source))
 
 
 def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
-    """The ids of each text, [T] int32. A template writes its special tokens itself; plain text gets the tokenizer's own
-    opening tokens, never a closing one."""
+    """The ids of each text, [T] int32. A template writes its special tokens itself; plain text gets the
+    tokenizer's own opening tokens, never a closing one."""
     encoded: list[np.ndarray | None] = [None] * len(texts)
     for with_template in (False, True):
         where = [i for i, flag in enumerate(templated) if flag is with_template]
@@ -57,7 +59,8 @@ def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> l
 
 
 def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
-    """The prompt up to where the policy goes on: after the assistant's header, or inside its last message, as in TRL."""
+    """The prompt up to where the policy goes on: after the assistant's header, or inside its last message, as
+    in TRL."""
     import jinja2
 
     goes_on = row.prompt[-1]["role"] == "assistant"  # type: ignore[index]

@@ -1,9 +1,9 @@
 """What of the rows leaves no trace in the text the model reads.
 
-A chat template may pass over tools, a key of a message, or whole roles, and says nothing. Whether it does is found by
-rendering a row once more without the thing: the same text means that the template did not use it there. A thing that
-changed none of the first rows that have it is reported by name. A row's own argument counts as used where the
-template names it, because its value may be what the template takes anyway.
+A chat template may pass over tools, a key of a message, or whole roles, and says nothing. Whether it does is
+found by rendering a row once more without the thing: the same text means that the template did not use it
+there. A thing that changed none of the first rows that have it is reported by name. A row's own argument
+counts as used where the template names it, because its value may be what the template takes anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _TRIES = 20
 
 
 class Unread:
-    """Finds what a template does not use. `render` is the text of a row; `names` are the words in the template."""
+    """Finds what a template does not use. `render` is the text of a row; `names` are the words in the
+    template."""
 
     def __init__(self, render: Callable[[Row], str], names: Set[str]) -> None:
         self._render = render

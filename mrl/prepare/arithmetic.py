@@ -1,9 +1,8 @@
 """The quickstart's task: sums of two numbers, as jsonl rows.
 
-Row of train and validation:  {"prompt": "37+58=", "answer": "95", "tag": "carry"}
-Row of the supervised start:  {"prompt": "37+58=", "response": "95"}
-The tag says whether a digit is carried. Every pair of summands lies in exactly one of the three files; all are a pure function
-of the seed.
+Row of train and validation:  {"prompt": "37+58=", "answer": "95", "tag": "carry"} Row of the supervised
+start:  {"prompt": "37+58=", "response": "95"} The tag says whether a digit is carried. Every pair of summands
+lies in exactly one of the three files; all are a pure function of the seed.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ def write(
 ) -> Path:
     """Write train.jsonl, validation.jsonl and sft.jsonl; return the folder.
 
-    All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then the supervised start, the rest to train.
+    All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then the supervised start,
+    the rest to train.
     """
     pairs = [Sum(a, b) for a in range(largest + 1) for b in range(largest + 1)]
     if num_validation + num_sft >= len(pairs):

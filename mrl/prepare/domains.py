@@ -4,8 +4,8 @@
     code    {"prompt": "f=a*3+b:", "answer": {"entry_point": "f", "cases": [...]}}      wants  def f(a,b):return a*3+b
     style   {"prompt": "3 words no e:", "answer": [{"check": "num_words", ...}, ...]}   wants  sun sky moon
 
-Every prompt lies in exactly one of a domain's training file, its validation file and sft.jsonl; all are a pure
-function of the seed.
+Every prompt lies in exactly one of a domain's training file, its validation file and sft.jsonl; all are a
+pure function of the seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The small random model that `model.new` describes, in Hugging Face format, made where its folder does not exist yet."""
+"""The small random model that `model.new` describes, in Hugging Face format, made where its folder does not
+exist yet."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> 
 
 
 def make(new: NewModelSection, files: Sequence[str], folder: Path, *, max_length: int, seed: int) -> None:
-    """Tokenizer from the files, then random weights of normal distribution with deviation 0.02 (the family's own start)."""
+    """Tokenizer from the files, then random weights of normal distribution with deviation 0.02 (the family's
+    own start)."""
     if new.tokenizer == "bpe":
         vocab_size = tokenizer.write_bpe(files, folder, vocab_size=new.vocab_size)
     else:
@@ -51,14 +53,16 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
-    # Told after the weights are drawn: a padding row of zeros would be blown up by the first norm (its gradient is
-    # 1 / sqrt(eps) times larger) whenever the model says the padding token, and gradient clipping would waste that step.
+    # Told after the weights are drawn: a padding row of zeros would be blown up by the first norm (its
+    # gradient is 1 / sqrt(eps) times larger) whenever the model says the padding token, and gradient clipping
+    # would waste that step.
     model.config.pad_token_id = model.generation_config.pad_token_id = 0
     return model.to(getattr(torch, new.dtype))
 
 
 def hf_config(new: NewModelSection, *, vocab_size: int, max_length: int) -> dict[str, Any]:
-    """The keys of config.json that matter, in transformers' spelling; the vocabulary is rounded up to a multiple of 16.
+    """The keys of config.json that matter, in transformers' spelling; the vocabulary is rounded up to a
+    multiple of 16.
 
     Planning reads it too, where no folder exists yet.
     """
