@@ -88,7 +88,7 @@ def entry(path: str, folder: str) -> str:
     return path.removeprefix(f"{folder}/").partition("/")[0]
 
 
-def homes_of(modules: dict[str, Path], kind: type) -> dict[str, int]:
+def homes_of(modules: dict[str, Path], kind: type[ast.ClassDef | ast.FunctionDef]) -> dict[str, int]:
     """Public top-level definitions by name, where more than one module has them; `main` is every program's."""
     counts: Counter[str] = Counter()
     for path in modules.values():

@@ -88,7 +88,7 @@ class Smoke:
             speed = stats.moved.num_bytes / stats.seconds / 1e9
             self._check(
                 speed > 0,
-                f"sender: {stats.moved.num_bytes >> 20} MiB in {stats.num_buckets} buckets, {speed:.2f} GB/s with digests",
+                f"sender: {stats.moved.num_bytes >> 20} MiB in {stats.moved.num_buckets} buckets, {speed:.2f} GB/s with digests",
             )
         finally:
             peer.ask("release")
