@@ -35,7 +35,7 @@ class Replicas:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class BoxPlace:
     """Where a box of a checkpoint tensor is: tensor `index` of the ranks of `group`."""
 
     group: int
@@ -109,8 +109,8 @@ class Item:
     """One checkpoint tensor that some engine rank needs."""
 
     tensor: str
-    holds: tuple[Place, ...]
-    needs: tuple[Place, ...]
+    holds: tuple[BoxPlace, ...]
+    needs: tuple[BoxPlace, ...]
     pattern: Pattern
     ordinal: int
 
@@ -123,13 +123,13 @@ def replicas(manifests: Sequence[RankManifest]) -> list[Replicas]:
     return [Replicas(tuple(m.rank for m in group), group[0].tensors) for group in groups.values()]
 
 
-def places_of(groups: Sequence[Replicas]) -> dict[str, list[Place]]:
+def places_of(groups: Sequence[Replicas]) -> dict[str, list[BoxPlace]]:
     """Every box of every checkpoint tensor, by tensor, in order of group and tensor."""
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[BoxPlace]] = {}
     for number, group in enumerate(groups):
         for index, tensor in enumerate(group.tensors):
             for piece in tensor.pieces:
-                places.setdefault(piece.tensor, []).append(Place(number, index, piece))
+                places.setdefault(piece.tensor, []).append(BoxPlace(number, index, piece))
     return places
 
 
@@ -166,7 +166,7 @@ def items(
     return result
 
 
-def _key(places: Iterable[Place], groups: Sequence[Replicas]) -> tuple:
+def _key(places: Iterable[BoxPlace], groups: Sequence[Replicas]) -> tuple:
     return tuple(
         (p.group, p.piece.start, p.piece.shape, groups[p.group].tensors[p.index].dtype) for p in places
     )
@@ -174,8 +174,8 @@ def _key(places: Iterable[Place], groups: Sequence[Replicas]) -> tuple:
 
 def _pattern(
     tensor: str,
-    holds: Sequence[Place],
-    needs: Sequence[Place],
+    holds: Sequence[BoxPlace],
+    needs: Sequence[BoxPlace],
     trainers: Sequence[Replicas],
     engines: Sequence[Replicas],
     topology: Topology,
@@ -198,7 +198,9 @@ def _pattern(
     return Pattern(tuple(transfers), min(period, 64), missing, total)
 
 
-def _needs_by_rank(needs: Sequence[Place], engines: Sequence[Replicas]) -> Iterator[tuple[int, int, Place]]:
+def _needs_by_rank(
+    needs: Sequence[BoxPlace], engines: Sequence[Replicas]
+) -> Iterator[tuple[int, int, BoxPlace]]:
     """(engine rank, index of the need, need) in order of rank, then of need."""
     listed = [(rank, i, place) for i, place in enumerate(needs) for rank in engines[place.group].ranks]
     yield from sorted(listed, key=lambda entry: entry[:2])
@@ -209,7 +211,7 @@ class _Plain:
 
     block = 0
 
-    def __init__(self, holds: Sequence[Place]) -> None:
+    def __init__(self, holds: Sequence[BoxPlace]) -> None:
         self.boxes: list[Box] = [(place.piece.start, place.piece.shape) for place in holds]
         """What each holding can give, in the units of the need."""
 
@@ -235,7 +237,7 @@ class _Quantised(_Plain):
     """The values (in elements) or the scales (in blocks) of a tensor that its senders quantise, whole blocks
     only."""
 
-    def __init__(self, holds: Sequence[Place], block: int, *, scales: bool) -> None:
+    def __init__(self, holds: Sequence[BoxPlace], block: int, *, scales: bool) -> None:
         super().__init__(holds)
         self.block, self._scales, self._held = block, scales, self.boxes
         self._blocks = Blocks.of(self._held, block)
@@ -263,7 +265,7 @@ class _Choices:
     def __init__(
         self,
         tensor: str,
-        holds: Sequence[Place],
+        holds: Sequence[BoxPlace],
         trainers: Sequence[Replicas],
         topology: Topology,
         form: _Plain,
@@ -277,7 +279,7 @@ class _Choices:
         self._grid: dict[Box, list[Box]] = {}
         self._candidates: dict[Box, list[tuple[int, int]]] = {}
 
-    def transfers(self, engine_rank: int, need: int, place: Place, dtype: str) -> Iterator[Transfer]:
+    def transfers(self, engine_rank: int, need: int, place: BoxPlace, dtype: str) -> Iterator[Transfer]:
         box = (place.piece.start, place.piece.shape)
         self._form.check(self._tensor, box)
         if box not in self._grid:
@@ -319,7 +321,7 @@ class _Choices:
         unique = dict(reversed(by_distance[nearest]))
         return nearest, sorted(unique.items())
 
-    def bytes_not_on_slot(self, engine_rank: int, place: Place, dtype: str) -> int:
+    def bytes_not_on_slot(self, engine_rank: int, place: BoxPlace, dtype: str) -> int:
         """Bytes of one need that the engine rank's own slot lacks: the needed volume less what that slot's
         trainer rank holds."""
         slot = self._topology.engine_slots[engine_rank]

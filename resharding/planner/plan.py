@@ -24,7 +24,7 @@ from mrl.resharding.planner.agreement import require_agreement, require_placed, 
 from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest
 from mrl.resharding.planner.patterns import Item, Replicas, items, replicas
 from mrl.resharding.planner.quantised import leave_whole
-from mrl.resharding.planner.schedule import Traffic, Window, cut_counts, ordered, windows
+from mrl.resharding.planner.schedule import SlotTraffic, Window, cut_counts, ordered, windows
 from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
 from mrl.resharding.planner.topology import Topology
 
@@ -157,7 +157,7 @@ def build_plan(
         require_written_once(group)
     fallback = tuple(sorted({name for manifest in engines for name in manifest.unplanned}))
     listed = items(held, needed, topology, block=options.quantise_block)
-    traffic = Traffic(topology)
+    traffic = SlotTraffic(topology)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
     order = ordered(listed, parts, held, needed, interleave_stages=options.interleave_stages)
     return Plan(

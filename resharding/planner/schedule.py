@@ -64,7 +64,7 @@ def slice_of(
     )
 
 
-class Traffic:
+class SlotTraffic:
     """Bytes each slot sends and receives for an item, by pattern and ordinal; computed once per pair."""
 
     def __init__(self, topology: Topology) -> None:
@@ -148,7 +148,7 @@ def _round_robin(
     return [step for _, _, step in sorted(keyed, key=lambda entry: entry[:2])]
 
 
-def cut_counts(items: Sequence[Item], traffic: Traffic, *, bucket_bytes: int) -> list[int]:
+def cut_counts(items: Sequence[Item], traffic: SlotTraffic, *, bucket_bytes: int) -> list[int]:
     """Into how many parts each item is cut. ConfigError where one row's worth does not fit a bucket."""
     parts: dict[tuple[int, int], int] = {}
     counts = []
@@ -161,7 +161,7 @@ def cut_counts(items: Sequence[Item], traffic: Traffic, *, bucket_bytes: int) ->
 
 
 def windows(
-    items: Sequence[Item], order: Iterable[Step], traffic: Traffic, *, bucket_bytes: int
+    items: Sequence[Item], order: Iterable[Step], traffic: SlotTraffic, *, bucket_bytes: int
 ) -> list[Window]:
     """Steps in their order, grouped so that in no window any slot sends or receives more than bucket_bytes."""
     result: list[Window] = []
@@ -181,7 +181,7 @@ def windows(
     return result
 
 
-def _parts(item: Item, traffic: Traffic, bucket_bytes: int) -> int:
+def _parts(item: Item, traffic: SlotTraffic, bucket_bytes: int) -> int:
     pattern, ordinal = item.pattern, item.ordinal
     need = int(traffic.of(pattern, ordinal).max())
     granule = min(bucket_bytes, max(bucket_bytes // FINENESS, SMALLEST_GRANULE))

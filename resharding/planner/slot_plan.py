@@ -17,7 +17,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyList, CopyTable, Side
 from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
-from mrl.resharding.planner.patterns import Item, Pattern, Place, Replicas, Transfer
+from mrl.resharding.planner.patterns import BoxPlace, Item, Pattern, Replicas, Transfer
 from mrl.resharding.planner.schedule import ALIGN, Step, Window, slice_of
 from mrl.resharding.planner.topology import Topology
 
@@ -205,7 +205,7 @@ def _tensors(groups: Sequence[Replicas], rank: int | None) -> tuple[LocalTensor,
     return next((group.tensors for group in groups if rank in group.ranks), ())
 
 
-def _side(place: Place, tensors: Sequence[LocalTensor], relative: tuple[int, ...]) -> Side:
+def _side(place: BoxPlace, tensors: Sequence[LocalTensor], relative: tuple[int, ...]) -> Side:
     """(tensor index, offset, stride) of the element `relative` of a place's box."""
     shape, start = tensors[place.index].shape, place.piece.local_start
     if len(relative) > 2:

@@ -20,28 +20,28 @@ def run(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] |
     involved."""
     if not len(table):
         return
-    taking, giving = _Side(sources), _Side(targets)
-    if not isinstance(giving.flat(int(table["target"][0]), int(table["wire"][0])), np.ndarray):
+    reads, writes = _Side(sources), _Side(targets)
+    if not isinstance(writes.flat(int(table["target"][0]), int(table["wire"][0])), np.ndarray):
         single = (table["rows"] == 1) & (table["block"] == 0)
-        _run_together(table[single], taking, giving)
+        _run_together(table[single], reads, writes)
         table = table[~single]
     for row in table.tolist():
         source, at, step, target, to, stride, rows, cols, wire, _, block = row
-        taken = _view(taking.flat(source, wire), at, step, rows, cols)
+        values = _view(reads.flat(source, wire), at, step, rows, cols)
         if block:
-            taken = quantised(taken.reshape(rows, cols), WIRE_DTYPES[wire], block)
-            rows, cols = taken.shape
-        assign(_view(giving.flat(target, wire), to, stride, rows, cols), taken)
+            values = quantised(values.reshape(rows, cols), WIRE_DTYPES[wire], block)
+            rows, cols = values.shape
+        assign(_view(writes.flat(target, wire), to, stride, rows, cols), values)
 
 
-def _run_together(table: CopyTable, taking: _Side, giving: _Side) -> None:
+def _run_together(table: CopyTable, reads: _Side, writes: _Side) -> None:
     """torch's copies of single runs, one call for each dtype: few launches on a GPU, and little of Python a
     row."""
     for wire in np.unique(table["wire"]).tolist():
         rows = table[table["wire"] == wire]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-            giving.runs(wire, rows["target"], rows["target_offset"], rows["cols"]),
-            taking.runs(wire, rows["source"], rows["source_offset"], rows["cols"]),
+            writes.runs(wire, rows["target"], rows["target_offset"], rows["cols"]),
+            reads.runs(wire, rows["source"], rows["source_offset"], rows["cols"]),
         )
 
 

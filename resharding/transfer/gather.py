@@ -17,7 +17,7 @@ import torch.distributed as dist
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.gather_plan import Bucket, Copy, GatherPlan
+from mrl.resharding.transfer.gather_plan import GatherBucket, GatherPlan, PieceCopy
 from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import Feed, Moved, SendStats, run_session
 from mrl.resharding.transfer.sender import WeightSender
@@ -66,7 +66,7 @@ def move(
     senders: Sequence[WeightSender], plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
 ) -> Moved:
     """Every bucket in the plan's order, to all receivers."""
-    filled: tuple[Bucket, torch.Tensor] | None = None
+    filled: tuple[GatherBucket, torch.Tensor] | None = None
     seconds, packing = 0.0, 0.0
     spare = _spare(senders, plan, ranks)
     for bucket in plan.buckets:
@@ -86,14 +86,14 @@ def _spare(senders: Sequence[WeightSender], plan: GatherPlan, ranks: Ranks) -> t
 
 
 def _advance(
-    senders: Sequence[WeightSender], filled: tuple[Bucket, torch.Tensor] | None, spare: torch.Tensor
+    senders: Sequence[WeightSender], filled: tuple[GatherBucket, torch.Tensor] | None, spare: torch.Tensor
 ) -> torch.Tensor:
     """Sends the bucket that was filled last; returns the next one to fill."""
     _send_bucket(senders, filled)
     return senders[0].next_buffer() if senders else spare
 
 
-def _send_bucket(senders: Sequence[WeightSender], filled: tuple[Bucket, torch.Tensor] | None) -> None:
+def _send_bucket(senders: Sequence[WeightSender], filled: tuple[GatherBucket, torch.Tensor] | None) -> None:
     if filled is None:
         return
     bucket, buffer = filled
@@ -109,7 +109,7 @@ def _send_bucket(senders: Sequence[WeightSender], filled: tuple[Bucket, torch.Te
 
 def _fill(
     buffer: torch.Tensor,
-    bucket: Bucket,
+    bucket: GatherBucket,
     plan: GatherPlan,
     local_tensors: Sequence[torch.Tensor],
     ranks: Ranks,
@@ -147,7 +147,7 @@ def _fill(
     return copying
 
 
-def _part(tensor: torch.Tensor, start: tuple[int, ...], copy: Copy) -> torch.Tensor:
+def _part(tensor: torch.Tensor, start: tuple[int, ...], copy: PieceCopy) -> torch.Tensor:
     """The box of `copy.shape` at `start`, without gradient."""
     view = tensor.detach()
     for dim, (first, length) in enumerate(zip(start, copy.shape, strict=True)):
@@ -155,5 +155,5 @@ def _part(tensor: torch.Tensor, start: tuple[int, ...], copy: Copy) -> torch.Ten
     return view
 
 
-def _packed(packed: torch.Tensor, copy: Copy, dtype: torch.dtype) -> torch.Tensor:
+def _packed(packed: torch.Tensor, copy: PieceCopy, dtype: torch.dtype) -> torch.Tensor:
     return packed[copy.offset : copy.offset + copy.num_bytes].view(dtype).view(copy.shape)

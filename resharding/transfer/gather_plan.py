@@ -38,7 +38,7 @@ class BucketBox:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Copy:
+class PieceCopy:
     """local[local_start : + shape] -> box[box_start : + shape]."""
 
     local: int
@@ -53,12 +53,12 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Bucket:
+class GatherBucket:
     """What one bucket brings, and how the ranks fill it together."""
 
     boxes: tuple[BucketBox, ...]
     used_bytes: int
-    copies: tuple[tuple[int, tuple[Copy, ...], int], ...]
+    copies: tuple[tuple[int, tuple[PieceCopy, ...], int], ...]
     """(trainer rank, its copies, bytes of its packed contribution), by rank."""
 
 
@@ -67,7 +67,7 @@ class GatherPlan:
     """The same object on every rank."""
 
     tensors: tuple[WireTensor, ...]
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[GatherBucket, ...]
     digest: str
     """What a session carries."""
     trainers: tuple[tuple[LocalTensor, ...], ...]
@@ -186,8 +186,8 @@ def _cut(shape: tuple[int, ...], largest: int) -> Iterator[tuple[tuple[int, ...]
 
 def _bucket(
     boxes: list[BucketBox], tensors: Sequence[WireTensor], holdings: Sequence[Sequence[_Holding]]
-) -> Bucket:
-    packed: dict[int, list[Copy]] = {}
+) -> GatherBucket:
+    packed: dict[int, list[PieceCopy]] = {}
     offsets: dict[int, int] = {}
     for number, box in enumerate(boxes):
         size = DTYPE_BYTES[tensors[box.tensor].dtype]
@@ -197,7 +197,7 @@ def _bucket(
                 continue
             start, shape = common
             offset = offsets.get(holding.rank, 0)
-            copy = Copy(
+            copy = PieceCopy(
                 local=holding.local,
                 local_start=_move(start, holding.start, holding.local_start),
                 box=number,
@@ -211,7 +211,7 @@ def _bucket(
             offsets[holding.rank] = -(-offsets[holding.rank] // 8) * 8
     last = boxes[-1]
     copies = tuple((rank, tuple(packed[rank]), offsets[rank]) for rank in sorted(packed))
-    return Bucket(tuple(boxes), last.offset + last.num_bytes, copies)
+    return GatherBucket(tuple(boxes), last.offset + last.num_bytes, copies)
 
 
 def _move(position: tuple[int, ...], origin: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:

@@ -177,8 +177,8 @@ class WeightSender:
 
     def _digest(self, used_bytes: int) -> int | None:
         """None where nothing is compared, and in a session whose proof says all that this could."""
-        wanted = self._sync.verify != "off" and not self._open_session().full
-        return digest(self._filling[:used_bytes]) if wanted else None
+        compared = self._sync.verify != "off" and not self._open_session().full
+        return digest(self._filling[:used_bytes]) if compared else None
 
     def finish(self, proof: str | None = None) -> m.Verified:
         """No more buckets; returns when the receiver has loaded, checked and processed everything.

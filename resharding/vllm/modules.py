@@ -146,12 +146,12 @@ class PlanLoader(_Loading):
             self._targets[owner].append((index, name))
         wrong = []
         for target in tables.targets:
-            found = parameters.get(target.name)
-            if found is None or (tuple(found.shape), found.dtype) != (
+            parameter = parameters.get(target.name)
+            if parameter is None or (tuple(parameter.shape), parameter.dtype) != (
                 target.shape,
                 getattr(torch, target.dtype),
             ):
-                have = "absent" if found is None else f"{tuple(found.shape)} {found.dtype}"
+                have = "absent" if parameter is None else f"{tuple(parameter.shape)} {parameter.dtype}"
                 wrong.append(f"{target.name}: planned {target.shape} {target.dtype}, here {have}")
         self._loaded = {t.name for t in tables.targets}
         missing = self._expected - self._loaded - _tied(self._expected, self._model_config)

@@ -23,7 +23,7 @@ class Segment(Protocol):
     def close(self) -> None: ...
 
 
-class Opened(Protocol):
+class OpenedMemory(Protocol):
     """A buffer that two processes share, on the peer's side."""
 
     token: str
@@ -38,7 +38,7 @@ def allocate(num_bytes: int, device: torch.device) -> Segment:
     return CudaSegment(num_bytes, device) if device.type == "cuda" else SharedSegment(num_bytes)
 
 
-def open_segment(description: dict[str, Any]) -> Opened:
+def open_segment(description: dict[str, Any]) -> OpenedMemory:
     """Opens what `Segment.export` described."""
     kinds = {"memfd": OpenedSegment, "cuda": OpenedCudaSegment}
     if description["kind"] not in kinds:

@@ -50,7 +50,7 @@ class SlotInbox:
 
     def __init__(self, descriptions: Sequence[dict[str, Any]], faults: Faults) -> None:
         self._faults = faults
-        self._opened: list[memory.Opened] = []
+        self._opened: list[memory.OpenedMemory] = []
         try:
             for description in descriptions:
                 self._opened.append(memory.open_segment(description))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mrl.resharding.planner.plan import Plan
-from mrl.resharding.planner.schedule import Traffic
+from mrl.resharding.planner.schedule import SlotTraffic
 
 GB = 1e9
 GIB = 1 << 30
@@ -57,7 +57,7 @@ def estimate(plan: Plan, speeds: LinkSpeeds = LinkSpeeds()) -> Estimate:
 
 def window_traffic(plan: Plan) -> list[np.ndarray]:
     """[2, slots] bytes sent and received in each window."""
-    traffic = Traffic(plan.topology)
+    traffic = SlotTraffic(plan.topology)
     totals = []
     for window in plan.windows:
         counts = np.zeros((2, plan.topology.num_slots), dtype=np.int64)
