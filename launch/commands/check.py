@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mrl.capacity import fits
+from mrl.capacity import requirements
 from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.load import Dataset, load_data
@@ -97,10 +97,10 @@ def check_policy(config: Config) -> None:
     )
     gpus = own_gpus()
     per_node = config.launch.slots_per_node or gpus or config.training.layout.world_size
-    nodes = fits.node_numbers(config.training.layout.world_size, per_node)
+    nodes = requirements.node_numbers(config.training.layout.world_size, per_node)
     # What an existing cluster's slots are is known when it is joined: launch/commands/assemble.py asks again.
     served_here = not gpus and not address_of(config.launch)
-    if found := fits.refusals(config, read_config(config.model.path), nodes, gpus=not served_here):
+    if found := requirements.unmet(config, read_config(config.model.path), nodes, gpus=not served_here):
         raise ConfigError("\n".join(found))
     _check_weights(config.model.path, config.model.path)
 

@@ -1,1 +1,1 @@
-"""`mrl plan`: does a configuration fit its hardware, and what does a step cost? No device, no weights, no engine."""
+"""`mrl plan`: whether a configuration fits its hardware, and what a step costs, without any device."""

@@ -1,22 +1,21 @@
-"""Activations of one rank: what the backward pass of this repository's layers keeps, per microbatch, and how many of them
-are alive under the pipeline schedule.
+"""Activations of one trainer rank: what the backward pass keeps, and of how many microbatches.
 
-Counted from the autograd graph of the layers in models/ (RMSNorm, fused QKV, rotary embedding, attention per segment,
-top-k router, SwiGLU experts): the tensors that operations save, each storage once; a test compares with real runs.
-Experts are taken as evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps its input alone; on CPU it is composed
-and keeps two arrays, in float32. Transformer Engine's attention on CUDA passes keys and values around the
-context-parallel ranks; our own on CPU gathers and keeps them.
+Counted from the autograd graph of the layers in models/ (RMSNorm, fused QKV, rotary embedding, attention per
+segment, top-k router, SwiGLU experts): the tensors that operations save, each storage once; a test compares
+with real runs. Experts are taken as evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps its input
+alone; on CPU it is composed and keeps two arrays, in float32. Transformer Engine's attention on CUDA passes
+keys and values around the context-parallel ranks; our own on CPU gathers and keeps them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from mrl.capacity.training_memory import ELEMENT_BYTES
 from mrl.config.sections.training import TrainingSection
 from mrl.models.facts import Facts
 from mrl.models.hf_config import field, head_dim
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
+from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Counter:
         return self.split if self.fused else self.tokens // self.layout.tp
 
     def norm(self, rows: int, width: int) -> int:
-        """What one RMSNorm keeps; its output is kept by what comes after."""
+        """Bytes that one RMSNorm keeps; its output is kept by what comes after."""
         inverse = 4 * rows
         if self.fused:
             return rows * width * self.element + inverse
@@ -77,7 +76,7 @@ class Counter:
         }
 
     def _grouped(self) -> tuple[int, int, int]:
-        """(around the core, inside it, its inputs before rotation) of grouped-query attention."""
+        """Bytes (around the core, inside it, its inputs before rotation) of grouped-query attention."""
         facts, rows = self.facts, self.local // self.layout.tp
         width = head_dim(facts.hf)
         queries, keys = facts.num_heads * width, facts.kv_heads * width
@@ -94,7 +93,7 @@ class Counter:
         return around, core, inputs if self.fused or self.element == 4 else inputs + fused_qkv
 
     def _latent(self) -> tuple[int, int, int]:
-        """The same of multi-head latent attention."""
+        """What _grouped() says, of multi-head latent attention."""
         hf, rows = self.facts.hf, self.local // self.layout.tp
         heads, nope, rope = self.facts.num_heads, hf["qk_nope_head_dim"], hf["qk_rope_head_dim"]
         value, down = hf["v_head_dim"], (hf.get("q_lora_rank") or 0) + hf["kv_lora_rank"]
@@ -106,7 +105,7 @@ class Counter:
         return around, core, rows * heads * (2 * nope + rope + value) * self.element
 
     def _mlp(self, number: int) -> int:
-        """SwiGLU of inner width f keeps both halves 2f, the gate's activation and its input 2f, and the product f."""
+        """SwiGLU of inner width f keeps both halves 2f, gate's activation and input 2f, and the product f."""
         facts, layout = self.facts, self.layout
         if not any(".experts." in row.name for row in facts.layers[number]):
             return self.local * 5 * field(facts.hf, "intermediate_size") // layout.tp * self.element
@@ -119,7 +118,7 @@ class Counter:
         return routed + router + shared * self.element
 
     def final(self) -> int:
-        """Final norm, and the hidden states gathered for the output layer."""
+        """Bytes that the final norm keeps, and of the hidden states gathered for the output layer."""
         return self.norm(self.split, self.facts.hidden) + self.local * self.facts.hidden * self.element
 
 
@@ -133,8 +132,8 @@ def activations(
     num_microbatches: int,
     fused: bool = True,
 ) -> Activations:
-    """Of a stage, for microbatches of `tokens` tokens."""
-    count = Counter(facts, layout, ELEMENT_BYTES[training.dtype], tokens, fused)
+    """The activations of a stage for microbatches of `tokens` tokens."""
+    count = Counter(facts, layout, DTYPE_BYTES[training.dtype], tokens, fused)
     numbers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
     parts = [count.layer(number) for number in numbers]
     whole = [sum(part.values()) - part["core_inputs"] for part in parts]
@@ -154,7 +153,7 @@ def activations(
 
 
 def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
-    """Microbatches (of all chunks of the rank) whose activations are alive at once: 1F1B or its interleaved form."""
+    """How many microbatches (of all chunks of the rank) are alive at once under 1F1B or its interleaved form."""
     if layout.pp == 1:
         return 1
     if layout.vpp == 1:
@@ -166,11 +165,13 @@ def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
 def head_bytes(
     facts: Facts, training: TrainingSection, layout: Layout, tokens: int, *, backward: bool = True
 ) -> int:
-    """Two float32 chunks of logits; going back also the float32 sum of the output layer's gradient and the gradient of
-    the hidden states."""
+    """Bytes that log-probs take: two float32 chunks of logits, and in a backward pass two gradients more.
+
+    Those are the float32 sum of the output layer's gradient and the gradient of the hidden states.
+    """
     rows = padded_vocab(facts.vocab, tp=layout.tp, pad_vocab_to=1) // layout.tp
     local = tokens // layout.cp
     logits = 2 * min(training.logprob_chunk_tokens, local) * rows * 4
     if not backward:
         return logits
-    return logits + rows * facts.hidden * 4 + local * facts.hidden * ELEMENT_BYTES[training.dtype]
+    return logits + rows * facts.hidden * 4 + local * facts.hidden * DTYPE_BYTES[training.dtype]

@@ -1,91 +1,144 @@
-"""Warnings and suggestions: what does not divide, does not fit, or would be better otherwise. Each names what to change."""
+"""Errors, warnings and suggestions: what does not divide, does not fit, or would be better otherwise.
+
+Each line names what to change.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
-from mrl.capacity.hardware import Hardware
-from mrl.capacity.memory_timeline import Moment, SlotMemory
-from mrl.capacity.traffic import Traffic
-from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.training import TrainingSection
-from mrl.models.facts import Facts
-from mrl.models.layout import Layout
+from mrl.capacity.estimate import Estimate
+from mrl.capacity.memory_timeline import Event
+from mrl.models.tensors import BLOCK
+from mrl.resharding.planner.quantised import cut_inside_blocks
+from mrl.resharding.planner.trainer_manifests import from_layout
 
 FULL_SHARE = 0.08
-"""Free share of the device below which a moment is called tight."""
+"""Free share of the device below which an event is called tight."""
 SMALL_OFF_RAIL = 0.05
-"""Share of the bytes between nodes that may leave their rail unmentioned (attention and embeddings mostly do)."""
+"""Share of the bytes between nodes that may leave their rail unmentioned (attention mostly does)."""
 SMALL_SLICE = 256
 """Inner width of an expert's slice below which its matrix products are called too small."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Advice:
-    """What people are told. `errors` make the plan not fit."""
+    """What people are told of an estimate; with any errors the configuration does not fit."""
 
     errors: list[str]
     warnings: list[str]
     suggestions: list[str]
 
 
-def layout_warnings(
-    facts: Facts, layout: Layout, training: TrainingSection, rollout: RolloutSection, hardware: Hardware
-) -> list[str]:
-    """What works and is probably not what one wants."""
-    node = hardware.gpus_per_node
-    found = []
+def advise(estimate: Estimate) -> Advice:
+    """All lines that there are to say of an estimate."""
+    return Advice(
+        errors=memory_errors(estimate) + host_errors(estimate) + cache_errors(estimate),
+        warnings=[
+            *layout_warnings(estimate),
+            *expert_warnings(estimate),
+            *traffic_warnings(estimate),
+            *memory_warnings(estimate),
+            *quantisation_warnings(estimate),
+            *cache_warnings(estimate),
+        ],
+        suggestions=memory_suggestions(estimate),
+    )
+
+
+def memory_errors(estimate: Estimate) -> list[str]:
+    """Names the events that do not fit the device."""
+    size = _gb(estimate.hardware.memory_bytes)
+    return [
+        f"'{event.name}' needs {_gb(event.total)} of {size}: {_gb(-event.free)} too much ({_parts(event)})"
+        for event in estimate.timeline
+        if event.free < 0
+    ]
+
+
+def _parts(event: Event) -> str:
+    return ", ".join(f"{part} {_gb(size)}" for part, size in event.parts.items())
+
+
+def host_errors(estimate: Estimate) -> list[str]:
+    """Says that a node's slots keep too much in their host's memory while engines serve."""
+    slot, hardware = estimate.slot, estimate.hardware
+    offloaded = (slot.weights + slot.optimizer + slot.critic) * estimate.offloads
+    reference = slot.weights * estimate.config.algorithm.needs_reference
+    needed = (offloaded + reference) * hardware.gpus_per_node
+    if needed <= hardware.host_memory_bytes:
+        return []
+    return [
+        f"a node's trainers keep {_gb(needed)} in host memory while engines serve, it has "
+        f"{_gb(hardware.host_memory_bytes)}; more nodes (pp, ep, dp) hold less each, or training.offload=never where the "
+        "devices have room"
+    ]
+
+
+def cache_errors(estimate: Estimate) -> list[str]:
+    """Says that the engine's share of the device leaves no KV cache."""
+    if estimate.engine.kv_cache > 0:
+        return []
+    return [
+        f"rollout.gpu_memory_utilization = {estimate.config.rollout.gpu_memory_utilization:g} of the device is less "
+        "than the engine's weights: no KV cache is left; raise it or rollout.tp"
+    ]
+
+
+def layout_warnings(estimate: Estimate) -> list[str]:
+    """Names what works in the trainer's layout and is probably not what one wants."""
+    facts, layout, node = estimate.facts, estimate.layout, estimate.hardware.gpus_per_node
+    lines = []
     if facts.num_layers % (layout.pp * layout.vpp):
-        found.append(
+        lines.append(
             f"{facts.num_layers} layers do not divide into pp x vpp = {layout.pp} x {layout.vpp}: the first stages hold "
             "one layer more, the others wait for them"
         )
     if facts.vocab % layout.tp:
-        found.append(
+        lines.append(
             f"the vocabulary ({facts.vocab}) does not divide into training.layout.tp = {layout.tp}: it is padded"
         )
     for name, size in (("training.layout.tp", layout.tp), ("training.layout.tp x cp", layout.tp * layout.cp)):
         if size > node:
-            found.append(
+            lines.append(
                 f"{name} = {size} spans nodes of {node}: its collectives run on the network in every layer"
             )
             break
     if layout.world_size > node and layout.world_size % node:
-        found.append(f"the world of {layout.world_size} does not fill nodes of {node}")
+        lines.append(f"the world of {layout.world_size} does not fill nodes of {node}")
     if not facts.latent_attention and layout.tp > facts.kv_heads:
-        found.append(
+        lines.append(
             f"training.layout.tp = {layout.tp} is above the {facts.kv_heads} key and value heads: query groups are cut, and "
             "every group's weights arrive in pieces"
         )
-    return found + _expert_warnings(facts, training, rollout)
+    return lines
 
 
-def _expert_warnings(facts: Facts, training: TrainingSection, rollout: RolloutSection) -> list[str]:
+def expert_warnings(estimate: Estimate) -> list[str]:
+    """Names what slows experts down or pulls at their routing."""
+    facts, rollout = estimate.facts, estimate.config.rollout
+    aux_loss = estimate.config.training.router_aux_loss
     if not facts.num_experts:
         return []
-    found = []
-    inner = facts.expert_inner
-    if (
-        rollout.tp > 1
-        and not rollout.expert_parallel
-        and facts.num_experts % rollout.tp == 0
-        and inner // rollout.tp < SMALL_SLICE
-    ):
-        found.append(
-            f"the engines cut each expert's inner width of {inner} into {rollout.tp} slices of {inner // rollout.tp}: small matrix "
-            "products, and every slice comes from every rank; rollout.expert_parallel=true deals out whole experts"
+    lines, inner = [], facts.expert_inner
+    is_cut = rollout.tp > 1 and not rollout.expert_parallel and facts.num_experts % rollout.tp == 0
+    if is_cut and inner // rollout.tp < SMALL_SLICE:
+        lines.append(
+            f"the engines cut each expert's inner width of {inner} into {rollout.tp} slices of {inner // rollout.tp}: "
+            "small matrix products, and every slice comes from every rank; rollout.expert_parallel=true deals out whole "
+            "experts"
         )
-    if training.router_aux_loss:
-        found.append(
-            f"training.router_aux_loss = {training.router_aux_loss:g}: under RL the balance loss pulls against the reward; "
+    if aux_loss:
+        lines.append(
+            f"training.router_aux_loss = {aux_loss:g}: under RL the balance loss pulls against the reward; "
             "usual is 0 with a watch on moe/load_max_over_mean_max and moe/load_entropy_min"
         )
-    return found
+    return lines
 
 
-def traffic_warnings(moved: Traffic) -> list[str]:
-    """Bytes that leave their rail."""
-    share = moved.off_rail / max(1, sum(moved.network_in))
+def traffic_warnings(estimate: Estimate) -> list[str]:
+    """Says that too many bytes leave their rail."""
+    share = estimate.traffic.off_rail / max(1, sum(estimate.traffic.network_in))
     if share < SMALL_OFF_RAIL:
         return []
     return [
@@ -94,80 +147,72 @@ def traffic_warnings(moved: Traffic) -> list[str]:
     ]
 
 
-def cache_warnings(concurrent: int, samples: int, rollout: RolloutSection) -> list[str]:
-    """An engine that can decode only a part of its samples at once."""
-    wanted = min(samples, rollout.max_num_seqs)
-    if concurrent >= wanted:
+def memory_warnings(estimate: Estimate) -> list[str]:
+    """Names the events that leave little of the device free."""
+    tight = FULL_SHARE * estimate.hardware.memory_bytes
+    return [
+        f"'{event.name}' leaves {_gb(event.free)} free: fragmentation or uneven experts may not fit"
+        for event in estimate.timeline
+        if 0 <= event.free < tight and event.name != "generate"
+    ]
+
+
+def quantisation_warnings(estimate: Estimate) -> list[str]:
+    """Repeats what the configuration says of itself, and counts tensors that the trainer cuts inside blocks."""
+    config = estimate.config
+    if config.rollout.quantization == "none":
+        return config.warnings
+    cut = cut_inside_blocks(from_layout(estimate.facts.hf, estimate.layout), BLOCK)
+    if not cut:
+        return config.warnings
+    return [
+        *config.warnings,
+        f"rollout.quantization = {config.rollout.quantization}: the trainer's layout cuts {len(cut)} tensors inside blocks "
+        f"of {BLOCK} ({min(cut)}, ...): they and the rest of their modules go whole to every engine rank at every weight "
+        "sync; a smaller training.layout.tp or etp avoids it",
+    ]
+
+
+def cache_warnings(estimate: Estimate) -> list[str]:
+    """Says that an engine can decode only a part of its samples at once."""
+    made, limit = estimate.generation, estimate.config.rollout.max_num_seqs
+    if made.concurrent >= min(made.samples, limit):
         return []
     return [
-        f"the KV cache holds {concurrent} sequences of mean length, an engine has {samples} and may run {rollout.max_num_seqs}: "
+        f"the KV cache holds {made.concurrent} sequences of mean length, an engine has {made.samples} and may run {limit}: "
         "more device memory, a larger rollout.tp or gpu_memory_utilization, or shorter responses make generation faster"
     ]
 
 
-def memory_errors(all_moments: list[Moment], hardware: Hardware) -> list[str]:
-    """Moments that do not fit."""
-    return [
-        f"'{moment.name}' needs {_gb(moment.total)} of {_gb(hardware.memory_bytes)}: {_gb(-moment.free)} too much "
-        f"({', '.join(f'{part} {_gb(size)}' for part, size in moment.parts.items())})"
-        for moment in all_moments
-        if moment.free < 0
-    ]
-
-
-def host_errors(slot: SlotMemory, hardware: Hardware, *, offloads: bool, with_reference: bool) -> list[str]:
-    """What a node's slots keep in their host's memory while engines serve (the reference policy always), if it is too much."""
-    kept = (slot.weights + slot.optimizer + slot.critic) * offloads + slot.weights * with_reference
-    needed = kept * hardware.gpus_per_node
-    if needed <= hardware.host_memory_bytes:
+def memory_suggestions(estimate: Estimate) -> list[str]:
+    """Proposes, for the first event that does not fit, the cheapest change to its largest part first."""
+    worst = next((event for event in estimate.timeline if event.free < 0), None)
+    if worst is None:
         return []
-    return [
-        f"a node's trainers keep {_gb(needed)} in host memory while engines serve, it has {_gb(hardware.host_memory_bytes)}; "
-        "more nodes (pp, ep, dp) hold less each, or training.offload=never where the devices have room"
-    ]
-
-
-def memory_warnings(all_moments: list[Moment], hardware: Hardware) -> list[str]:
-    return [
-        f"'{moment.name}' leaves {_gb(moment.free)} free: fragmentation or uneven experts may not fit"
-        for moment in all_moments
-        if 0 <= moment.free < FULL_SHARE * hardware.memory_bytes and moment.name != "generate"
-    ]
-
-
-def memory_suggestions(
-    worst: Moment,
-    training: TrainingSection,
-    layout: Layout,
-    rollout: RolloutSection,
-    facts: Facts,
-    hardware: Hardware,
-) -> list[str]:
-    """For a moment that does not fit: the cheapest change to its largest part first."""
     largest = sorted(worst.parts, key=lambda part: -worst.parts[part])
-    found = []
-    for part in largest:
-        if part in ("activations", "working") and training.recompute != "full":
-            found.append(
-                "training.recompute=full keeps one hidden state per layer instead of its activations"
-            )
-        elif part == "activations" and layout.tp < hardware.gpus_per_node:
-            found.append(f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence")
-        elif (
-            part in ("optimizer", "gradients", "trainer weights", "critic") and facts.num_experts > layout.ep
-        ):
-            found.append(
-                f"a larger training.layout.ep (now {layout.ep}) or pp (now {layout.pp}) holds fewer experts per rank"
-            )
-        elif part == "rollout weights":
-            found.append(f"a larger rollout.tp (now {rollout.tp}) holds less of the model per engine rank")
-        elif part == "optimizer":
-            found.append("more data-parallel replicas split the optimizer state further")
-        elif part == "KV cache":
-            found.append(
-                f"a lower rollout.gpu_memory_utilization (now {rollout.gpu_memory_utilization:g}) leaves room beside the KV cache"
-            )
-    return list(dict.fromkeys(found))[:3]
+    lines = (_smaller(part, estimate) for part in largest)
+    return list(dict.fromkeys(line for line in lines if line))[:3]
+
+
+def _smaller(part: str, estimate: Estimate) -> str | None:
+    """The change that makes one part of the memory smaller; None where there is none."""
+    config, layout = estimate.config, estimate.layout
+    rollout = config.rollout
+    if part in ("activations", "working") and config.training.recompute != "full":
+        return "training.recompute=full keeps one hidden state per layer instead of its activations"
+    if part == "activations" and layout.tp < estimate.hardware.gpus_per_node:
+        return f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence"
+    trained = part in ("optimizer", "gradients", "trainer weights", "critic")
+    if trained and estimate.facts.num_experts > layout.ep:
+        return f"a larger training.layout.ep (now {layout.ep}) or pp (now {layout.pp}) holds fewer experts per rank"
+    if part == "rollout weights":
+        return f"a larger rollout.tp (now {rollout.tp}) holds less of the model per engine rank"
+    if part == "optimizer":
+        return "more data-parallel replicas split the optimizer state further"
+    if part == "KV cache":
+        share = f"rollout.gpu_memory_utilization (now {rollout.gpu_memory_utilization:g})"
+        return f"a lower {share} leaves room beside the KV cache"
+    return None
 
 
 def _gb(size: float) -> str:

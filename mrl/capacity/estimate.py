@@ -1,333 +1,170 @@
-"""A configuration and its hardware to a report. Owns the order of the estimates; the formulas are in the files beside it."""
+"""Estimates the memory, the bytes over links and the time that a configuration takes on its hardware.
+
+The order of the estimates is here, the formulas are in the files beside it. Nothing is started.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from functools import cached_property
 
-from mrl.capacity import advice, fits, quantisation
-from mrl.capacity.activations import Activations, activations, head_bytes
+from mrl.capacity import requirements
+from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.memory_timeline import Moment, SlotMemory, moments
+from mrl.capacity.memory_timeline import Event, SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
-from mrl.capacity.report import Report
-from mrl.capacity.rollout_memory import EngineMemory, engine_memory, kv_cache_bytes
-from mrl.capacity.step_time import Generation, generation, training_time
-from mrl.capacity.step_workload import Work, microbatches, work_of
+from mrl.capacity.rollout_memory import EngineMemory, engine_memory
+from mrl.capacity.step_time import Generation, TrainingTime, generation, microbatches, training_time, work_of
 from mrl.capacity.traffic import Traffic, traffic
-from mrl.capacity.training_memory import ELEMENT_BYTES, StageMemory, stage_memory
+from mrl.capacity.training_memory import RankMemory, StageMemory, stage_memory
 from mrl.config.root import Config
 from mrl.config.sections.model import ModelSection
-from mrl.models.facts import Facts
-from mrl.models.layout import Layout
+from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """What is planned."""
+class Estimate:
+    """The capacity estimate of a configuration; each part is computed when it is first read."""
 
-    config: Config
-    hardware: Hardware
-    facts: Facts
-    layout: Layout
-    work: Work
+    def __init__(self, config: Config, hardware: Hardware) -> None:
+        """Reads the model's config.json; ConfigError where the model is unknown."""
+        self.config, self.hardware = config, hardware
+        self.facts = find_facts(config.model)
+        self.layout = config.training.layout.sizes()
+        self.work = work_of(config, hardware)
+        self.on_gpus = hardware.kind == "gpu"
+
+    @cached_property
+    def unmet(self) -> list[str]:
+        """Why `mrl train` would not start; the other parts can only be read where this is empty."""
+        per_node = self.config.launch.slots_per_node or self.hardware.gpus_per_node
+        nodes = requirements.node_numbers(self.layout.world_size, per_node)
+        return requirements.unmet(self.config, self.facts.hf, nodes, gpus=self.on_gpus)
 
     @property
     def sleeps(self) -> bool:
-        return self.config.rollout.enable_sleep_mode and self.hardware.kind == "gpu"
+        """Whether the engine gives its memory back while the trainer runs."""
+        return self.config.rollout.enable_sleep_mode and self.on_gpus
 
     @property
     def offloads(self) -> bool:
-        return self.config.training.offloads(gpus=self.hardware.kind == "gpu")
+        """Whether the trainer gives its memory back while the engine serves."""
+        return self.config.training.offloads(gpus=self.on_gpus)
 
+    @cached_property
+    def microbatches(self) -> tuple[int, int]:
+        """The tokens of the largest microbatch, and how many an update has on a data-parallel rank."""
+        return microbatches(self.config, self.work)
 
-@dataclasses.dataclass(frozen=True)
-class TrainingPlan:
-    """The trainer's side; lists have one entry per pipeline stage."""
+    @cached_property
+    def stages(self) -> list[RankMemory]:
+        """The memory of a trainer rank of each pipeline stage during an update."""
+        training, (tokens, count) = self.config.training, self.microbatches
+        policy, critic = stage_memory(self.facts, training), self._critic()
+        kept = [
+            activations(
+                self.facts,
+                training,
+                self.layout,
+                stage=stage,
+                tokens=tokens,
+                num_microbatches=count,
+                fused=self.on_gpus,
+            )
+            for stage in range(self.layout.pp)
+        ]
+        return [RankMemory(*parts) for parts in zip(policy, critic, kept, strict=True)]
 
-    stages: list[StageMemory]
-    critic: list[StageMemory]
-    """Of PPO's value model; empty without one. Its passes come after the policy's and need no more activations."""
-    activations: list[Activations]
-    microbatch_tokens: int
-    num_microbatches: int
+    def _critic(self) -> list[StageMemory]:
+        """The critic's stages, zeros without one; it needs no activations beside the policy's."""
+        critic, model = self.config.critic, self.config.model
+        if critic is None:
+            return [StageMemory(0, 0, 0, 0)] * self.layout.pp
+        own = ModelSection(path=critic.path, max_length=model.max_length) if critic.path else None
+        return stage_memory(find_facts(own) if own else self.facts, self.config.training, value_head=True)
 
-    def fullest(self) -> int:
+    @cached_property
+    def fullest_stage(self) -> int:
         """The stage whose update needs most."""
-        return max(range(len(self.stages)), key=lambda s: self.total(s))
+        return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total)
 
-    def total(self, stage: int) -> int:
-        memory, kept = self.stages[stage], self.activations[stage]
-        return (
-            memory.weights
-            + memory.gradients
-            + memory.optimizer
-            + self.critic_bytes(stage)
-            + kept.kept
-            + kept.working
+    @cached_property
+    def engine(self) -> EngineMemory:
+        """The memory of one engine rank."""
+        return engine_memory(self.facts, self.config.rollout, self.hardware)
+
+    @cached_property
+    def slot(self) -> SlotMemory:
+        """The memory of the fullest trainer rank and of the engine rank on the same slot."""
+        facts, rollout, rank = self.facts, self.config.rollout, self.stages[self.fullest_stage]
+        expert = facts.parameters_routed // max(1, facts.num_layers) // rollout.tp
+        table = facts.vocab * facts.hidden // rollout.tp
+        tokens, _ = self.microbatches
+        return SlotMemory(
+            weights=rank.policy.weights,
+            gradients=rank.policy.gradients,
+            optimizer=rank.policy.optimizer,
+            critic=rank.critic.total,
+            activations=rank.activations.kept,
+            working=rank.activations.working,
+            log_prob_working=head_bytes(facts, self.config.training, self.layout, tokens, backward=False),
+            engine_weights=self.engine.weights + self.engine.derived,
+            engine_working=self.engine.working,
+            kv_cache=self.engine.kv_cache,
+            buckets=2 * self.config.sync.bucket_bytes,
+            staging=max(expert, table) * DTYPE_BYTES[rollout.dtype],
         )
 
-    def critic_bytes(self, stage: int) -> int:
-        return sum(m.weights + m.gradients + m.optimizer for m in self.critic[stage : stage + 1])
+    @cached_property
+    def timeline(self) -> list[Event]:
+        """The slot's memory after every event of a step."""
+        return timeline(self.slot, self.hardware, sleeps=self.sleeps, offloads=self.offloads)
 
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The bytes that one weight sync moves over each kind of link."""
+        nodes = self.hardware.gpus_per_node
+        return traffic(self.facts, self.config.rollout, self.layout, gpus_per_node=nodes)
 
-def plan_report(config: Config, hardware: Hardware) -> Report:
-    """Does `config` fit `hardware`, and what does a step cost? ConfigError where the model is unknown.
+    @cached_property
+    def generation(self) -> Generation:
+        """One engine's share of a step."""
+        return generation(self.facts, self.hardware, self.work, self.config, self.engine)
 
-    What `mrl train` would refuse gives a report of its errors alone.
-    """
-    facts = find_facts(config.model)
-    subject = Subject(config, hardware, facts, config.training.layout.sizes(), work_of(config, hardware))
-    per_node = config.launch.slots_per_node or hardware.gpus_per_node
-    nodes = fits.node_numbers(subject.layout.world_size, per_node)
-    errors = fits.refusals(config, facts.hf, nodes, gpus=hardware.kind == "gpu")
-    head = _head(subject)
-    if errors:
-        return Report(head | {"fits": False, "errors": errors, "warnings": [], "suggestions": []})
-    return Report(head | _estimates(subject))
-
-
-def _estimates(subject: Subject) -> dict:
-    config, hardware, facts, layout = subject.config, subject.hardware, subject.facts, subject.layout
-    training = _training(subject)
-    engine = engine_memory(facts, config.rollout)
-    cache, engine_working = kv_cache_bytes(facts, config.rollout, hardware, engine)
-    slot = _slot(subject, training, engine, cache, engine_working)
-    all_moments = moments(slot, hardware, sleeps=subject.sleeps, offloads=subject.offloads)
-    moved = traffic(facts, config.rollout, layout, gpus_per_node=hardware.gpus_per_node)
-    made = _generation(subject, engine, cache)
-    told = _advice(subject, slot, all_moments, moved, cache, made)
-    return {
-        "fits": not told.errors,
-        "training": _training_rows(training),
-        "rollout": _rollout_rows(subject, engine, cache),
-        "memory_timeline": [_moment_row(moment) for moment in all_moments],
-        "sync": _sync_rows(moved, hardware),
-        "step": _step_rows(subject, training, made, moved, slot),
-        **dataclasses.asdict(told),
-    }
-
-
-def _training(subject: Subject) -> TrainingPlan:
-    training = subject.config.training
-    tokens, count = microbatches(subject.config, subject.work)
-    stages = stage_memory(subject.facts, training)
-    kept = [
-        activations(
-            subject.facts,
-            training,
-            subject.layout,
-            stage=s,
-            tokens=tokens,
-            num_microbatches=count,
-            fused=subject.hardware.kind == "gpu",
+    @cached_property
+    def training_time(self) -> TrainingTime:
+        """The seconds of the trainer's phases."""
+        replicas = self.layout.dp * self.layout.cp
+        sent = (self.slot.gradients + self.slot.weights) * (replicas - 1) / replicas
+        return training_time(
+            self.facts,
+            self.hardware,
+            self.work,
+            self.layout,
+            recompute=self.config.training.recompute,
+            num_microbatches=self.microbatches[1],
+            exchanged_bytes=sent,
         )
-        for s in range(subject.layout.pp)
-    ]
-    return TrainingPlan(stages, _critic(subject), kept, tokens, count)
 
+    @property
+    def sync_seconds(self) -> float:
+        """The time of one weight sync at the share of a link's bandwidth that is assumed."""
+        return max(self.traffic.bound_seconds(self.hardware).values()) / self.hardware.link_efficiency
 
-def _critic(subject: Subject) -> list[StageMemory]:
-    critic, model = subject.config.critic, subject.config.model
-    if critic is None:
-        return []
-    own = ModelSection(path=critic.path, max_length=model.max_length) if critic.path else None
-    facts = find_facts(own) if own else subject.facts
-    return stage_memory(facts, subject.config.training, value_head=True)
+    @property
+    def offload_seconds(self) -> float:
+        """The time in which weights, optimizer state and critic go to the host's memory and come back."""
+        if not self.offloads:
+            return 0.0
+        moved = 2 * (self.slot.weights + self.slot.optimizer + self.slot.critic)
+        return moved / (self.hardware.host_bytes_per_second * self.hardware.link_efficiency)
 
-
-def _slot(
-    subject: Subject, training: TrainingPlan, engine: EngineMemory, cache: int, engine_working: int
-) -> SlotMemory:
-    stage = training.fullest()
-    memory, kept = training.stages[stage], training.activations[stage]
-    facts, tp = subject.facts, subject.config.rollout.tp
-    expert = facts.parameters_routed // max(1, facts.num_layers) // tp
-    table = facts.vocab * facts.hidden // tp
-    element = ELEMENT_BYTES[subject.config.rollout.dtype]
-    log_probs = head_bytes(
-        facts, subject.config.training, subject.layout, training.microbatch_tokens, backward=False
-    )
-    return SlotMemory(
-        weights=memory.weights,
-        gradients=memory.gradients,
-        optimizer=memory.optimizer,
-        critic=training.critic_bytes(stage),
-        activations=kept.kept,
-        working=kept.working,
-        log_prob_working=log_probs,
-        engine_weights=engine.weights + engine.derived,
-        engine_working=engine_working,
-        kv_cache=cache,
-        buckets=2 * subject.config.sync.bucket_bytes,
-        staging=max(expert, table) * element,
-    )
-
-
-def _generation(subject: Subject, engine: EngineMemory, cache: int) -> Generation:
-    config = subject.config
-    return generation(
-        subject.facts,
-        subject.hardware,
-        subject.work,
-        engines=config.num_engines,
-        tp=config.rollout.tp,
-        max_num_seqs=config.rollout.max_num_seqs,
-        cache_tokens=max(0, cache) // engine.kv_bytes_per_token,
-        rank_weights=engine.weights,
-        kv_bytes_per_token=engine.kv_bytes_per_token,
-    )
-
-
-def _advice(
-    subject: Subject,
-    slot: SlotMemory,
-    all_moments: list[Moment],
-    moved: Traffic,
-    cache: int,
-    made: Generation,
-) -> advice.Advice:
-    config, hardware, facts, layout = subject.config, subject.hardware, subject.facts, subject.layout
-    errors = advice.memory_errors(all_moments, hardware)
-    errors += advice.host_errors(
-        slot, hardware, offloads=subject.offloads, with_reference=config.algorithm.needs_reference
-    )
-    if cache <= 0:
-        errors.append(
-            f"rollout.gpu_memory_utilization = {config.rollout.gpu_memory_utilization:g} of the device is less than the engine's weights: "
-            "no KV cache is left; raise it or rollout.tp"
-        )
-    warnings = advice.layout_warnings(facts, layout, config.training, config.rollout, hardware)
-    warnings += advice.traffic_warnings(moved) + advice.memory_warnings(all_moments, hardware)
-    warnings += quantisation.warnings(config, facts, layout)
-    samples = -(-subject.work.samples // config.num_engines)
-    warnings += advice.cache_warnings(made.concurrent, samples, config.rollout)
-    suggestions: list[str] = []
-    for moment in [m for m in all_moments if m.free < 0][:1]:
-        suggestions = advice.memory_suggestions(
-            moment, config.training, layout, config.rollout, facts, hardware
-        )
-    return advice.Advice(errors, warnings, suggestions)
-
-
-def _head(subject: Subject) -> dict:
-    config, layout, hardware = subject.config, subject.layout, subject.hardware
-    return {
-        "model": config.model.path,
-        "model_facts": subject.facts.origin,
-        "parameters_total": subject.facts.parameters_total,
-        "parameters_active": subject.facts.parameters_active,
-        "hardware": hardware.model_dump(),
-        "layout": dataclasses.asdict(layout),
-        "world_size": layout.world_size,
-        "nodes": -(-layout.world_size // hardware.gpus_per_node),
-        "engines": config.num_engines,
-        "rollout_tp": config.rollout.tp,
-        "expert_parallel": config.rollout.expert_parallel,
-        "quantization": config.rollout.quantization,
-    }
-
-
-def _training_rows(training: TrainingPlan) -> dict:
-    def row(stage: int) -> dict:
-        memory, kept = training.stages[stage], training.activations[stage]
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The time of each phase of a step."""
         return {
-            "parameters": memory.parameters,
-            "weights_bytes": memory.weights,
-            "gradients_bytes": memory.gradients,
-            "optimizer_bytes": memory.optimizer,
-            "critic_bytes": training.critic_bytes(stage),
-            "activations_bytes": kept.kept,
-            "working_bytes": kept.working,
-            "microbatches_in_flight": kept.microbatches_in_flight,
-            "total_bytes": training.total(stage),
+            "generate": self.generation.seconds,
+            "log_probs": self.training_time.log_probs,
+            "update": self.training_time.update,
+            "gradient_exchange": self.training_time.gradient_exchange,
+            "sync": self.sync_seconds,
+            "offload": self.offload_seconds,
         }
-
-    return {
-        "stages": [row(stage) for stage in range(len(training.stages))],
-        "fullest_stage": training.fullest(),
-        "microbatch_tokens": training.microbatch_tokens,
-        "num_microbatches": training.num_microbatches,
-    }
-
-
-def _rollout_rows(subject: Subject, engine: EngineMemory, cache: int) -> dict:
-    tokens = max(0, cache) // engine.kv_bytes_per_token
-    return {
-        "weights_bytes": engine.weights,
-        "derived_bytes": engine.derived,
-        "kv_cache_bytes": max(0, cache),
-        "kv_bytes_per_token": engine.kv_bytes_per_token,
-        "kv_cache_tokens": tokens,
-        "longest_sequences": tokens // subject.config.model.max_length,
-    }
-
-
-def _moment_row(moment: Moment) -> dict:
-    return {
-        "moment": moment.name,
-        "parts": moment.parts,
-        "total_bytes": moment.total,
-        "free_bytes": moment.free,
-        "fits": moment.free >= 0,
-    }
-
-
-def _sync_rows(moved: Traffic, hardware: Hardware) -> dict:
-    bounds = moved.bound_seconds(hardware)
-    return {
-        "need_bytes": sum(moved.need),
-        "need_bytes_max": max(moved.need),
-        "local_bytes": sum(moved.local),
-        "between_slots_bytes": moved.between_slots,
-        "node_bytes": sum(moved.node_in),
-        "network_bytes": sum(moved.network_in),
-        "node_in_bytes_max": max(moved.node_in),
-        "network_in_bytes_max": max(moved.network_in),
-        "node_out_bytes_max": max(moved.node_out),
-        "network_out_bytes_max": max(moved.network_out),
-        "off_rail_bytes": moved.off_rail,
-        "bound_seconds": bounds,
-        "seconds": max(bounds.values()) / hardware.link_efficiency,
-    }
-
-
-def _step_rows(
-    subject: Subject, training: TrainingPlan, made: Generation, moved: Traffic, slot: SlotMemory
-) -> dict:
-    config, hardware, layout, work = subject.config, subject.hardware, subject.layout, subject.work
-    replicas = layout.dp * layout.cp
-    sent = (slot.gradients + slot.weights) * (replicas - 1) / replicas
-    trained = training_time(
-        subject.facts,
-        hardware,
-        work,
-        world_size=layout.world_size,
-        pp=layout.pp,
-        vpp=layout.vpp,
-        num_microbatches=training.num_microbatches,
-        recompute=config.training.recompute,
-        exchanged_bytes=sent,
-        crosses_nodes=layout.tp * replicas > hardware.gpus_per_node,
-    )
-    bounds = moved.bound_seconds(hardware)
-    offload = 0.0
-    if subject.offloads:  # weights, optimizer state and critic to the host and back
-        moved_bytes = 2 * (slot.weights + slot.optimizer + slot.critic)
-        offload = moved_bytes / (hardware.host_bytes_per_second * hardware.link_efficiency)
-    seconds = {
-        "generate": made.seconds,
-        "log_probs": trained.log_probs,
-        "update": trained.update,
-        "gradient_exchange": trained.gradient_exchange,
-        "sync": max(bounds.values()) / hardware.link_efficiency,
-        "offload": offload,
-    }
-    total = sum(seconds.values())
-    return {
-        "seconds": seconds | {"total": total},
-        "tokens": work.tokens,
-        "tokens_per_second_per_slot": work.tokens / total / layout.world_size,
-        "concurrent_sequences": made.concurrent,
-        "decode_steps": made.decode_steps,
-        "pipeline_bubble": trained.bubble,
-    }

@@ -1,4 +1,4 @@
-"""What a plan must know of the machines: sizes, bandwidths, and the shares of them that are assumed to be reached."""
+"""What a capacity estimate knows of the machines: sizes, bandwidths, and the shares assumed to be reached."""
 
 from __future__ import annotations
 

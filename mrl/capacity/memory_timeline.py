@@ -1,7 +1,8 @@
-"""The memory of one slot at every moment of a step: the trainer's and the engine's parts on the same GPU.
+"""The memory of one slot over a step: the trainer's and the engine's parts on the same GPU.
 
-The order is that of a step: the engine serves and falls asleep, all of the trainer comes back for log-probs and update, gradients,
-optimizer and critic leave, rollout weights wake, weights are synced, trainer weights leave, the KV cache wakes.
+The order is that of a step: the engine serves and falls asleep, all of the trainer comes back for log-probs
+and update, gradients, optimizer and critic leave, rollout weights wake, a weight sync fills them, trainer
+weights leave, the KV cache wakes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class SlotMemory:
     activations: int
     working: int
     log_prob_working: int
-    """Of passes without gradient, which keep no activations."""
+    """What passes without gradient need, which keep no activations."""
     engine_weights: int
     engine_working: int
     kv_cache: int
@@ -33,22 +34,26 @@ class SlotMemory:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Moment:
-    """What is on the device at one time."""
+class Event:
+    """What is on the device after one event of a step."""
 
     name: str
     parts: dict[str, int]
+    """Bytes by part."""
     free: int
-    """Bytes left of the device; negative where it does not fit."""
+    """Bytes left of the device; negative where the parts do not fit."""
 
     @property
     def total(self) -> int:
+        """Bytes of all parts."""
         return sum(self.parts.values())
 
 
-def moments(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: bool) -> list[Moment]:
-    """All moments of a step. `sleeps`: the engine gives its memory back while training runs; `offloads`: the trainer gives
-    its own back while the engine serves."""
+def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: bool) -> list[Event]:
+    """All events of a step in order.
+
+    `sleeps`: the engine gives its memory back while the trainer runs; `offloads`: the trainer, while it serves.
+    """
     always = {"processes": hardware.process_bytes, "buckets": memory.buckets}
     trainer = {"trainer weights": memory.weights}
     state = {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
@@ -58,7 +63,7 @@ def moments(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: b
     serving = {"KV cache": memory.kv_cache, "engine working": memory.engine_working}
     resident = {} if sleeps else engine | {"KV cache": memory.kv_cache}
     staging = {"staging": memory.staging}
-    steps = [
+    events = [
         ("generate", engine | serving | stays),
         ("engine asleep", resident | stays),
         ("trainer back", trainer | state | resident),
@@ -69,9 +74,9 @@ def moments(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: b
         ("sync", trainer | engine | staging | resident | stays),
         ("trainer weights left", engine | resident | stays),
     ]
-    return [_moment(name, always | parts, hardware) for name, parts in steps]
+    return [_event(name, always | parts, hardware) for name, parts in events]
 
 
-def _moment(name: str, parts: dict[str, int], hardware: Hardware) -> Moment:
-    kept = {part: size for part, size in parts.items() if size}
-    return Moment(name, kept, hardware.memory_bytes - sum(kept.values()))
+def _event(name: str, parts: dict[str, int], hardware: Hardware) -> Event:
+    filled = {part: size for part, size in parts.items() if size}
+    return Event(name, filled, hardware.memory_bytes - sum(filled.values()))

@@ -1,4 +1,4 @@
-"""Where a plan finds a model's facts: its published configuration. Reads no weights."""
+"""Where a capacity estimate finds a model's facts: its published configuration. Reads no weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 from mrl.config.sections.model import ModelSection
+from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.models.facts import Facts
-from mrl.models.tensors import Row
+from mrl.models.tensors import BLOCK, Row
 from mrl.prepare.new_model import hf_config
+from mrl.resharding.planner.quantised import quantises
 
 
 def row_elements(row: Row) -> int:
@@ -18,8 +20,16 @@ def row_elements(row: Row) -> int:
     return sum(s.rows for block in row.blocks for s in block) * (row.columns or 1)
 
 
+def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
+    """Bytes of an unsplit row as engines take it; `element` is the size of an element that stays wide."""
+    count = row_elements(row)
+    if rollout.quantization == "none" or not quantises(row.blocks[0][0].tensor):
+        return count * element
+    return count + -(-count // BLOCK**2) * 4
+
+
 def find_facts(model: ModelSection) -> Facts:
-    """The model's config.json: its folder, else what `model.new` makes, else the facts in configs/models."""
+    """Reads the model's config.json: in its folder, of `model.new`, or in configs/models; else ConfigError."""
     own = Path(model.path) / "config.json"
     published = CONFIGS / "models" / Path(model.path).name / "config.json"
     if own.is_file():

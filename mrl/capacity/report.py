@@ -1,42 +1,154 @@
-"""A plan as a table for people and a tree for programs. Sizes are decimal gigabytes (1e9 bytes)."""
+"""A capacity estimate as a table for people and a tree for programs. Sizes are in gigabytes of 1e9 bytes."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+from mrl.capacity.advice import advise
+from mrl.capacity.estimate import Estimate
+from mrl.capacity.hardware import Hardware
+from mrl.config.root import Config
+
 GB = 1e9
+
+
+def capacity_report(config: Config, hardware: Hardware) -> Report:
+    """Says whether `config` fits `hardware` and what a step costs. ConfigError where the model is unknown.
+
+    What `mrl train` would refuse gives a report of its errors alone.
+    """
+    estimate = Estimate(config, hardware)
+    head = _head_tree(estimate)
+    if estimate.unmet:
+        return Report(head | {"fits": False, "errors": estimate.unmet, "warnings": [], "suggestions": []})
+    advice = advise(estimate)
+    parts = {
+        "fits": not advice.errors,
+        "training": _training_tree(estimate),
+        "rollout": _rollout_tree(estimate),
+        "memory_timeline": _memory_tree(estimate),
+        "sync": _sync_tree(estimate),
+        "step": _step_tree(estimate),
+    }
+    return Report(head | parts | dataclasses.asdict(advice))
+
+
+def _head_tree(estimate: Estimate) -> dict[str, Any]:
+    config, facts, layout = estimate.config, estimate.facts, estimate.layout
+    return {
+        "model": config.model.path,
+        "model_facts": facts.origin,
+        "parameters_total": facts.parameters_total,
+        "parameters_active": facts.parameters_active,
+        "hardware": estimate.hardware.model_dump(),
+        "layout": dataclasses.asdict(layout),
+        "world_size": layout.world_size,
+        "nodes": -(-layout.world_size // estimate.hardware.gpus_per_node),
+        "engines": config.num_engines,
+        "rollout_tp": config.rollout.tp,
+        "expert_parallel": config.rollout.expert_parallel,
+        "quantization": config.rollout.quantization,
+    }
+
+
+def _training_tree(estimate: Estimate) -> dict[str, Any]:
+    tokens, count = estimate.microbatches
+    stages = [
+        {
+            "parameters": rank.policy.parameters,
+            "weights_bytes": rank.policy.weights,
+            "gradients_bytes": rank.policy.gradients,
+            "optimizer_bytes": rank.policy.optimizer,
+            "critic_bytes": rank.critic.total,
+            "activations_bytes": rank.activations.kept,
+            "working_bytes": rank.activations.working,
+            "microbatches_in_flight": rank.activations.microbatches_in_flight,
+            "total_bytes": rank.total,
+        }
+        for rank in estimate.stages
+    ]
+    return {
+        "stages": stages,
+        "fullest_stage": estimate.fullest_stage,
+        "microbatch_tokens": tokens,
+        "num_microbatches": count,
+    }
+
+
+def _rollout_tree(estimate: Estimate) -> dict[str, Any]:
+    engine = estimate.engine
+    return {
+        "weights_bytes": engine.weights,
+        "derived_bytes": engine.derived,
+        "kv_cache_bytes": max(0, engine.kv_cache),
+        "kv_bytes_per_token": engine.kv_bytes_per_token,
+        "kv_cache_tokens": engine.kv_cache_tokens,
+        "longest_sequences": engine.kv_cache_tokens // estimate.config.model.max_length,
+    }
+
+
+def _memory_tree(estimate: Estimate) -> list[dict[str, Any]]:
+    return [
+        {
+            "event": event.name,
+            "parts": event.parts,
+            "total_bytes": event.total,
+            "free_bytes": event.free,
+            "fits": event.free >= 0,
+        }
+        for event in estimate.timeline
+    ]
+
+
+def _sync_tree(estimate: Estimate) -> dict[str, Any]:
+    traffic = estimate.traffic
+    return {
+        "need_bytes": sum(traffic.need),
+        "need_bytes_max": max(traffic.need),
+        "local_bytes": sum(traffic.local),
+        "between_slots_bytes": traffic.between_slots,
+        "node_bytes": sum(traffic.node_in),
+        "network_bytes": sum(traffic.network_in),
+        "node_in_bytes_max": max(traffic.node_in),
+        "network_in_bytes_max": max(traffic.network_in),
+        "node_out_bytes_max": max(traffic.node_out),
+        "network_out_bytes_max": max(traffic.network_out),
+        "off_rail_bytes": traffic.off_rail,
+        "bound_seconds": traffic.bound_seconds(estimate.hardware),
+        "seconds": estimate.sync_seconds,
+    }
+
+
+def _step_tree(estimate: Estimate) -> dict[str, Any]:
+    total, tokens = sum(estimate.seconds.values()), estimate.work.tokens
+    return {
+        "seconds": estimate.seconds | {"total": total},
+        "tokens": tokens,
+        "tokens_per_second_per_slot": tokens / total / estimate.layout.world_size,
+        "concurrent_sequences": estimate.generation.concurrent,
+        "decode_steps": estimate.generation.decode_steps,
+        "pipeline_bubble": estimate.training_time.bubble,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `plan_report` found; `tree` is what `--json` prints."""
+    """A capacity estimate to be shown; `tree` is what `--json` prints."""
 
     tree: dict[str, Any]
 
     @property
     def fits(self) -> bool:
+        """Whether nothing was found that prevents a run."""
         return self.tree["fits"]
-
-    def json(self) -> dict[str, Any]:
-        return self.tree
 
     def table(self) -> str:
         """Sections of text, one per part of the tree."""
         lines = self._head()
         if "training" in self.tree:
-            lines += [
-                "",
-                *self._training(),
-                "",
-                *self._rollout(),
-                "",
-                *self._timeline(),
-                "",
-                *self._sync(),
-                "",
-                *self._step(),
-            ]
+            for section in (self._training, self._rollout, self._memory, self._sync, self._step):
+                lines += ["", *section()]
         for kind in ("errors", "warnings", "suggestions"):
             if self.tree[kind]:
                 lines += ["", f"{kind}:", *(f"  - {line}" for line in self.tree[kind])]
@@ -64,7 +176,8 @@ class Report:
         for number, stage in enumerate(training["stages"]):
             mark = " (fullest)" if number == training["fullest_stage"] else ""
             rows.append([f"stage {number}{mark}", *(_gb(stage[f"{name}_bytes"]) for name in names)])
-        note = f"microbatches: {training['num_microbatches']} per update, the largest {training['microbatch_tokens']} tokens"
+        count, tokens = training["num_microbatches"], training["microbatch_tokens"]
+        note = f"microbatches: {count} per update, the largest {tokens} tokens"
         return [*_columns(rows), note]
 
     def _rollout(self) -> list[str]:
@@ -75,30 +188,26 @@ class Report:
             f"({rollout['longest_sequences']} sequences of the greatest length)"
         ]
 
-    def _timeline(self) -> list[str]:
+    def _memory(self) -> list[str]:
         rows = [["memory over a step", "used GB", "free GB", "made of"]]
-        for moment in self.tree["memory_timeline"]:
-            parts = ", ".join(f"{name} {_gb(size)}" for name, size in moment["parts"].items())
-            rows.append([moment["moment"], _gb(moment["total_bytes"]), _gb(moment["free_bytes"]), parts])
+        for event in self.tree["memory_timeline"]:
+            parts = ", ".join(f"{name} {_gb(size)}" for name, size in event["parts"].items())
+            rows.append([event["event"], _gb(event["total_bytes"]), _gb(event["free_bytes"]), parts])
         return _columns(rows)
 
     def _sync(self) -> list[str]:
         sync = self.tree["sync"]
-        bounds = ", ".join(
-            f"{link} {1e3 * seconds:.0f} ms" for link, seconds in sync["bound_seconds"].items()
-        )
+        bounds = ", ".join(f"{name} {1e3 * bound:.0f} ms" for name, bound in sync["bound_seconds"].items())
+
+        def link(name: str) -> list[str]:
+            return [_gb(sync[f"{name}_{kind}"]) for kind in ("bytes", "in_bytes_max", "out_bytes_max")]
+
         rows = [
-            ["one sync, GB", "all slots", "most into one", "most out of one"],
+            ["one weight sync, GB", "all slots", "most into one", "most out of one"],
             ["needed", _gb(sync["need_bytes"]), _gb(sync["need_bytes_max"]), ""],
             ["own slot", _gb(sync["local_bytes"]), "", ""],
-            [
-                "inside nodes",
-                *(_gb(sync[k]) for k in ("node_bytes", "node_in_bytes_max", "node_out_bytes_max")),
-            ],
-            [
-                "between nodes",
-                *(_gb(sync[k]) for k in ("network_bytes", "network_in_bytes_max", "network_out_bytes_max")),
-            ],
+            ["inside nodes", *link("node")],
+            ["between nodes", *link("network")],
         ]
         return [*_columns(rows), f"at full bandwidth: {bounds}; estimate {sync['seconds']:.2f} s"]
 
@@ -110,7 +219,8 @@ class Report:
         return [
             f"step, estimated seconds: {step['seconds']['total']:.0f} = {seconds}",
             f"{step['tokens'] / 1e6:.1f} M tokens, {step['tokens_per_second_per_slot']:.0f} tokens/s per slot, "
-            f"{step['concurrent_sequences']} sequences at once per engine, pipeline bubble {step['pipeline_bubble']:.0%}",
+            f"{step['concurrent_sequences']} sequences at once per engine, "
+            f"pipeline bubble {step['pipeline_bubble']:.0%}",
         ]
 
 
@@ -119,7 +229,7 @@ def _gb(size: float) -> str:
 
 
 def _columns(rows: list[list[str]]) -> list[str]:
-    """Rows with padded columns; the last one is not padded."""
+    """Pads the columns of rows, but for the last one."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -6,12 +6,11 @@ import dataclasses
 
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.model_facts import row_elements
-from mrl.capacity.training_memory import ELEMENT_BYTES
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
 from mrl.resharding.planner import quantised
-from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,24 +21,33 @@ class EngineMemory:
     """What a weight sync fills."""
     derived: int
     """Computed from the weights after loading (latent attention's absorbed projections)."""
+    working: int
+    kv_cache: int
+    """On a GPU what gpu_memory_utilization leaves, negative at times; on a CPU what is configured."""
     kv_bytes_per_token: int
 
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens that fit the KV cache."""
+        return max(0, self.kv_cache) // self.kv_bytes_per_token
 
-def engine_memory(facts: Facts, rollout: RolloutSection) -> EngineMemory:
-    """Of rank 0, which holds at least as much as any other."""
-    element, tp = ELEMENT_BYTES[rollout.dtype], rollout.tp
+
+def engine_memory(facts: Facts, rollout: RolloutSection, hardware: Hardware) -> EngineMemory:
+    """The memory of rank 0, which holds at least as much as any other."""
+    element, tp = DTYPE_BYTES[rollout.dtype], rollout.tp
     shard = Shard(tp, 0, ep=tp if rollout.expert_parallel else 1)
     wide = RankManifest.of(0, facts.family.engine_tensors(facts.hf, shard, dtype=rollout.dtype))
     (manifest,) = quantised.manifests([wide], rollout.quantization)
-    derived = 0
-    if facts.latent_attention:
-        ups = [
-            row for layer in facts.layers for row in layer if row.name.endswith("linear_kv_up_proj.weight")
-        ]
-        derived = sum(map(row_elements, ups)) // tp * element
+    rows = [row for layer in facts.layers for row in layer] if facts.latent_attention else []
+    absorbed = [row_elements(row) for row in rows if row.name.endswith("linear_kv_up_proj.weight")]
+    derived, working = sum(absorbed) // tp * element, _working_bytes(facts, rollout)
+    granted = int(rollout.gpu_memory_utilization * hardware.memory_bytes)
+    left = granted - manifest.num_bytes - derived - working
     return EngineMemory(
         weights=manifest.num_bytes,
         derived=derived,
+        working=working,
+        kv_cache=rollout.kv_cache_bytes if hardware.kind == "cpu" else left,
         kv_bytes_per_token=_kv_bytes(facts, rollout),
     )
 
@@ -49,19 +57,12 @@ def _kv_bytes(facts: Facts, rollout: RolloutSection) -> int:
     if not facts.latent_attention:
         heads = max(1, facts.kv_heads // rollout.tp)
         per_layer = per_layer // facts.kv_heads * heads
-    return per_layer * facts.num_layers * ELEMENT_BYTES[rollout.dtype]
+    return per_layer * facts.num_layers * DTYPE_BYTES[rollout.dtype]
 
 
-def kv_cache_bytes(
-    facts: Facts, rollout: RolloutSection, hardware: Hardware, engine: EngineMemory
-) -> tuple[int, int]:
-    """(KV cache, working memory) of one engine rank: on GPU what gpu_memory_utilization leaves, on CPU what is configured."""
-    element = ELEMENT_BYTES[rollout.dtype]
+def _working_bytes(facts: Facts, rollout: RolloutSection) -> int:
+    """The activations of the largest batch of tokens, and two arrays of its sequences' logits."""
     inner = facts.expert_inner * facts.top_k
     per_token = (4 + facts.top_k) * facts.hidden + 3 * inner // rollout.tp
     logits = 2 * rollout.max_num_seqs * facts.vocab * 4
-    working = rollout.max_num_batched_tokens * per_token * element + logits
-    if hardware.kind == "cpu":
-        return rollout.kv_cache_bytes, working
-    granted = int(rollout.gpu_memory_utilization * hardware.memory_bytes)
-    return granted - engine.weights - engine.derived - working, working
+    return rollout.max_num_batched_tokens * per_token * DTYPE_BYTES[rollout.dtype] + logits

@@ -1,8 +1,8 @@
-"""A step's time from stated hardware numbers: an estimate to compare layouts by, not a promise.
+"""A step's amounts and its time from stated hardware numbers: to compare layouts by, not a promise.
 
-Generation: decode steps, each bound by reading the weights its tokens touch and the KV cache, by arithmetic, or by a least
-time. Training: operations over peak_flops x training_efficiency, lengthened by the pipeline's bubble. Lengths are means:
-hardware.mean_response_fraction of the longest response, half of the longest prompt.
+Generation: decode steps, each bound by reading the weights its tokens touch and the KV cache, by arithmetic,
+or by a least time. Training: operations over peak_flops x training_efficiency, lengthened by the pipeline's
+bubble. Lengths are means: hardware.mean_response_fraction of the longest response, half a prompt.
 """
 
 from __future__ import annotations
@@ -11,14 +11,73 @@ import dataclasses
 import math
 
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.step_workload import Work
+from mrl.capacity.rollout_memory import EngineMemory
+from mrl.config.root import Config
 from mrl.models.facts import Facts
+from mrl.models.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """The samples, tokens and passes of one step."""
+
+    samples: int
+    prompt_tokens: float
+    """Mean prompt: half of the longest."""
+    response_tokens: float
+    """Mean response: hardware.mean_response_fraction of the longest."""
+    longest_response: int
+    forward_passes: int
+    """Passes without gradient over all tokens: old log-probs where they need one, reference, values."""
+    epochs: int
+    """Passes with gradient over all tokens, the critic's counted too."""
+    updates: int
+    """Optimizer updates of one step, the critic's counted too."""
+
+    @property
+    def sample_tokens(self) -> float:
+        """Tokens of a mean sample, prompt included."""
+        return self.prompt_tokens + self.response_tokens
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step."""
+        return self.samples * self.sample_tokens
+
+
+def work_of(config: Config, hardware: Hardware) -> Work:
+    """The amounts of one step of a configuration."""
+    longest, algorithm = config.rollout.max_response_tokens, config.algorithm
+    trained_models = 1 + algorithm.needs_values
+    return Work(
+        samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
+        prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
+        response_tokens=longest * hardware.mean_response_fraction,
+        longest_response=longest,
+        forward_passes=algorithm.recomputes_policy + algorithm.needs_reference + algorithm.needs_values,
+        epochs=trained_models * algorithm.epochs,
+        updates=trained_models * algorithm.epochs * algorithm.minibatches,
+    )
+
+
+def microbatches(config: Config, work: Work) -> tuple[int, int]:
+    """(tokens of the largest microbatch, microbatches of one update on one data-parallel rank).
+
+    A sample longer than microbatch_tokens is a microbatch of its own: the longest one bounds the memory.
+    """
+    longest = min(config.model.max_length, config.data.max_prompt_tokens + work.longest_response)
+    tokens = max(config.training.microbatch_tokens, longest)
+    per_rank = work.tokens / config.training.layout.dp / config.algorithm.minibatches
+    typical = max(float(config.training.microbatch_tokens), work.sample_tokens)
+    return tokens, max(1, math.ceil(per_rank / typical))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Generation:
     """One engine's share of a step."""
 
+    samples: int
+    """Samples of the engine that has most."""
     concurrent: int
     """Sequences decoded at one time (asked for, and that fit the KV cache at their mean length)."""
     decode_steps: int
@@ -26,35 +85,26 @@ class Generation:
 
 
 def generation(
-    facts: Facts,
-    hardware: Hardware,
-    work: Work,
-    *,
-    engines: int,
-    tp: int,
-    max_num_seqs: int,
-    cache_tokens: int,
-    rank_weights: int,
-    kv_bytes_per_token: int,
+    facts: Facts, hardware: Hardware, work: Work, config: Config, engine: EngineMemory
 ) -> Generation:
-    """Of the engine with the most samples. `rank_weights` and `kv_bytes_per_token` are of one engine rank."""
-    samples = -(-work.samples // engines)
-    concurrent = max(1, min(samples, max_num_seqs, int(cache_tokens // max(1.0, work.sample_tokens))))
+    """The share of the engine with the most samples."""
+    rollout, samples = config.rollout, -(-work.samples // config.num_engines)
+    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
+    concurrent = max(1, min(samples, rollout.max_num_seqs, fitting))
     steps = max(work.longest_response, math.ceil(samples * work.response_tokens / concurrent))
-    read = _weights_read(facts, rank_weights, concurrent)
-    read += concurrent * (work.prompt_tokens + work.response_tokens / 2) * kv_bytes_per_token
+    read = _weights_read(facts, engine.weights, concurrent)
+    read += concurrent * (work.prompt_tokens + work.response_tokens / 2) * engine.kv_bytes_per_token
     reading = read / (hardware.memory_bytes_per_second * hardware.decode_efficiency)
-    computing = (
-        facts.forward_flops(concurrent, concurrent * work.sample_tokens) / tp / (hardware.peak_flops * 0.5)
-    )
-    step = max(reading, computing, hardware.decode_step_seconds)
-    prefill = facts.forward_flops(samples * work.prompt_tokens, samples * work.prompt_tokens**2 / 2) / tp
+    decode_flops = facts.forward_flops(concurrent, concurrent * work.sample_tokens) / rollout.tp
+    step = max(reading, decode_flops / (hardware.peak_flops * 0.5), hardware.decode_step_seconds)
+    pairs = samples * work.prompt_tokens**2 / 2
+    prefill = facts.forward_flops(samples * work.prompt_tokens, pairs) / rollout.tp
     seconds = steps * step + prefill / (hardware.peak_flops * hardware.training_efficiency)
-    return Generation(concurrent=concurrent, decode_steps=steps, seconds=seconds)
+    return Generation(samples=samples, concurrent=concurrent, decode_steps=steps, seconds=seconds)
 
 
 def _weights_read(facts: Facts, rank_weights: int, tokens: int) -> float:
-    """Bytes of weights one decode step reads: experts that no token chose are not read (choices taken as even)."""
+    """Bytes of weights one decode step reads: of experts, those that tokens chose (evenly)."""
     if not facts.num_experts:
         return rank_weights
     routed = rank_weights * facts.parameters_routed / facts.parameters_total
@@ -63,7 +113,7 @@ def _weights_read(facts: Facts, rank_weights: int, tokens: int) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Training:
+class TrainingTime:
     """Seconds of the trainer's phases."""
 
     log_probs: float
@@ -78,22 +128,20 @@ def training_time(
     facts: Facts,
     hardware: Hardware,
     work: Work,
+    layout: Layout,
     *,
-    world_size: int,
-    pp: int,
-    vpp: int,
-    num_microbatches: int,
     recompute: str,
+    num_microbatches: int,
     exchanged_bytes: float,
-    crosses_nodes: bool,
-) -> Training:
-    """Of one step; `exchanged_bytes` is what one rank sends for one optimizer update."""
-    bubble = (pp - 1) / (vpp * num_microbatches + pp - 1)
-    rate = world_size * hardware.peak_flops * hardware.training_efficiency * (1 - bubble)
+) -> TrainingTime:
+    """The times of one step; `exchanged_bytes` is what one rank sends for one optimizer update."""
+    bubble = (layout.pp - 1) / (layout.vpp * num_microbatches + layout.pp - 1)
+    rate = layout.world_size * hardware.peak_flops * hardware.training_efficiency * (1 - bubble)
     forward = facts.forward_flops(work.tokens, work.tokens * work.sample_tokens / 2)
     factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[recompute]
+    crosses_nodes = layout.tp * layout.dp * layout.cp > hardware.gpus_per_node
     link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
-    return Training(
+    return TrainingTime(
         log_probs=work.forward_passes * forward / rate,
         update=work.epochs * factor * forward / rate,
         gradient_exchange=work.updates * exchanged_bytes / (link * hardware.link_efficiency),

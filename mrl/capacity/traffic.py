@@ -1,9 +1,9 @@
-"""Bytes one weight sync moves over each kind of link, by closed formulas over the name tables. Moves nothing, plans no window.
+"""Bytes one weight sync moves over each kind of link, by closed formulas over the name tables.
 
-Engine e's rank i and trainer rank e x tp + i share a slot. Every byte an engine rank needs comes once from the nearest
-rank that holds it: its own slot, its node, its rail (the same place in another node), anywhere. The formulas give the
-resharding planner's own bytes (a test holds them equal) in a fraction of its time; where query groups are cut
-(layout.tp above the number of key and value heads) the planner itself is asked.
+Engine e's rank i and trainer rank e x tp + i share a slot. Every byte an engine rank needs comes once from
+the nearest rank that holds it: its own slot, its node, its rail (the same place in another node), anywhere.
+The formulas give the resharding planner's own bytes (a test holds them equal) in a fraction of its time;
+where query groups are cut (layout.tp above the number of key and value heads) the planner itself is asked.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import functools
 from collections.abc import Iterator
 
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.quantisation import row_bytes
-from mrl.capacity.training_memory import ELEMENT_BYTES
+from mrl.capacity.model_facts import row_bytes
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout, chunk_layers
 from mrl.models.tensors import Row
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
+from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.resharding.planner.plan import Plan, build_plan
 from mrl.resharding.planner.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traffic:
-    """One weight sync. Lists have one entry per slot."""
+    """The bytes of one weight sync. Lists have one entry per slot."""
 
     need: list[int]
     """Bytes an engine rank must have."""
@@ -53,7 +53,7 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
-    """`num_bytes` that one engine rank takes from the holders (stage, kind, index)."""
+    """The bytes that one engine rank takes from the ranks that hold one shard."""
 
     stage: int
     kind: str
@@ -62,15 +62,15 @@ class Demand:
 
 
 class _Holders:
-    """Which ranks hold shard `index` of a kind ("all", "tp" or "expert") in a stage, by nearness to a slot."""
+    """Says which trainer ranks hold a shard, by nearness to a slot."""
 
     def __init__(self, layout: Layout, gpus_per_node: int) -> None:
         self.layout, self.gpus_per_node = layout, gpus_per_node
         self.size = layout.tp * layout.cp * layout.dp
 
-    @functools.cache  # noqa: B019 - lives as long as one plan
+    @functools.cache  # noqa: B019 - lives as long as one estimate
     def ranks(self, stage: int, kind: str, index: int) -> tuple[frozenset[int], dict[int, list[int]]]:
-        """(all holders, holders of each node)."""
+        """(all holders, those of each node) of shard `index` of a kind ("all", "tp" or "expert") in a stage."""
         layout = self.layout
         inner = range(self.size)
         if kind == "tp":
@@ -84,7 +84,7 @@ class _Holders:
         return frozenset(ranks), nodes
 
     def nearest(self, slot: int, demand: Demand, *, turn: int) -> int:
-        """The holder a slot takes from; among equally near ones by turns."""
+        """The holder that a slot takes from; among equally near ones by turns."""
         ranks, nodes = self.ranks(demand.stage, demand.kind, demand.index)
         if slot in ranks:
             return slot
@@ -98,7 +98,7 @@ class _Holders:
 
 
 def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
-    """Of one full weight sync in the engine's dtype."""
+    """The bytes of one full weight sync in the engine's dtype."""
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         return planned_traffic(facts, rollout, layout, gpus_per_node=gpus_per_node)
     world = layout.world_size
@@ -125,7 +125,7 @@ def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_n
 
 
 def planned_traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
-    """The same from the resharding plan itself: exact for every layout, slower for hundreds of slots."""
+    """What traffic() says, from the plan itself: exact for every layout, slow for hundreds of slots."""
     engine = Layout(
         tp=rollout.tp,
         ep=rollout.tp if rollout.expert_parallel else 1,
@@ -161,16 +161,16 @@ def _off_rail(plan: Plan) -> int:
 def _demands(
     facts: Facts, rollout: RolloutSection, layout: Layout, stages: list[dict[str, int]], index: int
 ) -> Iterator[Demand]:
-    """What engine rank `index` takes, stage by stage; sizes are exact because every split divides."""
+    """Yields what engine rank `index` takes, stage by stage; sizes are exact because every split divides."""
     tp = rollout.tp
     for stage, sizes in enumerate(stages):
         yield Demand(stage, "all", 0, sizes["all"])
         for shard in range(layout.tp):
-            held = sizes["gathered"] // layout.tp
-            held += _overlap(sizes["split"], index, tp, shard, layout.tp)
+            size = sizes["gathered"] // layout.tp
+            size += _overlap(sizes["split"], index, tp, shard, layout.tp)
             shards = min(tp, facts.kv_heads)
-            held += _overlap(sizes["keys"], index * shards // tp, shards, shard, layout.tp)
-            yield Demand(stage, "tp", shard, held)
+            size += _overlap(sizes["keys"], index * shards // tp, shards, shard, layout.tp)
+            yield Demand(stage, "tp", shard, size)
         yield from _expert_demands(rollout, layout, stage, index, sizes["experts"])
 
 
@@ -182,11 +182,11 @@ def _expert_demands(
     for shard in range(layout.ep):
         for part in range(layout.etp):
             if rollout.expert_parallel:
-                taken = _overlap(total, index, rollout.tp, shard, layout.ep) // layout.etp
+                size = _overlap(total, index, rollout.tp, shard, layout.ep) // layout.etp
             else:
-                taken = _overlap(total // layout.ep, index, rollout.tp, part, layout.etp)
-            if taken:
-                yield Demand(stage, "expert", shard * layout.etp + part, taken)
+                size = _overlap(total // layout.ep, index, rollout.tp, part, layout.etp)
+            if size:
+                yield Demand(stage, "expert", shard * layout.etp + part, size)
 
 
 def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int:
@@ -203,11 +203,11 @@ def _overlap(total: int, index: int, parts: int, other: int, others: int) -> int
 def _stage_bytes(facts: Facts, rollout: RolloutSection, layout: Layout, stage: int) -> dict[str, int]:
     """Bytes of a stage by how both sides split them.
 
-    all: replicated on both; gathered: split here, whole in the engine; split: over tp on both; keys: by key and value
-    head in the engine; experts: routed experts.
+    all: replicated on both; gathered: split here, whole in the engine; split: over tp on both; keys: by key
+    and value head in the engine; experts: routed experts.
     """
     sizes: dict[str, int] = {"all": 0, "gathered": 0, "split": 0, "keys": 0, "experts": 0}
-    element = ELEMENT_BYTES[rollout.dtype]
+    element = DTYPE_BYTES[rollout.dtype]
     chunks = chunk_layers(facts.num_layers, layout, stage)
     for row in (row for chunk in chunks for n in chunk for row in facts.layers[n]):
         _add_row(sizes, row, facts, row_bytes(row, 4 if row.role == "correction" else element, rollout))

@@ -1,9 +1,10 @@
 """Weights, gradients and optimizer state of each pipeline stage, as Megatron's buffers lay them out.
 
-Every model chunk has one buffer for its dense parameters and, with expert parallelism, one for its experts. Parameters
-start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size (with the distributed
-optimizer; megatron.core.distributed.param_and_grad_buffer). Gradients are float32 and whole; the optimizer state (float32
-master weights where parameters are not float32, two moments) is split over the data-parallel ranks.
+Every model chunk has one buffer for its dense parameters and, with expert parallelism, one for its experts.
+Parameters start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size
+(with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer). Gradients are float32 and
+whole; the optimizer state (float32 master weights where parameters are not float32, two moments) is split
+over the data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from mrl.capacity.activations import Activations
 from mrl.config.sections.training import TrainingSection
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout
+from mrl.resharding.planner.manifest import DTYPE_BYTES
 
-ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 GRADIENT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of one rank of one pipeline stage."""
+    """Bytes of one model on one rank of one pipeline stage."""
 
     parameters: int
     """Elements this rank holds, without padding."""
@@ -29,11 +31,31 @@ class StageMemory:
     gradients: int
     optimizer: int
 
+    @property
+    def total(self) -> int:
+        """Bytes of weights, gradients and optimizer state."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The memory of one trainer rank of a stage during an update."""
+
+    policy: StageMemory
+    critic: StageMemory
+    activations: Activations
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return self.policy.total + self.critic.total + self.activations.kept + self.activations.working
+
 
 def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = False) -> list[StageMemory]:
-    """The first rank of each stage; the others of a stage differ by padding alone.
+    """The memory of the first rank of each stage; the others of a stage differ by padding alone.
 
-    `value_head`: of a critic, which has one number per hidden state, whole on every rank, in place of the output layer.
+    `value_head`: the model is a critic, which has one number per hidden state, whole on every rank, in place
+    of the output layer.
     """
     layout = training.layout.sizes()
     per_stage = layout.tp * layout.cp * layout.dp
@@ -59,7 +81,7 @@ def _rank_memory(
             continue
         expert = ".experts." in tensor.name and layout.ep > 1
         sizes.setdefault((tensor.chunk, expert), []).append(math.prod(tensor.shape))
-    element = ELEMENT_BYTES[training.dtype]
+    element = DTYPE_BYTES[training.dtype]
     state = 8 if training.dtype == "float32" else 12
     weights, gradients, optimizer = 4 * correction, 0, 0
     for (_, expert), group in sizes.items():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mrl.capacity.estimate import plan_report
 from mrl.capacity.hardware import load_hardware
+from mrl.capacity.report import capacity_report
 from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
@@ -74,7 +74,7 @@ def test_recipe_fits_its_hardware_and_can_be_trained(
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     config = with_folder(files, folders)
     assert not train_refuses(config)
-    tree = plan_report(config, load_hardware(hardware)).json()
+    tree = capacity_report(config, load_hardware(hardware)).tree
     assert tree["errors"] == []
     assert tree["fits"]
     assert tree["nodes"] == nodes
@@ -97,7 +97,7 @@ def test_what_train_refuses_does_not_fit_by_the_plan(
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     config = with_folder((CONFIGS / f"{recipe}.yaml",), folders, "training.layout.dp=16", word)
     assert train_refuses(config)
-    assert not plan_report(config, load_hardware("8x141gb")).fits
+    assert not capacity_report(config, load_hardware("8x141gb")).fits
 
 
 @pytest.mark.parametrize(("files", "nodes", "hardware"), cases())
@@ -119,6 +119,6 @@ def test_both_memory_sizes_and_all_scales_are_there() -> None:
 def test_the_largest_plan_is_quick() -> None:
     start = time.monotonic()
     files = [CONFIGS / "deepseek_v3.yaml", CONFIGS / "layouts" / "deepseek_v3_64x8x141gb.yaml"]
-    report = plan_report(load(files), load_hardware("8x141gb"))
+    report = capacity_report(load(files), load_hardware("8x141gb"))
     assert report.tree["world_size"] == 512
     assert time.monotonic() - start < 30

@@ -146,7 +146,7 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
         shards = str(tmp_path / "shards")
         hybrid.train.on_all(lambda actor: actor.worker.save_weights(shards))
         used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
-    export.export(
+    export.export_checkpoint(
         tmp_path / "shards",
         tmp_path / "export",
         source=Path(config.model.path),

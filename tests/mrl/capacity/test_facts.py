@@ -11,8 +11,8 @@ from mrl.capacity.model_facts import find_facts
 from mrl.config.sections.model import ModelSection
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
+from mrl.loops.throughput import peak_flops
 from mrl.models.facts import Facts
-from mrl.observe.devices import peak_flops
 
 PUBLISHED = {
     # Elements in the published safetensors (DeepSeek-V3: without the multi-token-prediction layer).

@@ -1,13 +1,13 @@
-"""Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, weight sync moments."""
+"""Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, the events of a step."""
 
 import pytest
 
 from mrl.capacity.activations import activations, in_flight
-from mrl.capacity.estimate import plan_report
 from mrl.capacity.hardware import load_hardware
-from mrl.capacity.memory_timeline import SlotMemory, moments
+from mrl.capacity.memory_timeline import SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
-from mrl.capacity.rollout_memory import engine_memory, kv_cache_bytes
+from mrl.capacity.report import capacity_report
+from mrl.capacity.rollout_memory import engine_memory
 from mrl.capacity.training_memory import buffer_elements, stage_memory
 from mrl.config.load import load
 from mrl.config.sections.model import ModelSection
@@ -28,7 +28,7 @@ def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
     facts = find_facts(ModelSection(path="weights/Qwen3-235B-A22B"))
     stages = stage_memory(facts, training(tp=4, pp=8, dp=2, ep=8))
     worst = max(stages, key=lambda stage: stage.weights)
-    engine = engine_memory(facts, RolloutSection(tp=8, expert_parallel=True))
+    engine = engine_memory(facts, RolloutSection(tp=8, expert_parallel=True), load_hardware("8x80gb"))
     assert engine.weights == pytest.approx(59.0 * GB, rel=0.01)
     assert worst.weights == pytest.approx(7.6 * GB, rel=0.06)
     assert worst.gradients == 2 * worst.weights
@@ -98,23 +98,27 @@ def test_context_parallel_ranks_share_the_activations() -> None:
 
 
 def test_key_value_cache_counts_heads_and_latent_rows() -> None:
-    qwen = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
-    assert engine_memory(qwen, RolloutSection(tp=1)).kv_bytes_per_token == 48 * 2 * 4 * 128 * 2
-    assert engine_memory(qwen, RolloutSection(tp=8)).kv_bytes_per_token == 48 * 2 * 1 * 128 * 2
-    deepseek = find_facts(ModelSection(path="weights/DeepSeek-V3"))
+    hardware = load_hardware("8x80gb")
+
+    def row(name: str, tp: int) -> int:
+        facts = find_facts(ModelSection(path=f"weights/{name}"))
+        return engine_memory(facts, RolloutSection(tp=tp), hardware).kv_bytes_per_token
+
+    assert row("Qwen3-30B-A3B", 1) == 48 * 2 * 4 * 128 * 2
+    assert row("Qwen3-30B-A3B", 8) == 48 * 2 * 1 * 128 * 2
     # The latent row is on every rank: 512 + 64 elements a layer.
-    assert engine_memory(deepseek, RolloutSection(tp=16)).kv_bytes_per_token == 61 * 576 * 2
+    assert row("DeepSeek-V3", 16) == 61 * 576 * 2
 
 
 def test_the_cache_gets_what_the_fraction_leaves() -> None:
     facts, hardware = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), load_hardware("8x80gb")
     rollout = RolloutSection(tp=2, gpu_memory_utilization=0.8)
-    engine = engine_memory(facts, rollout)
-    cache, working = kv_cache_bytes(facts, rollout, hardware, engine)
-    assert cache + working + engine.weights == int(0.8 * hardware.memory_bytes)
-    narrow = rollout.model_copy(update={"max_num_batched_tokens": 2048})
-    assert sum(kv_cache_bytes(facts, narrow, hardware, engine)) == cache + working
-    assert kv_cache_bytes(facts, narrow, hardware, engine)[1] < working
+    engine = engine_memory(facts, rollout, hardware)
+    assert engine.kv_cache + engine.working + engine.weights == int(0.8 * hardware.memory_bytes)
+    few_tokens = rollout.model_copy(update={"max_num_batched_tokens": 2048})
+    narrow = engine_memory(facts, few_tokens, hardware)
+    assert narrow.kv_cache + narrow.working == engine.kv_cache + engine.working
+    assert narrow.working < engine.working
 
 
 SLOT = SlotMemory(
@@ -133,11 +137,11 @@ SLOT = SlotMemory(
 )
 
 
-def test_moments_hold_exactly_their_parts() -> None:
+def test_events_hold_exactly_their_parts() -> None:
     """Each part is a power of two: a total says which parts are in it."""
     hardware = load_hardware("8x80gb").model_copy(update={"process_bytes": 0})
-    found = {moment.name: moment.total for moment in moments(SLOT, hardware, sleeps=True, offloads=True)}
-    assert found == {
+    totals = {event.name: event.total for event in timeline(SLOT, hardware, sleeps=True, offloads=True)}
+    assert totals == {
         "generate": 512 + 64 + 256 + 128,
         "engine asleep": 512,
         "trainer back": 512 + 1 + 2 + 4 + 2048,
@@ -150,9 +154,9 @@ def test_moments_hold_exactly_their_parts() -> None:
     }
 
 
-def test_a_trainer_that_never_leaves_is_in_every_moment() -> None:
-    for moment in moments(SLOT, load_hardware("8x80gb"), sleeps=True, offloads=False):
-        held = [moment.parts[part] for part in ("trainer weights", "gradients", "optimizer", "critic")]
+def test_a_trainer_that_never_leaves_is_in_every_event() -> None:
+    for event in timeline(SLOT, load_hardware("8x80gb"), sleeps=True, offloads=False):
+        held = [event.parts[part] for part in ("trainer weights", "gradients", "optimizer", "critic")]
         assert held == [1, 2, 4, 2048]
 
 
@@ -166,10 +170,10 @@ def test_a_critic_is_the_backbone_with_one_number_a_token() -> None:
     assert policy[1].gradients - critic[1].gradients == pytest.approx(4 * table, rel=1e-4)
 
 
-def test_ppo_plans_its_critic_on_every_rank() -> None:
+def test_ppo_counts_its_critic_on_every_rank() -> None:
     words = ["algorithm.estimator.name=gae", "critic.optimizer.lr=1e-5", "training.layout.dp=4"]
     plain, ppo = (
-        plan_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb")).tree
+        capacity_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb")).tree
         for more in (words[2:], words)
     )
     for before, after in zip(plain["training"]["stages"], ppo["training"]["stages"], strict=True):
@@ -177,13 +181,13 @@ def test_ppo_plans_its_critic_on_every_rank() -> None:
         same = after["weights_bytes"] + after["gradients_bytes"] + after["optimizer_bytes"]
         assert 0.9 * same < after["critic_bytes"] < same
         assert after["total_bytes"] == before["total_bytes"] + after["critic_bytes"]
-    moments_with = {m["moment"] for m in ppo["memory_timeline"] if "critic" in m["parts"]}
-    assert moments_with == {"trainer back", "log-probs", "update"}
+    events_with_critic = {event["event"] for event in ppo["memory_timeline"] if "critic" in event["parts"]}
+    assert events_with_critic == {"trainer back", "log-probs", "update"}
     assert ppo["step"]["seconds"]["update"] == pytest.approx(2 * plain["step"]["seconds"]["update"])
 
 
-def test_an_engine_that_never_sleeps_is_in_every_moment() -> None:
+def test_an_engine_that_never_sleeps_is_in_every_event() -> None:
     hardware = load_hardware("laptop")
-    for moment in moments(SLOT, hardware, sleeps=False, offloads=False):
-        assert moment.parts["rollout weights"] == 64
-        assert moment.parts["KV cache"] == 256
+    for event in timeline(SLOT, hardware, sleeps=False, offloads=False):
+        assert event.parts["rollout weights"] == 64
+        assert event.parts["KV cache"] == 256

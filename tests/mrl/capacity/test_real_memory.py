@@ -43,7 +43,7 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
         master_address="127.0.0.1",
         master_port=port,
     )
-    buffers = [b for m in worker._models for b in (*m.buffers, *m.expert_parallel_buffers)]
+    buffers = worker.policy.memory.buffers
     weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)
     kept: dict[int, int] = {}
     alive: list[Any] = []
@@ -63,7 +63,9 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         worker.update(batch(worker.place.dp), cross_entropy, {"num_tokens": float(TOKENS)})
-    optimizer = {a: size for a, size in storages(optimizer_tensors(worker)).items() if a not in weights}
+    optimizer = {
+        a: size for a, size in storages(optimizer_tensors(worker.policy)).items() if a not in weights
+    }
     worker.close()
     return {
         "weights": sum(weights.values()),
@@ -90,7 +92,7 @@ def measure_critic(
     worker.add_critic(CriticSection())
     worker.update(batch(rank), squared_values, {"num_tokens": float(TOKENS)}, role="critic")
     critic = worker.critic
-    buffers = [b for m in critic._models for b in (*m.buffers, *m.expert_parallel_buffers)]
+    buffers = critic.memory.buffers
     weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)
     optimizer = {a: size for a, size in storages(optimizer_tensors(critic)).items() if a not in weights}
     worker.close()
@@ -105,12 +107,12 @@ def squared_values(*, values: Any, denominators: dict[str, float], **_: Any) -> 
     return values.square().sum() / denominators["num_tokens"], {}
 
 
-def optimizer_tensors(worker: Any) -> list[Any]:
+def optimizer_tensors(model: Any) -> list[Any]:
     """Master weights and moments of this rank."""
     import torch
 
     found = []
-    for part in worker.optimizer.parts():
+    for part in model.optimizer.parts():
         for group in part.optimizer.param_groups:
             for parameter in group["params"]:
                 state = part.optimizer.state[parameter].values()

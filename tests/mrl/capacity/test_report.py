@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mrl.capacity.estimate import plan_report
 from mrl.capacity.hardware import load_hardware
+from mrl.capacity.report import capacity_report
 from mrl.cli import main
 from mrl.config.load import load
 from mrl.files import CONFIGS
@@ -14,19 +14,19 @@ QWEN_30B = CONFIGS / "qwen3_30b_a3b.yaml"
 
 
 def report(*words: str, hardware: str = "8x80gb"):
-    return plan_report(load([QWEN_30B], words), load_hardware(hardware))
+    return capacity_report(load([QWEN_30B], words), load_hardware(hardware))
 
 
 def test_the_tree_is_json_and_complete() -> None:
-    tree = json.loads(json.dumps(report().json()))
+    tree = json.loads(json.dumps(report().tree))
     assert tree["parameters_total"] == 30_532_122_624
     assert tree["fits"]
     assert tree["world_size"] == 8
     assert tree["nodes"] == 1
     assert tree["engines"] == 4
-    for moment in tree["memory_timeline"]:
-        assert moment["total_bytes"] == sum(moment["parts"].values())
-        assert moment["free_bytes"] == tree["hardware"]["memory_bytes"] - moment["total_bytes"]
+    for event in tree["memory_timeline"]:
+        assert event["total_bytes"] == sum(event["parts"].values())
+        assert event["free_bytes"] == tree["hardware"]["memory_bytes"] - event["total_bytes"]
     sync = tree["sync"]
     assert sync["need_bytes"] == sync["local_bytes"] + sync["between_slots_bytes"]
     assert sync["between_slots_bytes"] == sync["node_bytes"] + sync["network_bytes"]
@@ -34,7 +34,7 @@ def test_the_tree_is_json_and_complete() -> None:
     assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
 
 
-def test_a_pass_for_old_log_probs_is_planned_where_it_is_made() -> None:
+def test_a_pass_for_old_log_probs_is_counted_where_it_is_made() -> None:
     one, asked, several = (
         report(f"algorithm.minibatches={count}", f"algorithm.old_logprobs={kind}").tree["step"]["seconds"]
         for count, kind in ((1, "auto"), (1, "recomputed"), (4, "auto"))
@@ -50,11 +50,11 @@ def test_the_table_names_the_numbers() -> None:
 
 
 def test_too_little_memory_is_an_error_with_a_way_out() -> None:
-    found = report("training.layout.ep=2", "training.layout.tp=2", "training.layout.dp=1", "rollout.tp=1")
-    assert not found.fits
-    assert any(line.startswith("'update' needs") for line in found.tree["errors"])
-    assert any("training.layout.ep" in line for line in found.tree["suggestions"])
-    assert "does NOT fit" in found.table()
+    refused = report("training.layout.ep=2", "training.layout.tp=2", "training.layout.dp=1", "rollout.tp=1")
+    assert not refused.fits
+    assert any(line.startswith("'update' needs") for line in refused.tree["errors"])
+    assert any("training.layout.ep" in line for line in refused.tree["suggestions"])
+    assert "does NOT fit" in refused.table()
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
     ],
 )
 def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...], message: str) -> None:
-    found = report(*words)
-    assert not found.fits
-    assert any(message in line for line in found.tree["errors"]), found.tree["errors"]
-    assert "training" not in found.tree
-    assert "does NOT fit" in found.table()
+    refused = report(*words)
+    assert not refused.fits
+    assert any(message in line for line in refused.tree["errors"]), refused.tree["errors"]
+    assert "training" not in refused.tree
+    assert "does NOT fit" in refused.table()
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_host_memory_that_is_too_small_is_an_error() -> None:
     small = load_hardware("8x80gb").model_copy(update={"host_memory_bytes": 10**11})
     config = load([QWEN_30B])
     assert any(
-        "100.0 GB" in line and "host memory" in line for line in plan_report(config, small).tree["errors"]
+        "100.0 GB" in line and "host memory" in line for line in capacity_report(config, small).tree["errors"]
     )
     never = load([QWEN_30B], ["training.offload=never"])
-    assert not any("host memory" in line for line in plan_report(never, small).tree["errors"])
+    assert not any("host memory" in line for line in capacity_report(never, small).tree["errors"])
 
 
 def test_the_recipes_layout_stays_on_its_rails() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.capacity.fits import node_numbers, refusals
+from mrl.capacity.requirements import node_numbers, unmet
 from mrl.cli import main
 from mrl.config.load import load
 from mrl.observe.run_folder import RunFolder
@@ -19,7 +19,7 @@ def found(folder: Path, *words: str, nodes: list[int], gpus: bool) -> list[str]:
     """What is said of a run of the folder's model on slots of these nodes."""
     paths = [f"model.path={folder}", "data.train=t.jsonl", "model.max_length=16", "data.max_prompt_tokens=8"]
     config = load([QUICKSTART], [*paths, "rollout.max_response_tokens=8", *words])
-    return refusals(config, read_config(folder), nodes, gpus=gpus)
+    return unmet(config, read_config(folder), nodes, gpus=gpus)
 
 
 def test_a_second_job_on_a_run_folder_names_host_and_pid_of_the_first(

@@ -1,4 +1,7 @@
-"""Do a model, a layout and its nodes fit together? One set of rules for `mrl train`, its dry run and `mrl plan`. Starts nothing, reads no weights."""
+"""What a run requires of its model, layout and nodes: one set of rules for `mrl train` and `mrl plan`.
+
+Nothing is started, no weights are read.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +15,46 @@ from mrl.models.families import family_of, require_trainable
 from mrl.rollout import cpu_limits, quantised
 
 
-def refusals(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool) -> list[str]:
-    """Why a run of a model (its config.json as `hf`) cannot start on slots that lie on these nodes; empty where it can.
+def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool) -> list[str]:
+    """Says why a run of a model (its config.json as `hf`) cannot start on these slots; empty where it can.
 
-    `nodes`: the number of the node of each of the layout's slots, in rank order. `gpus`: whether the slots are GPUs.
+    `nodes`: the number of each slot's node, in rank order. `gpus`: whether the slots are GPUs.
     """
-    untrainable = _said(lambda: require_trainable(hf))
-    if untrainable:
+    if untrainable := _errors_of(lambda: require_trainable(hf)):
         return untrainable
     rules: list[Callable[[], list[str]]] = [
         lambda: lengths(config, hf),
-        lambda: divisions(config, hf) or _said(lambda: _every_rank(config, hf)),
+        lambda: divisions(config, hf) or _errors_of(lambda: _every_rank(config, hf)),
         lambda: engines_over_nodes(config, nodes),
-        lambda: _said(lambda: quantised.require_whole_blocks(hf, config.rollout)),
+        lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
         lambda: [] if gpus else cpu_engines(config, hf),
     ]
     return [line for rule in rules for line in rule()]
 
 
 def node_numbers(num_slots: int, slots_per_node: int) -> list[int]:
-    """The number of the node of each slot where nodes are filled one after the other."""
+    """The number of each slot's node where nodes are filled one after the other."""
     return [slot // slots_per_node for slot in range(num_slots)]
 
 
 def lengths(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Longer sequences than the model, or model.max_length, allows."""
-    longest, found = config.model.max_length, []
+    """Names sequences that are longer than the model, or model.max_length, allows."""
+    longest, lines = config.model.max_length, []
     if longest > (positions := int(hf.get("max_position_embeddings", longest))):
-        found.append(
+        lines.append(
             f"model.max_length = {longest} exceeds the model's {positions} positions (max_position_embeddings)"
         )
-    asked = config.data.max_prompt_tokens, config.rollout.max_response_tokens
-    if sum(asked) > longest:
-        found.append(
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {asked[0]} + {asked[1]} exceeds model.max_length = {longest}"
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    if prompt + response > longest:
+        lines.append(
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt} + {response} exceeds "
+            f"model.max_length = {longest}"
         )
-    return found
+    return lines
 
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Parts of the model that training.layout or rollout.tp cannot split."""
+    """Names parts of the model that training.layout or rollout.tp cannot split."""
     facts, layout, rollout = Facts(hf, ""), config.training.layout, config.rollout
     splits = [
         (facts.num_heads, layout.tp, "attention heads", "training.layout.tp"),
@@ -67,45 +70,45 @@ def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
             splits.append((facts.num_experts, rollout.tp, "experts", "rollout.tp (expert_parallel)"))
         else:
             splits.append((inner, rollout.tp, "an expert's inner width", "rollout.tp"))
-    found = [
+    lines = [
         f"{what} ({count}) do not divide into {name} = {parts}"
         for count, parts, what, name in splits
         if count % parts
     ]
     if not facts.latent_attention:
-        found += [
+        lines += [
             f"key and value heads ({facts.kv_heads}) and {name} = {tp}: neither divides the other"
             for name, tp in (("training.layout.tp", layout.tp), ("rollout.tp", rollout.tp))
             if facts.kv_heads % tp and tp % facts.kv_heads
         ]
     if facts.num_layers < layout.pp * layout.vpp:
-        found.append(f"{facts.num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages")
-    return found
+        lines.append(f"{facts.num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages")
+    return lines
 
 
 def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
-    """The first engine whose ranks would lie on several nodes; an engine's ranks start on one."""
+    """Names the first engine whose ranks would lie on several nodes; an engine's ranks start on one."""
     size = config.rollout.tp
     for engine in range(config.num_engines):
         own = sorted(set(nodes[engine * size : (engine + 1) * size]))
         if len(own) > 1:
             return [
-                f"rollout.tp = {size}: an engine's ranks start on one node, and engine {engine} would lie on nodes {own}; "
-                "choose a rollout.tp that divides the slots of a node"
+                f"rollout.tp = {size}: an engine's ranks start on one node, and engine {engine} would lie on "
+                f"nodes {own}; choose a rollout.tp that divides the slots of a node"
             ]
     return []
 
 
 def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Why vLLM's CPU kernels cannot serve the model in this layout."""
+    """Says why vLLM's CPU kernels cannot serve the model in this layout."""
     rollout, name = config.rollout, config.model.path
     return [
-        *_said(
+        *_errors_of(
             lambda: cpu_limits.check_cpu_shapes(
                 hf, tp=rollout.tp, expert_parallel=rollout.expert_parallel, name=name
             )
         ),
-        *_said(lambda: quantised.require_cpu(rollout)),
+        *_errors_of(lambda: quantised.require_cpu(rollout)),
     ]
 
 
@@ -116,8 +119,8 @@ def _every_rank(config: Config, hf: dict[str, Any]) -> None:
         family.local_tensors(hf, layout, place)
 
 
-def _said(check: Callable[[], object]) -> list[str]:
-    """The message of a check that refuses; empty where it passes."""
+def _errors_of(check: Callable[[], object]) -> list[str]:
+    """The message of a check that raises ConfigError; empty where it passes."""
     try:
         check()
     except ConfigError as error:
