@@ -3,35 +3,62 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+
+PARTIAL = ".partial"
+"""What the name of a folder that is not complete ends in."""
 
 CONFIGS = Path(__file__).parent / "configs"
 """The folder of recipes, model facts and hardware facts, in a checkout and in an installed package alike."""
 
 
 def shipped(path: Path) -> Path:
-    """The path itself where it exists; else `configs/...` is the file of that name that the package ships, if it does."""
+    """The path itself where it exists; else `configs/...` is the file of that name that the package ships, if
+    it does."""
     own = CONFIGS.joinpath(*path.parts[1:])
     return own if path.parts[:1] == ("configs",) and not path.exists() and own.is_file() else path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write and fsync a file."""
+    """Writes and fsyncs a file."""
     with open(path, "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def commit_folder(partial: Path, path: Path) -> None:
-    """Make a complete folder visible under its name, durably."""
+def partial_of(path: Path) -> Path:
+    """Where a file or folder lies while it is not complete."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def replace_durably(path: Path, data: bytes) -> None:
+    """Puts a file in another's place: at no time is there neither."""
+    temporary = partial_of(path)
+    write_durably(temporary, data)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def start_folder(path: Path) -> Path:
+    """Makes partial_of(path), empty."""
+    partial = partial_of(path)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def commit_folder(path: Path) -> None:
+    """Makes partial_of(path), complete by now, visible as `path`, durably."""
+    partial = partial_of(path)
     sync(partial)
     os.rename(partial, path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """fsync a file that was written, or a directory's entries."""
+    """Fsyncs a file that was written, or a directory's entries."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -32,9 +32,11 @@ def export_run(
         files = export.plan_files(hf_config, dtype=dtype, file_bytes=size)
     else:
         card = _card(Path(run_folder), config, step=step_of(checkpoint), dtype=dtype)
-        files = export.export(checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size, card=card)
+        files = export.export_checkpoint(
+            checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size, card=card
+        )
     return (
-        f"{checkpoint} -> {out or 'nothing, this is a dry run'}: {files.num_tensors:,} tensors, {files.num_parameters:,} parameters, "
+        f"{checkpoint} -> {out or 'nothing, this is a dry run'}: {len(files.tensors):,} tensors, {files.num_parameters:,} parameters, "
         f"{files.num_bytes:,} bytes of {dtype} in {len(files.members)} file{'s' if len(files.members) > 1 else ''}"
     )
 

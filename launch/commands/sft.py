@@ -84,7 +84,9 @@ def _train(config: Config, seen: TextIO, rank: int) -> None:
     worker.save_weights(shards)
     worker.close()
     if rank == 0:
-        export.export(shards, Path(section.output), source=Path(config.model.path), dtype=training.dtype)
+        export.export_checkpoint(
+            shards, Path(section.output), source=Path(config.model.path), dtype=training.dtype
+        )
         shutil.rmtree(shards)
 
 

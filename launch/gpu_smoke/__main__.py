@@ -1,7 +1,8 @@
-"""`make gpu-smoke`: what needs a GPU, tried on one GPU in a minute. `python -m mrl.launch.gpu_smoke [--device cpu]`.
+"""`make gpu-smoke`: what needs a GPU, tried in a minute: `python -m mrl.launch.gpu_smoke [--device cpu]`.
 
-Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM nor Ray. Each check prints
-a line; the exit code is 1 when one failed. With `--device cpu` the same checks run over shared memory.
+Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM
+nor Ray. Each check prints a line; the exit code is 1 when one failed. With `--device cpu` the same checks run
+over shared memory.
 
 1. one Megatron step of a tiny mixture of experts on the device; log-probs before and after against the CPU's
 2. the double-buffered sender to a second process (CUDA IPC, on CPU shared memory): every byte arrives, bandwidth

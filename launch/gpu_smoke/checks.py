@@ -1,4 +1,4 @@
-"""The checks of the GPU smoke test, in order; each prints what it found."""
+"""The checks of the GPU smoke test in order; each prints its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGEST_DIFFERENCE = 1e-4
 
 
 class Smoke:
-    """The checks in order; each says what it found."""
+    """Runs the checks, one after the other."""
 
     def __init__(self, device: str, megabytes: int) -> None:
         self._device, self._payload = device, megabytes << 20
@@ -96,11 +96,10 @@ class Smoke:
             sender.close()
 
     def _lease(self, worker: MegatronWorker, peer: Peer) -> None:
-        buffers = [flat_bytes(buffer.param_data) for buffer in worker.memory.buffers]
-        worker.lease()
-        lent = (
-            describe_device(buffers) if self._device == "cuda" else describe_files(worker.parameter_memory())
-        )
+        memory = worker.policy.memory
+        buffers = [flat_bytes(buffer.param_data) for buffer in memory.buffers]
+        memory.lease()
+        lent = describe_device(buffers) if self._device == "cuda" else describe_files(memory.export())
         peer.ask("lease", lent)
         same = peer.answer() == [digest(buffer) for buffer in buffers]
         self._check(
@@ -110,25 +109,26 @@ class Smoke:
         self._check(raises(WeightSyncError, worker.offload), "off-loading under a live lease is refused")
         peer.ask("unmap")
         peer.answer()
-        worker.release()
+        memory.release()
 
     def _offload(self, worker: MegatronWorker) -> None:
         def held() -> int:
-            return torch.cuda.memory_allocated() if self._device == "cuda" else worker.memory.shared_bytes()
+            return torch.cuda.memory_allocated() if self._device == "cuda" else memory.shared_bytes()
 
-        before, full, generation = contents(worker), held(), worker.memory.generation
+        memory = worker.policy.memory
+        before, full, generation = contents(worker), held(), memory.generation
         worker.offload()
         empty = held()
         worker.reload()
         self._check(empty < full / 2, f"off-loading freed {(full - empty) >> 10} of {full >> 10} KiB")
-        self._check(worker.memory.generation == generation + 1, "the reloaded memory has a new generation")
+        self._check(memory.generation == generation + 1, "the reloaded memory has a new generation")
         self._check(contents(worker) == before, "the reloaded parameters are the same to the last bit")
         self._check(worker.forward(batch_of()) is not None, "the reloaded worker computes")
 
 
 def contents(worker: MegatronWorker) -> list[int]:
     """A digest of each parameter buffer."""
-    return [digest(flat_bytes(buffer.param_data)) for buffer in worker.memory.buffers]
+    return [digest(flat_bytes(buffer.param_data)) for buffer in worker.policy.memory.buffers]
 
 
 def payload(

@@ -90,10 +90,10 @@ class TrainActor:
 
         sync = self._config.sync
         if sync.mode == "gather":
-            self._weight_sync = GatherSync(self.worker, sync, addresses, store=self._store)
+            self._weight_sync = GatherSync(self.worker.policy, sync, addresses, store=self._store)
         else:
             self._weight_sync = PlannedSync(
-                self.worker,
+                self.worker.policy,
                 sync,
                 addresses,
                 engines,

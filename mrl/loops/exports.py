@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mrl.config.sections.export import ExportSection
-from mrl.training.checkpoint.folder import PARTIAL, name_of
+from mrl.files import PARTIAL, partial_of
+from mrl.training.checkpoint.folder import name_of
 
 NICENESS = 10
 """An export gives way to training."""
@@ -120,7 +121,7 @@ class Exports:
         if process.returncode == 0:
             self._prune()
             return
-        shutil.rmtree(self.folder / (name_of(step) + PARTIAL), ignore_errors=True)
+        shutil.rmtree(partial_of(self.folder / name_of(step)), ignore_errors=True)
         log.error(
             "export of step %d FAILED (exit code %s), training goes on; see %s",
             step, process.returncode, self._run_folder / "exports.log",

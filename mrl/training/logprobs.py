@@ -1,7 +1,7 @@
 """Log-probs and entropy of given tokens from hidden states, vocabulary-parallel and in chunks of tokens.
 
-Logits are never gathered over tensor-parallel ranks, and at most two chunks of them exist at a time (the logits and
-one derived array of the same size): they are recomputed in the backward pass.
+Logits are never gathered over tensor-parallel ranks, and at most two chunks of them exist at a time (the
+logits and one derived array of the same size): they are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _chunks(num_rows: int, size: int) -> list[slice]:
 
 
 def _forward_chunk(logits: Tensor, local_targets: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """logprobs, entropy and log-sum-exp of a chunk. Overwrites the logits. One MAX and one SUM over the group."""
+    """logprobs, entropy and log-sum-exp of a chunk. Overwrites the logits; one MAX, one SUM."""
     split = group is not None and dist.get_world_size(group) > 1
     largest = logits.max(dim=-1).values
     if split:
@@ -128,8 +128,8 @@ def logprobs_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of targets [m] and entropy of the distribution (nats), each [m] float32.
 
-    `hidden` is [m, D], the same on all ranks of the group; `weight` [V / tp, D] is this rank's rows of the padded output
-    layer. The gradient by `hidden` is this rank's part: the caller sums it over the group.
+    `hidden` is [m, D], the same on all ranks of the group; `weight` [V / tp, D] is this rank's rows of the
+    padded output layer. The gradient by `hidden` is this rank's part: the caller sums it over the group.
     """
     rows = weight.shape[0]
     settings = {

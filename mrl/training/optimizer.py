@@ -18,7 +18,7 @@ from mrl.config.sections.training import OptimizerSection
 
 
 def learning_rate(section: OptimizerSection, step: int) -> float:
-    """Rate of optimizer step `step`, counted from 0. The section's schedule is counted in updates (in_updates).
+    """The rate of optimizer step `step`, counted from 0; the schedule is in updates (in_updates).
 
     >>> learning_rate(OptimizerSection(lr=1.0, warmup_steps=4), 1)
     0.5
@@ -79,7 +79,7 @@ class Optimizer:
         self.megatron.zero_grad()
 
     def take_parameters(self) -> None:
-        """Copy model parameters into the float32 master weights (after loading)."""
+        """Copies model parameters into the float32 master weights (after loading)."""
         self.megatron.reload_model_params()
 
     @torch.no_grad()
@@ -87,10 +87,10 @@ class Optimizer:
         """One step of all ranks. `finite` says whether this rank's loss was."""
         rate = learning_rate(self.section, self.steps) if lr is None else lr
         self._set_groups(rate)
-        found_bad = self.megatron.prepare_grads()
+        is_bad = self.megatron.prepare_grads()
         norm = float(self.megatron.get_grad_norm() or 0.0)
         good = torch.tensor(
-            [float(finite and not found_bad and math.isfinite(norm))],
+            [float(finite and not is_bad and math.isfinite(norm))],
             device=self._device,
             dtype=torch.float32,
         )
@@ -103,9 +103,11 @@ class Optimizer:
         return StepResult(grad_norm=norm, skipped=False, lr=rate)
 
     def _set_groups(self, rate: float) -> None:
-        """Every group gets its settings from the section, each step: loading a checkpoint brings back the saved run's.
+        """Every group gets its settings from the section, each step: a checkpoint brings back the saved
+        run's.
 
-        Megatron says with `wd_mult` (0 for norms and biases) which groups decay; only its own scheduler acts on that.
+        Megatron says with `wd_mult` (0 for norms and biases) which groups decay; its own scheduler alone acts
+        on it.
         """
         section = self.section
         for group in self.megatron.param_groups:
@@ -123,7 +125,7 @@ class Optimizer:
                 clip_grad_by_total_norm_fp32(parameters, max_norm=self.section.clip_grad, total_norm=norm)
 
     def prime(self) -> None:
-        """Make the moments exist (as zeros) before the first step: Megatron's checkpoint needs them.
+        """Makes the moments exist (as zeros) before the first step: Megatron's checkpoint needs them.
 
         Only for torch's Adam, which Megatron uses without Transformer Engine.
         """
@@ -137,10 +139,11 @@ class Optimizer:
                         state["exp_avg_sq"] = torch.zeros_like(parameter)
 
     def load(self, state: dict[Any, Any]) -> None:
-        """Take a loaded (sharded_state_dict-shaped) state.
+        """Takes a loaded (sharded_state_dict-shaped) state.
 
-        Megatron puts torch Adam's step count into the state and then looks for it among the loaded tensors, and gives all
-        parameters one and the same count, which Adam would increase once per parameter: both are put right here.
+        Megatron puts torch Adam's step count into the state and then looks for it among the loaded tensors,
+        and gives all parameters one and the same count, which Adam would increase once per parameter: both
+        are put right here.
         """
         parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
         states = [state] if len(parts) == 1 else [state[number] for number in sorted(state)]
@@ -156,31 +159,29 @@ class Optimizer:
                     moment["step"] = count.clone() if torch.is_tensor(count) else count
 
     def offload(self) -> None:
-        """Move master weights and moments from the device to plain memory; nothing to do on CPU or when done already."""
+        """Moves master weights and moments from the device to plain memory, once. Not yet run on a GPU."""
         if self._device.type == "cpu" or self._parked:
             return
-        for (
-            tensor
-        ) in self._own_tensors():  # not yet run on a GPU; in place, so that every reference stays valid
+        for tensor in self._own_tensors():  # in place, so that every reference stays valid
             self._parked.append((tensor, tensor.to("cpu", copy=True)))
             tensor.untyped_storage().resize_(0)
 
     def reload(self) -> None:
-        """Bring back what offload() moved."""
+        """Brings back what offload() moved."""
         for tensor, parked in self._parked:
             tensor.untyped_storage().resize_(parked.nbytes)
             tensor.copy_(parked)
         self._parked = []
 
     def _own_tensors(self) -> list[torch.Tensor]:
-        """Tensors with storage of their own: in float32 the master weights are the parameters and do not count."""
-        found = []
+        """The device tensors with storage of their own: in float32 master weights are parameters and do not
+        count."""
+        tensors: list[torch.Tensor] = []
         for part in self.parts():
-            for group in part.optimizer.param_groups:
-                for parameter in group["params"]:
-                    values = [parameter, *part.optimizer.state.get(parameter, {}).values()]
-                    found += [v for v in values if torch.is_tensor(v) and v.is_cuda]
-        return [t for t in found if t.untyped_storage().size() == t.nbytes]
+            for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
+                values = [parameter, *part.optimizer.state.get(parameter, {}).values()]
+                tensors += [v for v in values if torch.is_tensor(v) and v.is_cuda]
+        return [t for t in tensors if t.untyped_storage().size() == t.nbytes]
 
     def parts(self) -> list[Any]:
         """Megatron keeps dense and expert parameters in optimizers of their own."""

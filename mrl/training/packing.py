@@ -1,8 +1,9 @@
 """Splits a rank's batch into packed microbatches. Pure: numpy in, numpy out.
 
-Segments are never split over microbatches. Longest first, so that a microbatch holds segments of similar length (the
-attention pads them into few buckets). Microbatches are as even as their limit allows. With context parallelism segments
-are padded at their ends, so that each divides into chunks; a microbatch is still whole here, on every rank.
+Segments are never split over microbatches. Longest first, so that a microbatch holds segments of similar
+length (the attention pads them into few buckets). Microbatches are as even as their limit allows. With
+context parallelism segments are padded at their ends, so that each divides into chunks; here a microbatch is
+whole.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mrl.samples import TrainBatch
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Some of a batch's samples, packed; padded by one segment to a multiple of the sequence split. Padding is token 0."""
+    """Some of a batch's samples, packed; padded by one segment of token 0 to a multiple of the split."""
 
     samples: np.ndarray
     """[S] positions in the batch; empty for a dummy microbatch."""
@@ -30,32 +31,28 @@ class Microbatch:
     tokens: np.ndarray
     """[n + padding] int64."""
 
-    @property
-    def num_real(self) -> int:
-        return len(self.token_index)
 
+def split_samples(lengths: np.ndarray, *, max_tokens: int) -> list[np.ndarray]:
+    """Deals sample positions out to microbatches: at most max_tokens each, a longer sample alone.
 
-def split(lengths: np.ndarray, *, max_tokens: int) -> list[np.ndarray]:
-    """Sample positions per microbatch: at most max_tokens each, a longer sample alone.
-
-    >>> [m.tolist() for m in split(np.array([5, 2, 4, 9, 3]), max_tokens=8)]
+    >>> [m.tolist() for m in split_samples(np.array([5, 2, 4, 9, 3]), max_tokens=8)]
     [[3], [0], [2, 4], [1]]
     """
     order = np.argsort(-lengths, kind="stable")
     parts: list[list[int]] = []
-    room = 0
+    left = 0
     for position in order.tolist():
         size = int(lengths[position])
-        if not parts or size > room:
+        if not parts or size > left:
             parts.append([])
-            room = max_tokens
+            left = max_tokens
         parts[-1].append(position)
-        room -= size
+        left -= size
     return [np.asarray(part, np.int64) for part in parts]
 
 
-def microbatch(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int = 1) -> Microbatch:
-    """Pack the given samples; no samples give a dummy microbatch of padding."""
+def pack_samples(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int = 1) -> Microbatch:
+    """Packs the given samples; no samples give a dummy microbatch of padding."""
     own = batch.lengths()[samples].astype(np.int64)
     lengths = padded(own, cp)
     inside = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
@@ -70,16 +67,16 @@ def microbatch(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int =
     return Microbatch(samples=samples, token_index=token_index, places=places, lengths=lengths, tokens=tokens)
 
 
-def count(batch: TrainBatch, *, max_tokens: int, cp: int = 1) -> int:
-    """Microbatches that the batch needs; at least one."""
-    return max(1, len(split(padded(batch.lengths(), cp), max_tokens=max_tokens)))
+def count_microbatches(batch: TrainBatch, *, max_tokens: int, cp: int = 1) -> int:
+    """How many microbatches the batch needs; at least one."""
+    return max(1, len(split_samples(padded(batch.lengths(), cp), max_tokens=max_tokens)))
 
 
-def pack(
+def pack_microbatches(
     batch: TrainBatch, *, max_tokens: int, num_microbatches: int, tp: int = 1, cp: int = 1
 ) -> list[Microbatch]:
-    """Exactly `num_microbatches`, at least as many as count() gives; the missing ones are dummies."""
-    parts = split(padded(batch.lengths(), cp), max_tokens=max_tokens)
+    """Packs exactly `num_microbatches`, at least what count_microbatches() gives; the rest are dummies."""
+    parts = split_samples(padded(batch.lengths(), cp), max_tokens=max_tokens)
     assert len(parts) <= num_microbatches, f"{len(parts)} microbatches, agreed {num_microbatches}"
     parts += [np.zeros(0, np.int64)] * (num_microbatches - len(parts))
-    return [microbatch(batch, part, tp=tp, cp=cp) for part in parts]
+    return [pack_samples(batch, part, tp=tp, cp=cp) for part in parts]

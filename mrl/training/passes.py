@@ -1,16 +1,15 @@
 """Forward and forward-backward passes of this rank's model chunks over one data-parallel shard of a batch.
 
-Owns microbatch agreement over ranks, Megatron's schedule, and the way from hidden states to log-probs or values. Does not step the
-optimizer (optimizer.py) and knows no loss: the objective is handed in.
+Owns microbatch agreement over ranks, Megatron's schedule, and the way from hidden states to log-probs or
+values. Does not step the optimizer (optimizer.py) and knows no loss: the objective is handed in.
 
-Context-parallel ranks run their chunks of each microbatch and put log-probs or values together; every one of them then
-computes the whole objective, and its gradient flows into what that rank computed. So their gradients add up to the
-objective's, and metrics are those of one of them.
+Context-parallel ranks run their chunks of each microbatch and put log-probs or values together; every one of
+them then computes the whole objective, and its gradient flows into what that rank computed. So their
+gradients add up to the objective's, and metrics are those of one of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,17 +34,18 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
 from mrl.models.megatron.zigzag import kept
 from mrl.samples import TrainBatch
-from mrl.training.expert_load import ExpertLoad
 from mrl.training.logprobs import logprobs_and_entropy
-from mrl.training.packing import Microbatch, count, pack
+from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.platform.parallel import max_over_world
+from mrl.training.routing import ExpertLoad, prefix_minimum, recorded_margins
 
 Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segment_ids=[n], denominators) -> (loss, metrics).
 
-A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the state before it.
-The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
-The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]` is False hold 0 in logprobs and entropy and no gradient flows through them.
+A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the state
+before it. The loss and the metrics are already divided by step-wide denominators: they are summed over
+microbatches and ranks. The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]`
+is False hold 0 in logprobs and entropy and no gradient flows through them.
 """
 
 
@@ -102,17 +102,18 @@ class Passes:
             num_experts=config.num_moe_experts or 0,
             device=device,
         )
-        """Of the last forward_backward()."""
+        """How the tokens of the last forward_backward() were spread."""
 
     def forward(
         self, batch: TrainBatch, *, temperature: float, with_router_margins: bool
     ) -> dict[str, np.ndarray] | None:
-        """Log-probs and entropy (critic: values) [N] of every token but each segment's first; None on ranks without."""
+        """Log-probs and entropy (critic: values) [N] of all tokens but segments' first; None on ranks
+        without."""
         prepared = self._prepare(batch, all_tokens=True)
         margins = self._no_margins(prepared) if with_router_margins else []
         with torch.no_grad():
-            found = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=margins)
-        return self._arrays_of(batch, prepared, found, margins)
+            outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=margins)
+        return self._arrays_of(batch, prepared, outputs, margins)
 
     def forward_backward(
         self,
@@ -123,37 +124,39 @@ class Passes:
         temperature: float,
         with_router_margins: bool = False,
     ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
-        """Accumulate gradients of the objective; returns its metrics per microbatch (empty off the last stage), and what
-        forward() returns, by the same weights, with 0 for tokens that are not trained on."""
+        """Accumulates gradients of the objective; returns its metrics per microbatch (empty off the last
+        stage), and what forward() returns, by the same weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
         self.expert_load.clear()
         margins = self._no_margins(prepared) if with_router_margins else []
-        found: list[dict[str, Tensor]] = []
-        loss = self._objective_loss(batch, objective, denominators, temperature, found)
+        outputs: list[dict[str, Tensor]] = []
+        loss = self._objective_loss(batch, objective, denominators, temperature, outputs)
         metrics = self._run(prepared, loss, forward_only=False, margins=margins)
-        return metrics, self._arrays_of(batch, prepared, found, margins)
+        return metrics, self._arrays_of(batch, prepared, outputs, margins)
 
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
-        """The same number of microbatches on all ranks: expert parallelism couples them."""
+        """Packs the same number of microbatches on all ranks: expert parallelism couples them."""
         self._check_lengths(batch)
         limit, layout = self._training.microbatch_tokens, self._layout
-        needed = count(batch, max_tokens=limit, cp=layout.cp)
+        needed = count_microbatches(batch, max_tokens=limit, cp=layout.cp)
         agreed = max_over_world(needed, device=self._device)
         if layout.vpp > 1:
             agreed = -(-agreed // layout.pp) * layout.pp
-        plans = pack(batch, max_tokens=limit, num_microbatches=agreed, tp=layout.tp, cp=layout.cp)
-        wanted = batch.loss_mask.copy()
+        plans = pack_microbatches(
+            batch, max_tokens=limit, num_microbatches=agreed, tp=layout.tp, cp=layout.cp
+        )
+        scored = batch.loss_mask.copy()
         if all_tokens:
-            wanted[:] = True
-        wanted[batch.cu_seqlens[:-1]] = False
-        return [self._to_device(plan, wanted) for plan in plans]
+            scored[:] = True
+        scored[batch.cu_seqlens[:-1]] = False
+        return [self._to_device(plan, scored) for plan in plans]
 
     def _scale_router_loss(self, prepared: list[Prepared]) -> None:
-        """Make the load-balancing loss a mean over the step's tokens.
+        """Makes the load-balancing loss a mean over the step's tokens.
 
-        Megatron weighs each microbatch's by its tokens on this rank (a tensor-parallel share of them) and leaves the
-        division to its loss normalisation, which is off here: gradients are sums.
+        Megatron weighs each microbatch's by its tokens on this rank (a tensor-parallel share of them) and
+        leaves the division to its loss normalisation, which is off here: gradients are sums.
         """
         if not self._training.router_aux_loss:
             return
@@ -173,17 +176,18 @@ class Passes:
                 f"{self._chunks.max_length}; raise it or drop the sample before training"
             )
 
-    def _to_device(self, plan: Microbatch, wanted: np.ndarray) -> Prepared:
+    def _to_device(self, plan: Microbatch, scored: np.ndarray) -> Prepared:
+        """`scored` [N] bool: the batch's tokens whose log-probs are computed."""
         cp, rank = self._layout.cp, self._place.cp
-        rows = np.flatnonzero(wanted[plan.token_index])
+        rows = np.flatnonzero(scored[plan.token_index])
         mine = kept(plan.lengths, cp=cp, rank=rank)
         local = np.full(len(plan.tokens), -1)
         local[mine] = np.arange(len(mine))
         before = local[plan.places[rows] - 1]
         own_rows = np.flatnonzero(before >= 0)
         targets = plan.tokens[plan.places[rows[own_rows]]]
-        found = (plan.tokens[mine][None], rows, own_rows, before[own_rows], targets)
-        tokens, *index = (torch.from_numpy(array).to(self._device) for array in found)
+        arrays = (plan.tokens[mine][None], rows, own_rows, before[own_rows], targets)
+        tokens, *index = (torch.from_numpy(array).to(self._device) for array in arrays)
         packed = pack_segments(
             plan.lengths, rotary=self._chunks.rotary, device=self._device, cp=cp, rank=rank
         )
@@ -202,14 +206,14 @@ class Passes:
         forward_only: bool,
         margins: list[Tensor],
     ) -> list[Any]:
-        """Megatron's schedule over all microbatches; where there are margins, each is lowered to what its routers saw."""
+        """Runs Megatron's schedule over all microbatches; margins are lowered to what routers saw."""
         routers = self._routers() if margins else []
 
         def forward_step(
             data: Iterator[tuple[int, Prepared]], model: Any
         ) -> tuple[Tensor, Callable[..., Any]]:
             number, item = next(data)
-            with self.expert_load.counting(item.real), recorded(routers) as gaps:
+            with self.expert_load.counting(item.real), recorded_margins(routers) as gaps:
                 hidden = model(item.tokens, None, None, packed_seq_params=item.packed)
             for gap in gaps:
                 torch.minimum(margins[number], gap, out=margins[number])
@@ -276,7 +280,7 @@ class Passes:
         states = hidden[:, 0].index_select(0, item.before)
         last: PackedModel = self._chunks.models[-1]
         if is_critic:
-            found = {"values": last.values(states)}
+            outputs = {"values": last.values(states)}
         else:
             logprobs, entropy = logprobs_and_entropy(
                 states,
@@ -288,13 +292,13 @@ class Passes:
                 group=self._tp_group,
                 group_rank=self._tp_group.rank(),
             )
-            found = {"logprobs": logprobs, "entropy": entropy}
+            outputs = {"logprobs": logprobs, "entropy": entropy}
         if self._layout.cp == 1:
-            return found
-        return {name: self._of_all_ranks(item, values) for name, values in found.items()}
+            return outputs
+        return {name: self._of_all_ranks(item, values) for name, values in outputs.items()}
 
     def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
-        """[m] of what each context-parallel rank computed of it, [j]; backward each takes the gradient of its own."""
+        """Puts together [m] from context-parallel ranks' [j]; backward each takes its own gradient."""
         whole = values.new_zeros(len(item.rows)).index_copy(0, item.own_rows, values)
         return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
@@ -310,23 +314,23 @@ class Passes:
         self,
         batch: TrainBatch,
         prepared: list[Prepared],
-        found: list[dict[str, Tensor]],
+        outputs: list[dict[str, Tensor]],
         margins: list[Tensor],
     ) -> dict[str, np.ndarray] | None:
-        """[N] arrays in the batch's order of what each microbatch's outputs and margins are; None on ranks without."""
-        arrays = self._flat_arrays(batch, prepared, found) if self._is_last else {}
+        """[N] arrays, in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
+        arrays = self._flat_arrays(batch, prepared, outputs) if self._is_last else {}
         if margins:
             arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
         return arrays if self._returns_arrays else None
 
     def _flat_arrays(
-        self, batch: TrainBatch, prepared: list[Prepared], found: list[dict[str, Tensor]]
+        self, batch: TrainBatch, prepared: list[Prepared], outputs: list[dict[str, Tensor]]
     ) -> dict[str, np.ndarray]:
         names = ("values",) if self._chunks.has_value_head else ("logprobs", "entropy")
         flat = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
-        for item, outputs in zip(prepared, found, strict=True):
+        for item, values_of in zip(prepared, outputs, strict=True):
             index = item.plan.token_index[item.rows.cpu().numpy()]
-            for name, values in outputs.items():
+            for name, values in values_of.items():
                 flat[name][index] = values.float().cpu().numpy()
         return flat
 
@@ -335,7 +339,7 @@ class Passes:
         return [module for module in modules if isinstance(module, RecordingRouter)]
 
     def _no_margins(self, prepared: list[Prepared]) -> list[Tensor]:
-        """For each microbatch [k / tp] infinite gaps, one for each token of a router's input."""
+        """Infinite gaps [k / tp] for each microbatch, one for each token of a router's input."""
         sizes = [item.tokens.shape[1] // self._layout.tp for item in prepared]
         return [torch.full((size,), float("inf"), device=self._device) for size in sizes]
 
@@ -353,36 +357,3 @@ class Passes:
                 dist.all_reduce(whole, op=dist.ReduceOp.MIN, group=group)
             flat[item.plan.token_index] = whole.cpu().numpy()[item.plan.places]
         return prefix_minimum(flat, batch.cu_seqlens)
-
-
-@contextlib.contextmanager
-def recorded(routers: Iterable[RecordingRouter]) -> Iterator[list[Tensor]]:
-    """Yields a list that holds, afterwards, the gaps of every choice made inside.
-
-    Only what runs inside counts: a layer that is computed again in the backward pass chooses again.
-    """
-    gaps: list[Tensor] = []
-    for router in routers:
-        router.margins = gaps
-    try:
-        yield gaps
-    finally:
-        for router in routers:
-            router.margins = None
-
-
-def prefix_minimum(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
-    """out[t] = min(values[segment start : t]); 0 for a segment's first token.
-
-    >>> prefix_minimum(np.array([3, 1, 2, 9, 5], np.float32), np.array([0, 3, 5])).tolist()
-    [0.0, 3.0, 1.0, 0.0, 9.0]
-    """
-    lengths = np.diff(cu_seqlens)
-    if not len(lengths):
-        return values.copy()
-    inside = np.arange(lengths.max())[None, :] < lengths[:, None]
-    padded = np.full(inside.shape, np.inf, values.dtype)
-    padded[inside] = values
-    shifted = np.zeros_like(padded)
-    shifted[:, 1:] = np.minimum.accumulate(padded, axis=1)[:, :-1]
-    return shifted[inside]

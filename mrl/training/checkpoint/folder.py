@@ -1,6 +1,6 @@
-"""What makes a checkpoint folder valid: its manifest of sizes and digests, and which of several to resume from.
+"""Which checkpoint folders are valid, by a manifest of sizes and digests, and which one to resume from.
 
-Pure files; what is inside is checkpoint.py's. A folder appears under its final name only when complete.
+What is inside the files is training_state.py's. A folder has its final name only when complete.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import CheckpointError
+from mrl.files import PARTIAL
 
 MANIFEST = "manifest.json"
-PARTIAL = ".partial"
 VERSION = 1
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def digest(path: Path) -> str:
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, list[Any]]:
-    """name -> [bytes, sha256]."""
+    """The [bytes, SHA-256] of files by name."""
     return {name: [(folder / name).stat().st_size, digest(folder / name)] for name in names}
 
 
@@ -61,7 +61,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder whose every file has the size and digest it says; CheckpointError names the first that has not."""
+    """Returns the manifest after holding every file against it; CheckpointError names the first fault."""
     manifest = read_manifest(folder)
     for name, (size, expected) in manifest["files"].items():
         path = folder / name
@@ -88,27 +88,27 @@ def candidates(folder: Path) -> list[Path]:
 def latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest valid checkpoint, None when there is none at all.
 
-    A broken one is refused with a warning that names file and reason, and the one before it is tried. When all are broken:
-    CheckpointError, never a silent start from nothing.
+    A broken one is passed over with a warning that names file and reason, and the one before it is tried.
+    When all are broken: CheckpointError, never a silent start from nothing.
     """
-    refused: list[str] = []
+    faults: list[str] = []
     for path in candidates(Path(folder)):
         try:
             verify(path)
         except CheckpointError as error:
-            refused.append(str(error))
+            faults.append(str(error))
             log.warning("checkpoint refused: %s", error)
             continue
         return path
-    if refused:
-        raise CheckpointError(f"no valid checkpoint in {folder}: " + "; ".join(refused))
+    if faults:
+        raise CheckpointError(f"no valid checkpoint in {folder}: " + "; ".join(faults))
     return None
 
 
 def prune(folder: str | Path, *, keep: int, spare: Container[str] = ()) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints and every abandoned partial one; returns what was removed.
+    """Removes all but the newest `keep` checkpoints and every abandoned one; returns what was removed.
 
-    Those with names in `spare` stay too.
+    Those named in `spare` stay too.
     """
     assert keep >= 1, f"keep = {keep}: at least one checkpoint is kept"
     folder = Path(folder)

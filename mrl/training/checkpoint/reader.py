@@ -1,6 +1,6 @@
 """Reads boxes of the tensors of a distributed checkpoint in one process: no process groups, no Megatron.
 
-The format is torch.distributed.checkpoint's, which Megatron writes: every tensor is cut into chunks, one of each rank that held a part.
+The format is torch.distributed.checkpoint's, which Megatron writes: every tensor is cut into ranks' chunks.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class DistributedCheckpoint:
         return {key: tuple(stored.size) for key, stored in self._stored.items()}
 
     def copies(self, box: StoredBox) -> list[Copy]:
-        """The copies that write every element of the box once; CheckpointError where the chunks hold fewer or more."""
-        wanted = (box.start, box.shape)
-        parts = [(chunk, common) for chunk in self._near(box) if (common := intersection(chunk, wanted))]
+        """The copies that write every element of the box once; else CheckpointError."""
+        target = (box.start, box.shape)
+        parts = [(chunk, common) for chunk in self._near(box) if (common := intersection(chunk, target))]
         held, needed = sum(math.prod(shape) for _, (_, shape) in parts), math.prod(box.shape)
         if held != needed:
             raise CheckpointError(
@@ -72,7 +72,7 @@ class DistributedCheckpoint:
         return [_copy(box, chunk, common) for chunk, common in parts]
 
     def read(self, copies: Iterable[tuple[Copy, Tensor]]) -> None:
-        """Do copies, each into its whole checkpoint tensor. A chunk is read once; it takes twice its size while it is."""
+        """Makes copies, each into its whole checkpoint tensor. A chunk is read once, in twice its size."""
         by_chunk: dict[MetadataIndex, list[tuple[Copy, Tensor]]] = defaultdict(list)
         for copy, target in copies:
             by_chunk[MetadataIndex(copy.key, copy.chunk[0])].append((copy, target))
@@ -88,22 +88,22 @@ class DistributedCheckpoint:
 
 
 class _Distribution(DefaultLoadPlanner):
-    """Hands every chunk that was read to those who want a part of it."""
+    """Copies every chunk that was read to where parts of it belong."""
 
     def __init__(
         self,
-        wanted: Mapping[MetadataIndex, list[tuple[Copy, Tensor]]],
+        copies: Mapping[MetadataIndex, list[tuple[Copy, Tensor]]],
         stored: Mapping[str, TensorStorageMetadata],
     ) -> None:
         super().__init__()
-        self._wanted, self._stored = wanted, stored
+        self._copies, self._stored = copies, stored
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         dtype = self._stored[read_item.storage_index.fqn].properties.dtype
         return torch.empty(read_item.lengths, dtype=dtype)
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        for copy, target in self._wanted[read_item.storage_index]:
+        for copy, target in self._copies[read_item.storage_index]:
             place = target[copy.outer]
             place.copy_(tensor[copy.inner].view(place.shape))
 

@@ -1,8 +1,9 @@
-"""Writes sharded state in Megatron's torch-distributed format so that an error of one rank is an error of all.
+"""Writes sharded state in Megatron's torch-distributed format where one rank's error is all ranks'.
 
-Megatron's own `save` writes some files on one rank between collectives: a full disk there leaves the others waiting. And its writer
-forks processes and spawns a manager; inside an actor that can hang or leave orphans. Here planning is Megatron's, each rank writes its
-files itself in the calling thread, and after every kind of file all ranks agree.
+Megatron's own `save` writes some files on one rank between collectives: a full disk there leaves the others
+waiting. And its writer forks processes and spawns a manager; inside an actor that can hang or leave orphans.
+Here planning is Megatron's, each rank writes its files itself in the calling thread, and all ranks agree
+after every kind.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 
 
 def write_sharded(state: dict[str, Any], folder: Path) -> None:
-    """All of Megatron's files of one sharded state dict, into a folder that is there; CheckpointError on all ranks alike."""
+    """Writes all of Megatron's files of one sharded state dict into a folder; CheckpointError on all ranks
+    alike."""
     sharded, common = save_preprocess(state, True)
     strategy = _InProcessSave()
     run_on_rank_zero(lambda: _write_common(common, folder / COMMON_STATE_FNAME))
@@ -43,7 +45,7 @@ def write_sharded(state: dict[str, Any], folder: Path) -> None:
 
 
 def _write_common(common: Any, path: Path) -> None:
-    """What all ranks share, written from memory: torch's own writing covers the operating system's word for a failure."""
+    """Writes what all ranks share, from memory: torch's own writing hides the system's word for a failure."""
     buffer = io.BytesIO()
     torch.save(common, buffer)
     write_durably(path, buffer.getvalue())
@@ -67,7 +69,7 @@ class _InProcessSave(TorchDistSaveShardedStrategy):
 
 
 def _write(writer: Any) -> None:
-    """This rank's tensor files."""
+    """Writes this rank's tensor files."""
     results: queue.Queue[Any] = queue.Queue()
     written: dict[int, Any] = {}
     transforms = [writer.transforms] if hasattr(writer, "transforms") else []

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
 from mrl.errors import CheckpointError
-from mrl.files import commit_folder, sync, write_durably
+from mrl.files import commit_folder, start_folder, sync, write_durably
 from mrl.models.families import family_of
 from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
@@ -26,7 +26,6 @@ from mrl.models.tensors import CheckpointTensor
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
 from mrl.training.hf.folder import read_config
 
-PARTIAL = ".partial"
 FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
 INDEX = "model.safetensors.index.json"
@@ -36,36 +35,34 @@ INDEX = "model.safetensors.index.json"
 class Files:
     """Which tensors of a folder lie in which of its files."""
 
-    members: dict[str, list[CheckpointTensor]]
-    """File name -> its tensors."""
-    num_tensors: int
-    num_parameters: int
-    num_bytes: int
+    tensors: dict[str, CheckpointTensor]
+    split: StateDictSplit
 
     @property
-    def index(self) -> dict[str, Any] | None:
-        """The content of model.safetensors.index.json; None where one file holds everything."""
-        if len(self.members) == 1:
-            return None
-        places = {tensor.name: file for file, tensors in self.members.items() for tensor in tensors}
-        return {"metadata": {"total_size": self.num_bytes}, "weight_map": places}
+    def num_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(self.split.metadata["total_size"])
+
+    @property
+    def members(self) -> dict[str, list[CheckpointTensor]]:
+        """File name -> its tensors."""
+        files = self.split.filename_to_tensors
+        return {file: [self.tensors[name] for name in names] for file, names in files.items()}
 
 
 def plan_files(hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
     """The files of an export of `dtype` (torch spelling), from config.json alone: no weight is read."""
     tensors = {t.name: t for t in family_of(hf_config).checkpoint_tensors(hf_config, dtype=dtype)}
-    split = split_torch_state_dict_into_shards(
-        {name: _empty(t, device="meta") for name, t in tensors.items()}, max_shard_size=file_bytes
-    )
-    return Files(
-        {file: [tensors[name] for name in names] for file, names in split.filename_to_tensors.items()},
-        num_tensors=len(tensors),
-        num_parameters=sum(math.prod(t.shape) for t in tensors.values()),
-        num_bytes=int(split.metadata["total_size"]),
-    )
+    shapes = {name: _empty(tensor, device="meta") for name, tensor in tensors.items()}
+    return Files(tensors, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
 
 
-def export(
+def export_checkpoint(
     checkpoint: Path,
     out: Path,
     *,
@@ -74,27 +71,29 @@ def export(
     file_bytes: int = FILE_BYTES,
     card: str | None = None,
 ) -> Files:
-    """Write the policy of `checkpoint` to the new folder `out`, with what the folder `source` has beside weights.
+    """Writes the policy of `checkpoint` to the new folder `out`, beside what `source` has but weights.
 
-    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. CheckpointError where
-    checkpoint and source's config.json are of two models, and where `out` exists.
+    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's.
+    CheckpointError where checkpoint and source's config.json are of two models, and where `out` exists.
     """
     hf_config, stored = read_config(source), DistributedCheckpoint(checkpoint)
     files, copies = plan_files(hf_config, dtype=dtype, file_bytes=file_bytes), plan_copies(stored, hf_config)
-    partial = prepare_folder(out)
+    require_new(out)
+    partial = start_folder(out)
     for name, tensors in files.members.items():
         _write_file(partial / name, tensors, stored, copies)
-    if files.index is not None:
-        write_durably(partial / INDEX, json.dumps(files.index, indent=2).encode())
+    if files.split.is_sharded:
+        index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
+        write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
     copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported)
     if card is not None:
         write_durably(partial / "README.md", card.encode())
-    commit_folder(partial, out)
+    commit_folder(out)
     return files
 
 
 def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str, list[Copy]]:
-    """Checkpoint tensor -> what to copy into it; CheckpointError unless both sides have the same tensors in the same shapes."""
+    """What to copy into each tensor; CheckpointError unless both sides have the same tensors and shapes."""
     family, shapes = family_of(hf_config), stored.shapes()
     boxes = stored_boxes(family, hf_config, shapes)
     _require_same_elements(stored, shapes, boxes)
@@ -104,7 +103,7 @@ def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str,
 def _require_same_elements(
     stored: DistributedCheckpoint, shapes: Mapping[str, tuple[int, ...]], boxes: Mapping[str, list[StoredBox]]
 ) -> None:
-    """Nothing in the checkpoint is left out, but for the padding of the vocabulary."""
+    """CheckpointError where something in the checkpoint is left out, but for the padding of the vocabulary."""
     used = dict.fromkeys(shapes, 0)
     for box in (box for members in boxes.values() for box in members):
         used[box.key] += math.prod(box.shape)
@@ -112,7 +111,8 @@ def _require_same_elements(
         padded = key in VOCABULARY and used[key] and shape[0] * shape[1] > used[key]
         if used[key] != math.prod(shape) and not padded:
             raise CheckpointError(
-                f"{stored.folder} holds {key} {list(shape)}, of which config.json has {used[key]} elements; they are of two models"
+                f"{stored.folder} holds {key} {list(shape)}, of which config.json has {used[key]} elements; they are of "
+                "two models"
             )
 
 
@@ -122,6 +122,7 @@ def _write_file(
     stored: DistributedCheckpoint,
     copies: Mapping[str, list[Copy]],
 ) -> None:
+    """Fills one file's tensors and writes them; they are all of the weights that memory holds."""
     values = {tensor.name: _empty(tensor) for tensor in tensors}
     stored.read((copy, values[name]) for name in values for copy in copies[name])
     save_file(values, path, metadata={"format": "pt"})
@@ -138,17 +139,8 @@ def require_new(path: Path) -> None:
         raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
 
 
-def prepare_folder(path: Path) -> Path:
-    """The temporary folder beside the new folder `path`."""
-    require_new(path)
-    partial = path.with_name(path.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
-
-
 def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[str, Any]) -> None:
-    """config.json (with the weights' type and the changes of keys it has) and all else of the source that is no weight."""
+    """Copies all of the source that is no weight; config.json with its type and changes."""
     for file in sorted(source.iterdir()):
         is_weight = file.suffix in {".safetensors", ".bin", ".pt", ".pth"} or file.name.endswith(
             ".index.json"

@@ -1,11 +1,12 @@
 """Reads a Hugging Face folder into a rank's parameters, piece by piece.
 
-Consumes the name tables; holds at most one piece at a time. Writing is in hf_export.py.
+The name tables say where each piece goes; memory holds at most one piece at a time. Writing is in export.py.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -54,7 +55,7 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
 def load(
     folder: str | Path, family: Family, hf_config: HfConfig, targets: Iterable[tuple[LocalTensor, Tensor]]
 ) -> set[str]:
-    """Streams a folder of the family into one rank's parameters; returns the names of the tensors that no rank trains.
+    """Streams a folder of the family into one rank's parameters; returns the names that no rank trains.
 
     ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes.
     """
@@ -66,7 +67,7 @@ def load(
 
 
 def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tuple[dict[str, Path], set[str]]:
-    """(tensor name -> file, names that no rank trains) of a folder of the family; reads the names alone, no weights.
+    """(tensor name -> file, names that no rank trains) of a folder of the family; reads no weights.
 
     ConfigError unless the folder has exactly the tensors of `hf_config`, in files that are there.
     """
@@ -95,17 +96,17 @@ def check_names(
     untrained: tuple[str, ...] = (),
     block: int = 0,
 ) -> set[str]:
-    """Every expected tensor is there and nothing else; a stored copy of a tied output layer is allowed.
+    """Requires every expected tensor and nothing else; a stored copy of a tied output layer is allowed.
 
-    `block`: edge of the blocks that linear weights are quantised in, whose scales must then be there; 0 where none are.
-    Returns the names that are left out because they begin with one of `untrained`.
+    `block`: edge of the blocks that linear weights are quantised in, whose scales must then be there; 0 where
+    none are. Returns the names that are left out because they begin with one of `untrained`.
     """
-    wanted = {tensor.name for tensor in quantised.checkpoint(expected, block)}
+    names = {tensor.name for tensor in quantised.checkpoint(expected, block)}
     left_out = {name for name in files if name.startswith(untrained)}
     present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
-    if missing := sorted(wanted - present):
-        raise ConfigError(f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[:3]}")
-    if unknown := sorted(present - wanted):
+    if missing := sorted(names - present):
+        raise ConfigError(f"{folder} lacks {len(missing)} of {len(names)} tensors, first {missing[:3]}")
+    if unknown := sorted(present - names):
         raise ConfigError(f"{folder} has {len(unknown)} tensors the model does not know, first {unknown[:3]}")
     return left_out
 
@@ -117,19 +118,19 @@ def load_pieces(
     *,
     block: int = 0,
 ) -> None:
-    """Copy every piece into its place; padding is set to 0. Shapes in the files must be those of the config.
+    """Copies every piece into its place; padding is set to 0. Shapes in the files must be the config's.
 
     `block`: edge of the blocks that linear weights are quantised in; they are made wide again.
     """
-    wanted: list[tuple[Piece, Tensor]] = []
+    pieces: list[tuple[Piece, Tensor]] = []
     for local, tensor in targets:
-        covered = sum(_volume(piece.shape) for piece in local.pieces)
+        covered = sum(math.prod(piece.shape) for piece in local.pieces)
         if covered != tensor.numel():
             tensor.zero_()
-        wanted += [(piece, tensor) for piece in local.pieces]
-    boxes = [(piece.tensor, (piece.start, piece.shape)) for piece, _ in wanted]
+        pieces += [(piece, tensor) for piece in local.pieces]
+    boxes = [(piece.tensor, (piece.start, piece.shape)) for piece, _ in pieces]
     for index, values in _stored_boxes(files, shapes, boxes, block):
-        piece, tensor = wanted[index]
+        piece, tensor = pieces[index]
         box(tensor, piece.local_start, piece.shape).copy_(values)
 
 
@@ -202,7 +203,3 @@ def box(tensor: Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> Tenso
 
 def _slices(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
-
-
-def _volume(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())

@@ -1,7 +1,8 @@
-"""Replaces what megatron-core 0.16.1 expects of CUDA, so that the same Megatron code runs on a machine without a GPU.
+"""Replaces what megatron-core 0.16.1 expects of CUDA, so that the same code runs without a GPU.
 
-The one place that does so. `install()` is called explicitly by the worker, never at import, and refuses to run where
-CUDA exists. It changes torch and megatron for the whole process: call it only in processes that train.
+The one place that does so. `install()` is called explicitly by the worker, never at import, and refuses to
+run where CUDA exists. It changes torch and megatron for the whole process: call it only in processes that
+train.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class NullStream:
 
 
 def install() -> None:
-    """Make megatron run on this process's CPU; a second call does nothing. RuntimeError where CUDA is available."""
+    """Makes Megatron run on this process's CPU, once. RuntimeError where CUDA is available."""
     global _installed
     if _installed:
         return
@@ -179,7 +180,7 @@ def _patch_megatron() -> None:
 
 
 def _patch_uneven_collectives() -> None:
-    """gloo gathers and scatters only equal sizes; expert tensor parallelism under expert parallelism needs uneven ones."""
+    """gloo gathers and scatters only equal sizes; expert tensor parallelism needs uneven ones."""
     import megatron.core.tensor_parallel.mappings as mappings
     import torch.distributed as dist
 

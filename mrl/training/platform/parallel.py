@@ -1,4 +1,5 @@
-"""Process groups of one training rank: the platform, torch.distributed and Megatron's parallel state.
+"""Process groups of one trainer rank: the platform, torch.distributed, Megatron's state, and agreements of
+all ranks.
 
 Owns the start and the end of both, and the check that Megatron's coordinates are the layout's.
 """
@@ -6,11 +7,12 @@ Owns the start and the end of both, and the check that Megatron's coordinates ar
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from torch import Tensor
 
 from mrl.errors import CheckpointError, ConfigError, MrlError
 from mrl.models.layout import Layout, Place
@@ -27,7 +29,7 @@ def start_process_groups(
     seed: int,
     collective_seconds: float = 600.0,
 ) -> tuple[torch.device, Place]:
-    """Join all ranks and build Megatron's groups. Every collective later fails after `collective_seconds`."""
+    """Joins all ranks and builds Megatron's groups. Every collective later fails after `collective_seconds`."""
     if world_size != layout.world_size:
         raise ConfigError(
             f"the layout needs {layout.world_size} ranks (tp x cp x dp x pp), but {world_size} were started"
@@ -83,7 +85,7 @@ def _check_place(place: Place) -> None:
 
 
 def stop_process_groups() -> None:
-    """Leave all groups; safe to call when none was started."""
+    """Leaves all groups; safe to call when none was started."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
@@ -97,8 +99,30 @@ def max_over_world(value: int, *, device: torch.device) -> int:
     return int(tensor.item())
 
 
+def combine(name: str, values: Iterable[float]) -> float:
+    """Adds a metric's values; of names ending in _max it takes the largest, of _min the smallest."""
+    if name.endswith("_max"):
+        return max(values)
+    if name.endswith("_min"):
+        return min(values)
+    return float(sum(values))
+
+
+def reduce_metrics(parts: Iterable[Mapping[str, Tensor]], *, device: torch.device) -> dict[str, float]:
+    """Combines the parts of all ranks; a rank without any contributes nothing. The same result everywhere."""
+    own: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            own.setdefault(name, []).append(float(value))
+    mine = {name: combine(name, values) for name, values in own.items()}
+    everyone: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    names = sorted({name for rank in everyone for name in rank})
+    return {name: combine(name, [rank[name] for rank in everyone if name in rank]) for name in names}
+
+
 def run_on_rank_zero(action: Callable[[], object]) -> None:
-    """Run on rank 0 while the others wait; its error is raised on all ranks."""
+    """Runs an action on rank 0 while the others wait; its error is raised on all ranks."""
     outcome = [_error_of(action) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(outcome, src=0)
     if outcome[0] is not None:
@@ -106,7 +130,8 @@ def run_on_rank_zero(action: Callable[[], object]) -> None:
 
 
 def run_everywhere(action: Callable[[], object]) -> None:
-    """Run on every rank; the error of the first rank that has one is raised on all ranks. No collectives inside."""
+    """Runs an action on every rank; the error of the first rank that has one is raised on all. No collectives
+    inside."""
     outcomes: list[Exception | None] = [None] * dist.get_world_size()
     dist.all_gather_object(outcomes, _error_of(action))
     for rank, error in enumerate(outcomes):
@@ -115,7 +140,7 @@ def run_everywhere(action: Callable[[], object]) -> None:
 
 
 def _error_of(action: Callable[[], object]) -> Exception | None:
-    """What the action raised, as an error of ours."""
+    """The error that an action raised, as one of ours; None where it raised none."""
     try:
         action()
     except Exception as error:

@@ -1,8 +1,9 @@
-"""The memory that holds this rank's parameters: shareable with the slot's generation process, and off-loadable.
+"""The memory that holds this rank's parameters: shareable with the slot's engine rank, and
+off-loadable.
 
-On CPU each buffer lives in anonymous shared memory: a peer opens it as /proc/<pid>/fd/<fd>; it has no name, so nothing
-can be left behind. On CUDA it is ordinary device memory, exported by the device's own means. A lease says that a peer
-reads the memory: while one is live, nothing may move or swap it.
+On CPU each buffer lives in anonymous shared memory: a peer opens it as /proc/<pid>/fd/<fd>; it has no name,
+so nothing can be left behind. On CUDA it is ordinary device memory, exported by the device's own means. A
+lease says that a peer reads the memory: while one is live, nothing may move or swap it.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ class CorrectionBuffer:
 
 
 class ParameterMemory:
-    """All parameter buffers of one rank, in a fixed order: per chunk, dense buffers first, then expert buffers; at the
-    end the correction biases, where routers have them."""
+    """All parameter buffers of one rank, in a fixed order: per chunk, dense buffers first, then expert
+    buffers; at the end the correction biases, where routers have them."""
 
     def __init__(self, models: list[Any], *, device: torch.device) -> None:
-        """Call between wrapping the models for data parallelism and making the optimizer, which keeps views."""
+        """To be called between wrapping the models for data parallelism and making the optimizer, which keeps
+        views."""
         self.buffers: list[Any] = [b for m in models for b in (*m.buffers, *m.expert_parallel_buffers)]
         if biases := [bias for model in models for bias in model.module.correction_biases().values()]:
             self.buffers.append(CorrectionBuffer.of(biases, device=device))
@@ -76,7 +78,7 @@ class ParameterMemory:
             self._fds.append(fd)
 
     def export(self) -> list[tuple[int, int]]:
-        """(fd, bytes) of each buffer, for /proc/<pid>/fd/<fd>; WeightSyncError where memory has no fd or is off-loaded."""
+        """(fd, bytes) of each buffer, for /proc/<pid>/fd/<fd>; WeightSyncError without an fd, or off-loaded."""
         self._check_present("export parameter memory")
         if not self._fds:
             raise WeightSyncError(
@@ -92,13 +94,13 @@ class ParameterMemory:
         raise WeightSyncError(f"a parameter of shape {tuple(parameter.shape)} lies in no parameter buffer")
 
     def lease(self) -> int:
-        """A peer starts to read; returns the generation it reads."""
+        """Notes that a peer starts to read; returns the generation it reads."""
         self._check_present("lease parameter memory")
         self.leases += 1
         return self.generation
 
     def release(self) -> None:
-        """A peer has stopped reading and unmapped."""
+        """Notes that a peer has stopped reading and unmapped."""
         if self.leases == 0:
             raise WeightSyncError("parameter memory was released more often than it was leased")
         self.leases -= 1
@@ -113,12 +115,12 @@ class ParameterMemory:
         return self._parked is not None
 
     def free_gradients(self) -> None:
-        """Give the gradients' memory back; reload() makes room for them again."""
+        """Gives the gradients' memory back; reload() makes room for them again."""
         for buffer in self.buffers:
             buffer.grad_data.untyped_storage().resize_(0)
 
     def offload(self) -> None:
-        """Copy parameters to plain memory and free theirs and the gradients'. WeightSyncError under a live lease."""
+        """Copies parameters to plain memory and frees theirs and the gradients'. WeightSyncError when leased."""
         self.require_unleased("off-load parameters")
         self.free_gradients()
         if self.offloaded:
@@ -131,7 +133,7 @@ class ParameterMemory:
                 buffer.param_data.untyped_storage().resize_(0)
 
     def reload(self) -> None:
-        """Make room for gradients (zeros) and bring off-loaded parameters back (the same bytes)."""
+        """Makes room for gradients (zeros) and brings off-loaded parameters back (the same bytes)."""
         for buffer in self.buffers:
             if buffer.grad_data.untyped_storage().size() == 0:
                 buffer.grad_data.untyped_storage().resize_(buffer.grad_data.nbytes)
@@ -151,7 +153,7 @@ class ParameterMemory:
         return [buffer.param_data.detach().to("cpu", copy=True) for buffer in self.buffers]
 
     def fill(self, copies: list[Tensor]) -> None:
-        """Write buffers from such copies."""
+        """Writes buffers from what copies() gave."""
         for buffer, copy in zip(self.buffers, copies, strict=True):
             buffer.param_data.copy_(copy)
 
@@ -166,7 +168,7 @@ class ParameterMemory:
 
 @contextlib.contextmanager
 def exportable_allocations(device: torch.device) -> Iterator[None]:
-    """Allocate so that another process can map the memory: legacy CUDA IPC does not cover expandable segments."""
+    """Allocates what other processes can map: legacy CUDA IPC does not cover expandable segments."""
     if device.type == "cpu":
         yield
         return
@@ -181,7 +183,7 @@ def exportable_allocations(device: torch.device) -> Iterator[None]:
 
 
 def _free_pages(fd: int) -> None:
-    """Give a shared file's memory back while keeping its size and every mapping of it (it reads as zeros)."""
+    """Gives a shared file's memory back while keeping its size and every mapping of it (it reads as zeros)."""
     libc = ctypes.CDLL(None, use_errno=True)
     page = os.sysconf("SC_PAGE_SIZE")
     size = -(-os.fstat(fd).st_size // page) * page  # a page that is only partly in the range would be kept

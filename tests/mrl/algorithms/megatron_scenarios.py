@@ -58,12 +58,12 @@ def update_with_each(
     for tree in configs:
         objective = Objective(AlgorithmSection.model_validate(tree))
         metrics.append(at.update(shard, objective, denominators, temperature=TEMPERATURE, lr=0.0))
-    before = digest_parameters(at)
+    before = digest_parameters(at.policy)
     differences = [_without_a_pass(at, shard, tree, denominators) for tree in WITHOUT_A_PASS]
-    assert before == digest_parameters(at)
+    assert before == digest_parameters(at.policy)
     moved = at.update(shard, objective, denominators, temperature=TEMPERATURE, lr=1e-3)
     assert np.isfinite(moved["grad_norm"])
-    return {"metrics": metrics, "moved": before != digest_parameters(at), "differences": differences}
+    return {"metrics": metrics, "moved": before != digest_parameters(at.policy), "differences": differences}
 
 
 def _without_a_pass(
@@ -82,7 +82,7 @@ def _without_a_pass(
         metrics, arrays = at.accumulate(
             batch, objective, denominators, temperature=TEMPERATURE, with_router_margins=True
         )
-        gradient = torch.cat([buffer.grad_data.flatten() for buffer in at.memory.buffers])
+        gradient = torch.cat([buffer.grad_data.flatten() for buffer in at.policy.memory.buffers])
         found.append((metrics, gradient, arrays))
     (before, expected, _), (metrics, gradient, arrays) = found
     assert metrics.keys() == before.keys()

@@ -14,7 +14,8 @@ from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.training import OptimizerSection
 from mrl.errors import MrlError
 from mrl.samples import TrainBatch
-from mrl.training.worker import HEAD, MegatronWorker
+from mrl.training.trained_model import HEAD, TrainedModel
+from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import digest_parameters, shard_of, train, worker
 from tests.tiny_models import COMMON, random_batch
 
@@ -44,13 +45,13 @@ def with_critic(*arguments: Any, head: torch.Tensor | None) -> MegatronWorker:
     return at
 
 
-def critic_of(at: MegatronWorker) -> MegatronWorker:
+def critic_of(at: MegatronWorker) -> TrainedModel:
     assert at.critic is not None
     return at.critic
 
 
 def named(at: MegatronWorker) -> dict[str, Any]:
-    return {n: p for model in critic_of(at)._chunks.models for n, p in model.named_parameters()}
+    return {n: p for model in critic_of(at).chunks.models for n, p in model.named_parameters()}
 
 
 def update(at: MegatronWorker, steps: int) -> list[dict[str, float]]:
@@ -65,12 +66,12 @@ def values_and_updates(rank: int, world: int, port: int, folder: str, layout: di
     """Values, two updates, values again; the policy's parameters are left alone, and the critic's by the policy."""
     at = with_critic(rank, world, port, folder, layout, head=head_weight())
     mine, shard = shard_of(batch_with_returns(), at)
-    policy, before = digest_parameters(at), at.forward(shard, role="critic")
+    policy, before = digest_parameters(at.policy), at.forward(shard, role="critic")
     first = update(at, 1)
     gradients = {name: p.main_grad.clone() for name, p in named(at).items()} if world == 1 else {}
     metrics = first + update(at, 1)
     after = at.forward(shard, role="critic")
-    alone = policy == digest_parameters(at)
+    alone = policy == digest_parameters(at.policy)
     train(at, 1)
     again = at.forward(shard, role="critic")
     still = after is None or np.array_equal(after["values"], again["values"])  # type: ignore[index]

@@ -35,7 +35,7 @@ def write(rank: int, world: int, port: int, model: str, out: str) -> dict[str, A
     at = worker(rank, world, port, model, {})
     train(at, 2)
     at.save_checkpoint(out, EXTRA)
-    return {"digest": digest_parameters(at), "metrics": train(at, 2)}
+    return {"digest": digest_parameters(at.policy), "metrics": train(at, 2)}
 
 
 def main() -> None:

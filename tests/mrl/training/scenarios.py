@@ -25,6 +25,7 @@ from mrl.training.checkpoint.folder import prune
 from mrl.training.hf import export as hf_export
 from mrl.training.hf import folder as hf_folder
 from mrl.training.supervised import cross_entropy
+from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.tiny_models import random_batch
 
@@ -64,9 +65,9 @@ def shard_of(batch: TrainBatch, at: MegatronWorker) -> tuple[np.ndarray, TrainBa
     return mine, batch.select(mine)
 
 
-def digest_parameters(at: MegatronWorker) -> str:
-    """digest_boxes of what a rank holds."""
-    return digest_boxes((local, tensor) for local, tensor, _, _ in at.local_tensors())
+def digest_parameters(model: TrainedModel) -> str:
+    """digest_boxes of what a rank holds of a model."""
+    return digest_boxes((local, tensor) for local, tensor, _, _ in model.local_tensors())
 
 
 def digest_boxes(held: Iterable[tuple[LocalTensor, torch.Tensor]]) -> str:
@@ -115,7 +116,7 @@ def export(at: MegatronWorker, out: str | Path) -> None:
     shards = out.with_name(out.name + ".shards")
     at.save_weights(shards)
     if at.place.rank == 0:
-        hf_export.export(shards, out, source=Path(at.model.path), dtype=at.training.dtype)
+        hf_export.export_checkpoint(shards, out, source=Path(at.model.path), dtype=at.training.dtype)
 
 
 def forward_update_export(
@@ -132,8 +133,8 @@ def forward_update_export(
         "samples": mine,
         "arrays": arrays,
         "metrics": metrics,
-        "memory": [size for _, size in at.parameter_memory()],
-        "spans": [(i, o, t.numel() * t.element_size()) for _, t, i, o in at.local_tensors()],
+        "memory": [size for _, size in at.policy.memory.export()],
+        "spans": [(i, o, t.numel() * t.element_size()) for _, t, i, o in at.policy.local_tensors()],
     }
 
 
@@ -143,7 +144,9 @@ def hand_made_routers(
     """Metrics of the second of two updates in one microbatch: layer 0 sends all tokens to experts 0 and 1, the others
     spread them in turn, and all of it is computed again in the backward pass."""
     at = worker(rank, world, port, folder, layout, microbatch_tokens=10_000, recompute="full")
-    routers = [m for model in at._chunks.models for m in model.modules() if isinstance(m, RecordingRouter)]
+    routers = [
+        m for model in at.policy.chunks.models for m in model.modules() if isinstance(m, RecordingRouter)
+    ]
     for router in routers:
         router.gating = _to_two if router.layer_number == 1 else _in_turn
     return train(at, 2)[1]
@@ -185,16 +188,16 @@ def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[s
         errors.append(str(error))
     at.snapshot_reference()
     train(at, 2)
-    digest = digest_parameters(at)
+    digest = digest_parameters(at.policy)
     reference, policy = at.forward(shard, role="reference"), at.forward(shard)
-    at.lease()
+    at.policy.memory.lease()
     for action in (lambda: at.forward(shard, role="reference"), at.offload):
         try:
             action()
         except RuntimeError as error:
             errors.append(str(error))
-    at.release()
-    same = digest == digest_parameters(at)
+    at.policy.memory.release()
+    same = digest == digest_parameters(at.policy)
     return {"before": before, "reference": reference, "policy": policy, "same": same, "errors": errors}
 
 
@@ -212,23 +215,27 @@ def offload_and_reload(
     """Off-loading gives the shared memory back and changes nothing that training sees."""
     at = worker(rank, world, port, folder, layout, dtype=dtype)
     first = train(at, 1)
-    digest, resident, generation = digest_parameters(at), at.memory.shared_bytes(), at.memory.generation
+    digest, resident, generation = (
+        digest_parameters(at.policy),
+        at.policy.memory.shared_bytes(),
+        at.policy.memory.generation,
+    )
     at.offload()
-    gone = at.memory.shared_bytes()
+    gone = at.policy.memory.shared_bytes()
     refused = ""
     try:
-        at.parameter_memory()
+        at.policy.memory.export()
     except RuntimeError as error:
         refused = str(error)
     at.reload()
-    same = digest == digest_parameters(at)
+    same = digest == digest_parameters(at.policy)
     return {
         "metrics": first + train(at, 1),
         "resident": resident,
         "gone": gone,
         "same": same,
         "refused": refused,
-        "generations": (generation, at.memory.generation),
+        "generations": (generation, at.policy.memory.generation),
     }
 
 
@@ -239,7 +246,7 @@ def save_then_go_on(
     at = worker(rank, world, port, folder, layout, dtype=dtype)
     train(at, 2)
     at.save_checkpoint(Path(out, "step-00000002"), {"position": 17, "seeds": np.arange(3)})
-    digest = digest_parameters(at)
+    digest = digest_parameters(at.policy)
     torch.rand(3)  # the random states must come from the checkpoint
     drawn = torch.rand(2).tolist()
     metrics = train(at, 2)
@@ -253,10 +260,10 @@ def resume_and_go_on(
     """Load the checkpoint into a fresh worker (of another layout, perhaps) and make two steps."""
     at = worker(rank, world, port, folder, layout, dtype=dtype)
     extra = at.load_checkpoint(path)
-    digest = digest_parameters(at)
+    digest = digest_parameters(at.policy)
     torch.rand(3)
     drawn = torch.rand(2).tolist()
-    steps = at.optimizer.steps
+    steps = at.policy.optimizer.steps
     metrics = train(at, 2)
     export(at, out)
     return {"digest": digest, "metrics": metrics, "extra": extra, "drawn": drawn, "steps": steps}
@@ -273,14 +280,14 @@ def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[
         return (loss * float("nan"), metrics) if at.place.dp == 1 else (loss, metrics)
 
     count = {"num_tokens": int(batch.loss_mask.sum())}
-    before = digest_parameters(at)
+    before = digest_parameters(at.policy)
     bad = at.update(shard, poison, count, temperature=TEMPERATURE)
-    unchanged = before == digest_parameters(at)
+    unchanged = before == digest_parameters(at.policy)
     good = at.update(shard, cross_entropy, count, temperature=TEMPERATURE)
-    digest = digest_parameters(at)
+    digest = digest_parameters(at.policy)
     masked = dataclasses.replace(shard, loss_mask=np.zeros_like(shard.loss_mask))
     nothing = at.update(masked, cross_entropy, {"num_tokens": 1})
-    unchanged = unchanged and digest == digest_parameters(at)
+    unchanged = unchanged and digest == digest_parameters(at.policy)
     lonely = batch if at.place.dp == 0 else batch.select(np.zeros(0, np.int64))
     alone = at.update(lonely, cross_entropy, count, temperature=TEMPERATURE)
     return {"bad": bad, "unchanged": unchanged, "good": good, "nothing": nothing, "alone": alone}

@@ -58,7 +58,7 @@ def test_one_process_exports_what_each_rank_held(
 ) -> None:
     """The checkpoint of two ranks is put together here, where nothing was started: every piece of every rank, byte by byte."""
     out, ranks = saved
-    export.export(out / "step-00000002", tmp_path / "export", source=folder, dtype="float32")
+    export.export_checkpoint(out / "step-00000002", tmp_path / "export", source=folder, dtype="float32")
     found = scenarios.digests_of_folder(tmp_path / "export", SAVED, dtype="float32")
     assert found == [rank["digest"] for rank in ranks]
     assert not torch.distributed.is_initialized()

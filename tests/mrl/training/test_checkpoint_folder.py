@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import CheckpointError
+from mrl.files import PARTIAL
 from mrl.training.checkpoint import folder as folders
 
 
@@ -67,14 +68,14 @@ def test_all_broken_is_an_error_and_none_is_none(tmp_path: Path) -> None:
 
 def test_a_partial_folder_is_never_taken(tmp_path: Path) -> None:
     older = write_checkpoint(tmp_path, "step-00000001")
-    write_checkpoint(tmp_path, "step-00000002" + folders.PARTIAL)
+    write_checkpoint(tmp_path, "step-00000002" + PARTIAL)
     assert folders.latest_checkpoint(tmp_path) == older
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     for step in (1, 2, 10, 11):
         write_checkpoint(tmp_path, f"step-{step:08d}")
-    write_checkpoint(tmp_path, "step-00000012" + folders.PARTIAL)
+    write_checkpoint(tmp_path, "step-00000012" + PARTIAL)
     removed = folders.prune(tmp_path, keep=2)
     assert len(removed) == 3
     assert [p.name for p in folders.candidates(tmp_path)] == ["step-00000011", "step-00000010"]

@@ -20,7 +20,7 @@ VERSIONS = sorted(path.name for path in FOLDER.iterdir())
 def go_on(rank: int, world: int, port: int, model: str, path: str) -> dict[str, Any]:
     at = worker(rank, world, port, model, {})
     extra = at.load_checkpoint(path)
-    return {"extra": extra, "digest": digest_parameters(at), "metrics": train(at, 2)}
+    return {"extra": extra, "digest": digest_parameters(at.policy), "metrics": train(at, 2)}
 
 
 @pytest.mark.integration

@@ -54,12 +54,12 @@ def save_watched(rank: int, world: int, port: int, model: str, out: str) -> dict
     digests = {}
     train(at, 1)
     at.save_checkpoint(folder / "step-000001", {"step": 1})
-    digests["step-000001"] = digest_parameters(at)
+    digests["step-000001"] = digest_parameters(at.policy)
     train(at, 1)
     with Snapshots(folder, copies) as snapshots:
         at.save_checkpoint(folder / "step-000002", {"step": 2})
         prune(folder, keep=1)
-    digests["step-000002"] = digest_parameters(at)
+    digests["step-000002"] = digest_parameters(at.policy)
     taken = []
     for name in snapshots.names:
         latest = latest_checkpoint(copies / name)
@@ -67,12 +67,12 @@ def save_watched(rank: int, world: int, port: int, model: str, out: str) -> dict
         taken.append(latest.name)
     for name in (n for n, latest in zip(snapshots.names, taken, strict=True) if latest == "step-000001"):
         assert at.load_checkpoint(copies / name / "step-000001") == {"step": 1}
-        assert digest_parameters(at) == digests["step-000001"]
+        assert digest_parameters(at.policy) == digests["step-000001"]
         at.save_checkpoint(copies / name / "step-000002", {"step": 2})
         prune(copies / name, keep=2)
         assert sorted(p.name for p in (copies / name).iterdir()) == ["step-000001", "step-000002"]
     assert at.load_checkpoint(copies / snapshots.names[-1] / "step-000002") == {"step": 2}
-    assert digest_parameters(at) == digests["step-000002"]
+    assert digest_parameters(at.policy) == digests["step-000002"]
     return {"names": snapshots.names, "taken": taken}
 
 

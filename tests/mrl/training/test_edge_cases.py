@@ -46,14 +46,14 @@ def at_the_edge(rank: int, world: int, port: int, folder: str) -> dict[str, Any]
         return (loss * float("inf") if rank == 1 else loss), metrics
 
     signal = dataclasses.replace(shard, arrays={"advantages": np.ones_like(shard.arrays["advantages"])})
-    before = digest_parameters(at)
+    before = digest_parameters(at.policy)
     poisoned = at.update(signal, bad, count)
     return {
         "samples": mine,
         "arrays": arrays,
         "flat": flat,
         "poisoned": poisoned,
-        "harmed": before != digest_parameters(at),
+        "harmed": before != digest_parameters(at.policy),
         "good": at.update(signal, objective, count),
     }
 

@@ -76,7 +76,7 @@ def test_a_resumed_run_has_the_biases_of_its_checkpoint(tmp_path: Path) -> None:
     layout = {"tp": 2, "ep": 2}
     saved = run_ranks(scenarios.save_then_go_on, 2, str(folder), layout, str(tmp_path), "float32")
     path, out = tmp_path / "step-00000002", tmp_path / "resumed"
-    export.export(path, tmp_path / "one-process", source=folder, dtype="float32")
+    export.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
     one_process = scenarios.digests_of_folder(tmp_path / "one-process", layout, dtype="float32")
     assert one_process == [rank["digest"] for rank in saved]
     resumed = run_ranks(scenarios.resume_and_go_on, 2, str(other), {"pp": 2}, str(path), str(out), "float32")

@@ -50,7 +50,7 @@ def write_checkpoint(folder: Path, source: Path) -> None:
 
 
 def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Path, tmp_path: Path) -> None:
-    files = export.export(
+    files = export.export_checkpoint(
         GOLDEN / "checkpoint", tmp_path / "out", source=golden_model, dtype="float32", file_bytes=2000
     )
     expected = json.loads((GOLDEN / "expected.json").read_text())["digest"]
@@ -64,7 +64,7 @@ def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Pat
 
 def test_an_export_of_another_type_is_rounded_once(golden_model: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
-        export.export(GOLDEN / "checkpoint", tmp_path / dtype, source=golden_model, dtype=dtype)
+        export.export_checkpoint(GOLDEN / "checkpoint", tmp_path / dtype, source=golden_model, dtype=dtype)
     exact, rounded = (load_file(tmp_path / d / "model.safetensors") for d in ("float32", "bfloat16"))
     assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
     assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
@@ -83,13 +83,13 @@ def test_a_checkpoint_of_another_model_is_refused(
     config = json.loads((golden_model / "config.json").read_text()) | changes
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"elements|no tensor for"):
-        export.export(GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32")
+        export.export_checkpoint(GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 def test_a_folder_without_an_index_is_refused(golden_model: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a readable distributed checkpoint"):
-        export.export(tmp_path, tmp_path / "out", source=golden_model, dtype="float32")
+        export.export_checkpoint(tmp_path, tmp_path / "out", source=golden_model, dtype="float32")
 
 
 PUBLISHED = {
@@ -105,7 +105,7 @@ and three outside; of DeepSeek-V3: 61 of seven for attention and two norms, thre
 def test_a_published_model_has_its_published_tensors_and_sizes(name: str) -> None:
     hf_config = hf_folder.read_config(ROOT / "configs/models" / name)
     files = export.plan_files(hf_config, dtype="bfloat16")
-    assert (files.num_tensors, files.num_parameters, files.num_bytes) == PUBLISHED[name]
+    assert (len(files.tensors), files.num_parameters, files.num_bytes) == PUBLISHED[name]
     sizes = [
         sum(math.prod(t.shape) * getattr(torch, t.dtype).itemsize for t in m) for m in files.members.values()
     ]
@@ -168,10 +168,10 @@ def kib(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
 
 small, model, source, checkpoint, out = map(Path, sys.argv[1:6])
-hf_export.export(small, out / "small", source=model, dtype="float32")  # what a first use loads
+hf_export.export_checkpoint(small, out / "small", source=model, dtype="float32")  # what a first use loads
 before = kib("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-hf_export.export(checkpoint, out / "measured", source=source, dtype="float32", file_bytes=int(sys.argv[6]))
+hf_export.export_checkpoint(checkpoint, out / "measured", source=source, dtype="float32", file_bytes=int(sys.argv[6]))
 print((kib("VmHWM") - before) << 10)
 """
 

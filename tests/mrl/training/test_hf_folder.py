@@ -173,7 +173,7 @@ def test_a_folder_without_weights_or_config_is_named(tmp_path: Path) -> None:
 
 def test_export_never_overwrites(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists already"):
-        export.prepare_folder(tmp_path)
+        export.require_new(tmp_path)
 
 
 def test_side_files_are_copied_and_the_type_is_set(folder: Path, tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.models.megatron.zigzag import token_multiple
-from mrl.training.packing import count, microbatch, pack, split
-from mrl.training.passes import prefix_minimum
+from mrl.training.packing import count_microbatches, pack_microbatches, pack_samples, split_samples
+from mrl.training.routing import prefix_minimum
 from tests.tiny_models import random_batch
 
 
 @given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 80))
 @settings(max_examples=100, deadline=None)
 def test_split_covers_every_sample_once(lengths: list[int], limit: int) -> None:
-    parts = split(np.asarray(lengths, np.int64), max_tokens=limit)
+    parts = split_samples(np.asarray(lengths, np.int64), max_tokens=limit)
     assert sorted(i for part in parts for i in part.tolist()) == list(range(len(lengths)))
     for part in parts:
         assert len(part) == 1 or sum(lengths[i] for i in part) <= limit
@@ -27,8 +27,8 @@ def test_split_covers_every_sample_once(lengths: list[int], limit: int) -> None:
 @pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (2, 3)])
 def test_pack_keeps_tokens_in_their_places(tp: int, cp: int) -> None:
     batch = random_batch(9, seed=3)
-    needed = count(batch, max_tokens=50, cp=cp)
-    packed = pack(batch, max_tokens=50, num_microbatches=needed + 1, tp=tp, cp=cp)
+    needed = count_microbatches(batch, max_tokens=50, cp=cp)
+    packed = pack_microbatches(batch, max_tokens=50, num_microbatches=needed + 1, tp=tp, cp=cp)
     assert len(packed) == needed + 1
     assert len(packed[-1].token_index) == 0 and len(packed[-1].tokens) >= 1
     seen = np.concatenate([item.token_index for item in packed])
@@ -43,7 +43,7 @@ def test_pack_keeps_tokens_in_their_places(tp: int, cp: int) -> None:
 
 def test_microbatch_follows_the_given_order() -> None:
     batch = random_batch(4, seed=0)
-    item = microbatch(batch, np.array([2, 0]))
+    item = pack_samples(batch, np.array([2, 0]))
     second, first = (batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in (2, 0))
     np.testing.assert_array_equal(item.tokens, np.concatenate([second, first]))
 

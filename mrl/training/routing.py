@@ -1,13 +1,14 @@
-"""How evenly the routers of a rank's model spread an update's tokens over the experts.
+"""What the routers of a rank's model chose: how even experts' loads and how narrow choices were.
 
-Counted where the choice is made, in the routers' forward pass: a layer that the backward pass computes again chooses again
-and is not counted again, and padding is not counted at all. So the figures are those of the update's tokens, whatever the layout.
+Both are recorded where the choice is made, in the routers' forward pass: a layer that the backward pass
+computes again chooses again and is not recorded again. Padding is not counted, so that the figures are those
+of an update's tokens, whatever the layout.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from mrl.observe.metrics_log import LAYERS
 
 
 class ExpertLoad:
-    """Visits to each expert by the tokens of one update, over all microbatches of this rank."""
+    """Counts each expert's visits by the tokens of one update, over all microbatches of this rank."""
 
     def __init__(
         self, routers: Sequence[RecordingRouter], *, num_layers: int, num_experts: int, device: torch.device
@@ -31,6 +32,7 @@ class ExpertLoad:
             router.visits = self._visits[router.layer_number - 1]
 
     def clear(self) -> None:
+        """Starts a new update."""
         self._visits.zero_()
 
     @contextlib.contextmanager
@@ -50,17 +52,17 @@ class ExpertLoad:
             return {}
         visits = self._visits.clone()
         dist.all_reduce(visits)  # each token meets each router on one rank
-        return figures(visits.cpu().numpy())
+        return load_figures(visits.cpu().numpy())
 
 
-def figures(visits: np.ndarray) -> dict[str, float]:
+def load_figures(visits: np.ndarray) -> dict[str, float]:
     """The load of visits [layers, experts], a row of zeros where a layer has no router.
 
-    `load_max_over_mean` is the busiest expert's visits over the mean expert's: 1 is even, experts / top-k is the worst.
-    `load_entropy` is the entropy of the shares over its largest value, ln(experts): 1 is even. Means over layers, and
-    the worst layer's (_max, _min); then each layer's own.
+    `load_max_over_mean` is the busiest expert's visits over the mean expert's: 1 is even, experts / top-k is
+    the worst. `load_entropy` is the entropy of the shares over its largest value, ln(experts): 1 is even.
+    Means over layers, and the worst layer's (_max, _min); then each layer's own.
 
-    >>> figures(np.array([[0, 0], [3, 1]]))["moe/load_max_over_mean"]
+    >>> load_figures(np.array([[0, 0], [3, 1]]))["moe/load_max_over_mean"]
     1.5
     """
     numbers = np.flatnonzero(visits.sum(1))
@@ -70,13 +72,43 @@ def figures(visits: np.ndarray) -> dict[str, float]:
     peaks = shares.max(1) * visits.shape[1]
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
     entropies = -(shares * logs).sum(1) / np.log(max(2, visits.shape[1]))
-    found = {
+    metrics = {
         "moe/load_max_over_mean": float(peaks.mean()),
         "moe/load_max_over_mean_max": float(peaks.max()),
         "moe/load_entropy": float(entropies.mean()),
         "moe/load_entropy_min": float(entropies.min()),
     }
     for number, peak, entropy in zip(numbers, peaks, entropies, strict=True):
-        found[f"{LAYERS}{number:03d}/load_max_over_mean"] = float(peak)
-        found[f"{LAYERS}{number:03d}/load_entropy"] = float(entropy)
-    return found
+        metrics[f"{LAYERS}{number:03d}/load_max_over_mean"] = float(peak)
+        metrics[f"{LAYERS}{number:03d}/load_entropy"] = float(entropy)
+    return metrics
+
+
+@contextlib.contextmanager
+def recorded_margins(routers: Iterable[RecordingRouter]) -> Iterator[list[Tensor]]:
+    """Yields a list that holds, afterwards, the gaps of every choice made inside."""
+    gaps: list[Tensor] = []
+    for router in routers:
+        router.margins = gaps
+    try:
+        yield gaps
+    finally:
+        for router in routers:
+            router.margins = None
+
+
+def prefix_minimum(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
+    """out[t] = min(values[segment start : t]); 0 for a segment's first token.
+
+    >>> prefix_minimum(np.array([3, 1, 2, 9, 5], np.float32), np.array([0, 3, 5])).tolist()
+    [0.0, 3.0, 1.0, 0.0, 9.0]
+    """
+    lengths = np.diff(cu_seqlens)
+    if not len(lengths):
+        return values.copy()
+    inside = np.arange(lengths.max())[None, :] < lengths[:, None]
+    padded = np.full(inside.shape, np.inf, values.dtype)
+    padded[inside] = values
+    shifted = np.zeros_like(padded)
+    shifted[:, 1:] = np.minimum.accumulate(padded, axis=1)[:, :-1]
+    return shifted[inside]

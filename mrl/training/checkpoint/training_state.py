@@ -1,6 +1,6 @@
 """Saves and loads a rank's training state in Megatron's distributed format, with an atomic commit.
 
-What is in the files; writing them is checkpoint_writer.py's, what makes a folder acceptable checkpoint_folder.py's. Resuming in
+Here is what the files hold; writer.py writes them, folder.py says which folders are acceptable. Resuming in
 another layout is Megatron's resharding ("fully_reshardable").
 """
 
@@ -20,14 +20,12 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 
 from mrl.errors import CheckpointError
-from mrl.files import commit_folder, sync, write_durably
+from mrl.files import commit_folder, partial_of, start_folder, sync, write_durably
 from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.checkpoint.writer import write_sharded
 from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 
 SHARDING = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
-
-
 EXTRA_FILE = "extra.pickle"
 """The caller's own state. Read, like all files, only after its digest was verified."""
 
@@ -50,7 +48,7 @@ class TrainingState:
         return state
 
     def sharded_weights(self) -> dict[str, Any]:
-        """The model's part of it."""
+        """The model's part of sharded()."""
         one = len(self._models) == 1
         return {
             "model" if one else f"model{number}": model.sharded_state_dict(prefix="", metadata=dict(SHARDING))
@@ -58,7 +56,7 @@ class TrainingState:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take a loaded state dict."""
+        """Takes a loaded state dict."""
         for number, model in enumerate(self._models):
             model.load_state_dict(state["model" if len(self._models) == 1 else f"model{number}"])
         self._optimizer.load(state["optimizer"])
@@ -67,34 +65,33 @@ class TrainingState:
 def save(
     path: Path, states: Mapping[str, TrainingState], *, extra: dict[str, Any], about: dict[str, Any]
 ) -> None:
-    """Write `path` on all ranks together. `extra` (rank 0's) may hold anything picklable; `about` is plain JSON.
-
-    CheckpointError on all ranks where one could not write; nothing of the attempt is left then.
+    """Writes `path` on all ranks together. `extra` (rank 0's) can be pickled; `about` is JSON.
 
     `states` are by the folder inside `path` that holds them, the policy's in "" (the path itself).
+    CheckpointError on all ranks where one could not write; nothing of the attempt is left then.
     """
-    partial = path.with_name(path.name + checkpoint_folder.PARTIAL)
-    run_on_rank_zero(lambda: _make_partial(path, partial, states))
+    partial = partial_of(path)
+    run_on_rank_zero(lambda: _start(path, states))
     try:
         for name, state in states.items():
             write_sharded(state.sharded(loading=False), partial / name)
         run_everywhere(lambda: _write_small(partial, extra))
         files = _all_digests(partial)
-        run_on_rank_zero(lambda: _commit(path, partial, files, about))
+        run_on_rank_zero(lambda: _commit(path, files, about))
     except CheckpointError:  # a full disk needs its space back
         run_on_rank_zero(lambda: shutil.rmtree(partial, ignore_errors=True))
         raise
 
 
 def save_weights(folder: Path, state: TrainingState) -> None:
-    """Write the model alone into a folder, for hf_export.export to read; all ranks together, CheckpointError on all alike."""
+    """Writes the model alone into a folder for an export; CheckpointError on all ranks alike."""
     run_on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))
     run_on_rank_zero(lambda: folder.mkdir(parents=True))
     write_sharded(state.sharded_weights(), folder)
 
 
 def load(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
-    """Read `path` on all ranks together and return its `extra`. CheckpointError for a folder that is not acceptable."""
+    """Reads `path` on all ranks together and returns its `extra`. CheckpointError where it is not valid."""
     manifest: dict[str, Any] = {}
     run_on_rank_zero(lambda: manifest.update(checkpoint_folder.verify(path)))
     manifest = checkpoint_folder.read_manifest(path)
@@ -125,23 +122,23 @@ def _random_file(rank: int) -> str:
     return f"random-{rank:05d}.pickle"
 
 
-def _make_partial(path: Path, partial: Path, folders: Iterable[str]) -> None:
+def _start(path: Path, folders: Iterable[str]) -> None:
     if path.exists():
         raise CheckpointError(f"{path} exists already; a checkpoint is never overwritten")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = start_folder(path)
     for name in folders:
-        (partial / name).mkdir(parents=True, exist_ok=True)
+        (partial / name).mkdir(exist_ok=True)
 
 
 def _write_small(partial: Path, extra: dict[str, Any]) -> None:
-    """Random states of every rank, and rank 0's copy of the caller's state."""
+    """Writes this rank's random states, and on rank 0 the caller's state."""
     (partial / _random_file(dist.get_rank())).write_bytes(pickle.dumps(random_state()))
     if dist.get_rank() == 0:
         (partial / EXTRA_FILE).write_bytes(pickle.dumps(extra))
 
 
 def _all_digests(partial: Path) -> dict[str, Any]:
-    """Size and digest of every file by name; each rank reads its share. All files are written when this is called."""
+    """Size and digest of every file by name; each rank reads its share of what was written."""
     rank, world = dist.get_rank(), dist.get_world_size()
     own: dict[str, Any] = {}
     names = checkpoint_folder.file_names(partial)[rank::world]
@@ -151,14 +148,15 @@ def _all_digests(partial: Path) -> dict[str, Any]:
     return {name: entry for part in everyone for name, entry in sorted(part.items())}
 
 
-def _commit(path: Path, partial: Path, files: dict[str, Any], about: dict[str, Any]) -> None:
+def _commit(path: Path, files: dict[str, Any], about: dict[str, Any]) -> None:
+    partial = partial_of(path)
     for name in files:  # Megatron syncs the tensor files, not the small ones
         sync(partial / name)
     manifest = {"version": checkpoint_folder.VERSION, "about": about, "files": files}
     write_durably(partial / checkpoint_folder.MANIFEST, json.dumps(manifest, indent=1).encode())
     for folder in {(partial / name).parent for name in files}:
         sync(folder)
-    commit_folder(partial, path)
+    commit_folder(path)
 
 
 def random_state() -> dict[str, Any]:
@@ -176,7 +174,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore random_state()."""
+    """Restores what random_state() gave."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

@@ -1,0 +1,202 @@
+"""One model of a trainer rank: its part of the parameters, their memory, the optimizer and the passes.
+
+A worker has one for the policy and, with PPO, one more for the critic, on the same process groups.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from torch import Tensor
+
+from mrl.config.sections.model import ModelSection
+from mrl.config.sections.training import TrainingSection
+from mrl.errors import ConfigError
+from mrl.models.families import family_of
+from mrl.models.layout import Layout, Place
+from mrl.models.megatron.build import build_chunks
+from mrl.models.tensors import LocalTensor
+from mrl.resharding.transfer.proof import ReadBoxes
+from mrl.samples import TrainBatch
+from mrl.training.checkpoint.training_state import TrainingState
+from mrl.training.hf import folder
+from mrl.training.optimizer import Optimizer
+from mrl.training.passes import Objective, Passes
+from mrl.training.platform.parallel import reduce_metrics
+from mrl.training.platform.parameter_memory import ParameterMemory, exportable_allocations
+
+log = logging.getLogger(__name__)
+
+HEAD = "output_layer.weight"
+"""Megatron's name of the output layer; a critic has its value head there."""
+
+
+class TrainedModel:
+    """A model that is trained: the policy, or the critic with a value head that starts at 0."""
+
+    def __init__(
+        self,
+        model: ModelSection,
+        training: TrainingSection,
+        *,
+        layout: Layout,
+        place: Place,
+        device: torch.device,
+        value_head: bool = False,
+    ) -> None:
+        """Builds this rank's part with random weights, on process groups that are there."""
+        self.layout, self.place, self.device = layout, place, device
+        self.hf_config = folder.read_config(model.path)
+        self.family = family_of(self.hf_config)
+        self.dtype = getattr(torch, training.dtype)
+        self._is_critic = value_head
+        self.chunks = build_chunks(
+            self.hf_config,
+            training,
+            layout,
+            max_length=model.max_length,
+            device=device,
+            value_head=value_head,
+        )
+        self.chunks.config.finalize_model_grads_func = _sum_gradients
+        with exportable_allocations(device):
+            self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self.chunks.models)]
+            self.memory = ParameterMemory(self._models, device=device)
+        self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=device)
+        self._passes = Passes(
+            self.chunks, self._models, training=training, layout=layout, place=place, device=device
+        )
+        self._loss = float("nan")
+        """The loss of the gradients that wait for step(); not a number while none do."""
+        self._located = self._match_names(training.dtype)
+        self._folder: Path | None = None
+        """The Hugging Face folder whose weights the parameters still are."""
+
+    def _wrap(self, chunk: Any, number: int) -> Any:
+        config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
+        )
+        return DistributedDataParallel(self.chunks.config, config, chunk, disable_bucketing=number > 0)
+
+    def _match_names(self, dtype: str) -> list[tuple[LocalTensor, Tensor]]:
+        """The name table's tensors beside the real parameters; any difference is an error."""
+        real = {
+            (chunk, name): parameter
+            for chunk, model in enumerate(self.chunks.models)
+            for name, parameter in model.weights().items()
+            if not (self._is_critic and name == HEAD)
+        }
+        table = self.family.local_tensors(self.hf_config, self.layout, self.place, dtype=dtype)
+        table = [local for local in table if not (self._is_critic and local.name == HEAD)]
+        named = {(local.chunk, local.name): local for local in table}
+        if real.keys() != named.keys():
+            raise ConfigError(
+                f"name table of {self.family.model_type} and Megatron disagree on rank {self.place.rank}: only in the "
+                f"table {sorted(named.keys() - real.keys())[:4]}, "
+                f"only in Megatron {sorted(real.keys() - named.keys())[:4]}"
+            )
+        for key, local in named.items():
+            if tuple(real[key].shape) != local.shape:
+                raise ConfigError(
+                    f"{local.name}: the table says {local.shape}, Megatron {tuple(real[key].shape)}"
+                )
+        return [(local, real[local.chunk, local.name]) for local in table]
+
+    @torch.no_grad()
+    def load_hf(self, path: str | Path) -> None:
+        """Streams a Hugging Face folder into this rank's parameters and master weights."""
+        self.load_parameters(path)
+        self.optimizer.take_parameters()
+        self._folder = Path(path)
+
+    def load_parameters(self, path: str | Path) -> None:
+        """Streams a Hugging Face folder into this rank's parameters alone."""
+        targets = [(local, parameter.data) for local, parameter in self._located]
+        left_out = folder.load(path, self.family, self.hf_config, targets)
+        if left_out and self.place.rank == 0 and not self._is_critic:
+            prefixes = ", ".join(self.family.untrained(self.hf_config))
+            log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)
+
+    def loaded_boxes(self) -> ReadBoxes | None:
+        """Reads boxes of the folder whose weights the parameters are; None once they were changed."""
+        if self._folder is None:
+            return None
+        return functools.partial(folder.read_boxes, self._folder, self.family, self.hf_config, self.dtype)
+
+    def local_tensors(self) -> list[tuple[LocalTensor, Tensor, int, int]]:
+        """(description, view of the parameter, buffer index, byte offset there), in the table's order."""
+        return [(local, parameter.data, *self.memory.locate(parameter)) for local, parameter in self._located]
+
+    def state(self) -> TrainingState:
+        """What a checkpoint saves of this model, and restores."""
+        return TrainingState(self.chunks.models, self.optimizer)
+
+    def forget_folder(self) -> None:
+        """Notes that the parameters are no longer those of the folder they were loaded from."""
+        self._folder = None
+
+    def forward(
+        self, batch: TrainBatch, *, temperature: float = 1.0, with_router_margins: bool = False
+    ) -> dict[str, np.ndarray] | None:
+        """What MegatronWorker.forward() returns, by today's parameters."""
+        return self._passes.forward(batch, temperature=temperature, with_router_margins=with_router_margins)
+
+    def accumulate(
+        self,
+        batch: TrainBatch,
+        objective: Objective,
+        denominators: Mapping[str, Any],
+        *,
+        temperature: float = 1.0,
+        with_router_margins: bool = False,
+    ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
+        """Makes gradients for step(); returns their metrics, and what forward() returns by the same weights."""
+        for model in self._models:
+            model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        parts, arrays = self._passes.forward_backward(
+            batch, objective, denominators, temperature=temperature, with_router_margins=with_router_margins
+        )
+        metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
+        if not self._is_critic:
+            metrics |= self._passes.expert_load.metrics()
+        self._loss = metrics.get("loss", float("nan"))
+        return metrics, arrays
+
+    def step(self, *, lr: float | None = None) -> dict[str, float]:
+        """Takes one optimizer step along the gradients that wait, if they are finite; returns metrics."""
+        self.forget_folder()
+        result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
+        self._loss = float("nan")
+        return {
+            "grad_norm": result.grad_norm,
+            "skipped": float(result.skipped),
+            "lr": result.lr,
+            "optimizer_steps": float(self.optimizer.steps),
+        }
+
+    def offload(self, *, keep_parameters: bool = False) -> None:
+        """Frees gradients, optimizer state and, unless they are kept, parameters."""
+        self.memory.free_gradients() if keep_parameters else self.memory.offload()
+        self.optimizer.offload()
+
+    def reload(self) -> None:
+        """Undoes offload()."""
+        self.memory.reload()
+        self.optimizer.reload()
+
+
+def _sum_gradients(models: list[Any], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+    """Megatron's gradient reduction without its division by tokens: our losses are divided."""
+    finalize_model_grads(models, None, **kwargs)
