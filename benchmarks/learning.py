@@ -1,11 +1,11 @@
-"""Does each shipped recipe learn? Every recipe from several supervised starts of the quickstart's task, for a fixed number of steps.
+"""Does each shipped recipe learn? Every recipe from several supervised starts of the quickstart's task.
 
     python -m benchmarks.learning --out work/learning [--recipes grpo dapo] [--starts 0 1 2] [--steps 200]
 
-A start is a seed: model and supervised start are made from it, and the run draws from it, as `make quickstart` does with seed 0. A run's
-figure is the mean of its last three readings of the validation accuracy (512 rows, greedy); no run is stopped early and none is left out.
-Runs are bit-reproducible, so a busy machine changes no figure; what is done already is not run again. The table is printed
-from OUT, whichever recipes were asked for.
+A start is a seed: model and supervised start are made from it, and the run draws from it, as `make
+quickstart` does with seed 0. A run's figure is the mean of its last three readings of the validation accuracy
+(512 rows, greedy); no run is stopped early and none is left out. Runs are bit-reproducible, so a busy machine
+changes no figure; what is done already is not run again. The table is of all recipes in OUT.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def train(folder: Path, recipe: str, *, steps: int) -> list[float]:
 
 
 def files_and_words(recipe: str, *, steps: int) -> list[str]:
-    """What `mrl train` is given for a recipe on this task: its own file, the task's lengths, and rates by its updates."""
+    """What `mrl train` is given: the recipe's own file, the task's lengths, and rates by its updates."""
     if recipe in QUICKSTARTS:
         return [str(ROOT / f"configs/{file}.yaml") for file in QUICKSTARTS[recipe]]
     files = [ROOT / "configs/quickstart.yaml", ROOT / f"configs/algorithm/{recipe}.yaml"]

@@ -161,9 +161,9 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from mrl.observe.report import report
+    from mrl.observe.metrics_log import curves
 
-    print(report(options.folder))
+    print(curves(options.folder))
     return 0
 
 
@@ -189,11 +189,11 @@ def _eval(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     import json
 
-    from mrl.capacity.estimate import plan_report
     from mrl.capacity.hardware import load_hardware
+    from mrl.capacity.report import capacity_report
 
-    report = plan_report(_load(options), load_hardware(options.hardware))
-    print(json.dumps(report.json(), indent=1) if options.json else report.table())
+    report = capacity_report(_load(options), load_hardware(options.hardware))
+    print(json.dumps(report.tree, indent=1) if options.json else report.table())
     return 0
 
 

@@ -1,6 +1,6 @@
-"""The nouns that cross rooms and processes: prompts, samples, verdicts, groups and training batches.
+"""What crosses packages and processes: prompts, samples, verdicts, groups and training batches.
 
-Frozen, arrays instead of lists. Owns no behaviour beyond reading itself.
+All are frozen and hold arrays instead of lists; they have no behaviour beyond reading themselves.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Sample:
         return f"{self.prompt_index}.{self.sample_index}"
 
     def with_verdict(self, verdict: Verdict) -> Sample:
-        """The scored sample; in half the time of dataclasses.replace, because a step does it for every sample."""
+        """The scored sample; in half the time of dataclasses.replace, because a step does it for every
+        sample."""
         return Sample(*_all_but_verdict(self), verdict)  # type: ignore[call-arg]
 
 

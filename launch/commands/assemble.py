@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mrl.capacity.fits import refusals
 from mrl.capacity.model_facts import find_facts
+from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
 from mrl.data.load import Dataset
 from mrl.errors import ConfigError
@@ -33,8 +33,7 @@ from mrl.loops.collect import Collector, RewardWorkers
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
-from mrl.loops.throughput import Throughput
-from mrl.observe.devices import peak_flops
+from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.stop_tokens import end_of_text
@@ -143,7 +142,7 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
     with contextlib.ExitStack() as stack:
         stack.callback(placement.remove)
         nodes = [slot.node for slot in placement.slots]
-        if found := refusals(config, read_config(config.model.path), nodes, gpus=gpus):
+        if found := unmet(config, read_config(config.model.path), nodes, gpus=gpus):
             raise ConfigError("\n".join(found))
         hybrid = Hybrid(
             config,

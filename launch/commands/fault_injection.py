@@ -24,7 +24,7 @@ import psutil
 from mrl.errors import ConfigError
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.colocated import Hybrid
-from mrl.observe.phases import PHASES, Moment, PhaseClock
+from mrl.observe.phases import PHASES, Event, PhaseClock
 
 VARIABLE = "MRL_DRILL"
 STOPPED_SECONDS = 0.3
@@ -62,14 +62,14 @@ class DrillMaster:
         self._seen: collections.Counter[str] = collections.Counter()
         self._thread: threading.Thread | None = None
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, event: Event) -> None:
         phase = self._clock.current
-        if moment == "enter":
+        if event == "enter":
             self._seen[phase] += 1
             for drill in self._drills:
                 if (drill.phase, drill.count) == (phase, self._seen[phase]):
                     self._begin(drill)
-        elif moment == "leave" and self._thread is not None:
+        elif event == "leave" and self._thread is not None:
             self._thread.join()
             self._thread = None
             time.sleep(NOTICE_SECONDS)

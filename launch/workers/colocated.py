@@ -19,7 +19,7 @@ from mrl.errors import WorkerLost
 from mrl.launch.workers.actor_group import close_all, wait_all
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
-from mrl.observe.phases import Moment, PhaseClock
+from mrl.observe.phases import Event, PhaseClock
 from mrl.resharding.transfer.session import Session
 
 CLOSE_SECONDS = 20.0
@@ -56,9 +56,9 @@ class Hybrid:
             self._digest = self.train.connect(self.rollout.addresses(), self.rollout.engine_manifests())
         self._clock.listeners.append(self._check_alive)
 
-    def _check_alive(self, moment: Moment) -> None:
+    def _check_alive(self, event: Event) -> None:
         """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is next needed."""
-        dead = [] if moment == "enter" else [*self.train.dead(), *self.rollout.dead()]
+        dead = [] if event == "enter" else [*self.train.dead(), *self.rollout.dead()]
         if dead:
             raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
 

@@ -12,9 +12,8 @@ from mrl.observe import metrics_log, trackers
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
-from mrl.observe.run_folder import RunFolder
+from mrl.observe.run_folder import RunFolder, TrackedRun
 from mrl.observe.samples_log import SamplesLog, write_named
-from mrl.observe.tracked_run import TrackedRun
 from mrl.samples import Group
 
 

@@ -1,4 +1,7 @@
-"""metrics.jsonl: one object a step, always written, never a step twice; and which of its fields may differ between equal runs."""
+"""metrics.jsonl: one object a step, always written, never a step twice.
+
+Beside the file: which of its fields may differ between equal runs, and its curves as `mrl report` draws them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mrl.errors import DataError
+from mrl.files import replace_durably
+
 log = logging.getLogger(__name__)
 
 LAYERS = "moe/layers/"
@@ -16,10 +22,11 @@ LAYERS = "moe/layers/"
 VOLATILE_PREFIXES = ("time/", "perf/", "mem/")
 VOLATILE_PARTS = ("seconds",)
 """Fields that depend on the machine's speed; all others are equal for equal seed, configuration and machine."""
+BARS = " .:-=+*#%@"
 
 
 def without_volatile(row: Mapping[str, object]) -> dict[str, object]:
-    """The part of a metrics row that a deterministic run repeats to the last bit."""
+    """Keeps the part of a metrics row that a deterministic run repeats to the last bit."""
     return {name: value for name, value in row.items() if not _is_volatile(name)}
 
 
@@ -38,22 +45,21 @@ class MetricsLog:
     def resume_at(self, step: int) -> None:
         """Drops rows of `step` and later, and a torn last line, so that a resumed run logs no step twice."""
         kept = [row for row in read(self._path) if int(row["step"]) < step]
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
-        os.replace(temporary, self._path)
+        replace_durably(self._path, "".join(_line(row) for row in kept).encode())
 
     def has(self, step: int) -> bool:
+        """Whether a row of the step is there."""
         return any(int(row["step"]) == step for row in read(self._path))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """A row that a full disk does not take is written before the next one."""
+        """Appends a row; one that a full disk does not take is written before the next one."""
         self._unwritten.append(_line({"step": step, **values}))
         if append_lines(self._path, self._unwritten):
             self._unwritten.clear()
 
 
 def append_lines(path: Path, lines: Sequence[str]) -> bool:
-    """All lines durably at the end of the file, or none of them and a warning."""
+    """Writes all lines durably at the end of the file, or none of them with a warning; says whether it did."""
     size = path.stat().st_size if path.is_file() else 0
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -69,7 +75,7 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """All complete rows; an absent file has none."""
+    """Reads all complete rows; an absent file has none."""
     if not path.is_file():
         return []
     rows = []
@@ -90,3 +96,33 @@ def _plain(value: object) -> object:
         return value
     number = float(value)  # type: ignore[arg-type]
     return number if math.isfinite(number) else str(number)
+
+
+def curves(run_folder: str | Path) -> str:
+    """Draws reward and validation curves of a run folder as text. DataError where it has no rows."""
+    rows = read(Path(run_folder) / "metrics.jsonl")
+    if not rows:
+        raise DataError(f"{run_folder}/metrics.jsonl has no rows; is this a run folder?")
+    lines = [f"{run_folder}: {int(rows[-1]['step'])} steps"]
+    lines += [
+        _curve(rows, name) for name in ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")
+    ]
+    lines += ["validation:"]
+    lines += [
+        f"  step {int(r['step']):>4}  val/accuracy {r['val/accuracy']:.3f}"
+        for r in rows
+        if "val/accuracy" in r
+    ]
+    return "\n".join(lines)
+
+
+def _curve(rows: list[dict[str, float]], name: str, width: int = 60) -> str:
+    values = [float(r[name]) for r in rows if name in r]
+    if not values:
+        return f"  {name}: not logged"
+    size = max(1, -(-len(values) // width))
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / ((high - low) or 1.0)
+    bars = "".join(BARS[round((m - low) * scale)] for m in means)
+    return f"  {name:<30} {values[0]:.3f} -> {values[-1]:.3f}  |{bars}|  {low:.3f}..{high:.3f}"

@@ -1,7 +1,7 @@
 """MLflow: one run for all starts of a training run, every metric of a step once.
 
-Points cannot be taken back there: a step that is run again after a death keeps its first figures. The store itself is
-asked for the last step of each metric, because a death may fall into the middle of a row.
+Points cannot be taken back there: a step that is run again after a death keeps its first figures. The store
+itself is asked for the last step of each metric, because a death may fall into the middle of a row.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.sections.logging import MlflowSection
-from mrl.observe.tracked_run import TrackedRun
+from mrl.observe.run_folder import TrackedRun
 
 BATCH = 100
 """Parameters MLflow takes at once."""
 
 
 class MlflowTracker:
-    """One MLflow run whose id is kept in the run folder; settings are its parameters, those changed later its tags."""
+    """One MLflow run, its id kept in the run folder; settings are parameters, those changed later tags."""
 
     next_step = 0
 

@@ -1,4 +1,4 @@
-"""README.md of an exported folder: what the weights are, in the form that model hubs read. Says what is known and no more."""
+"""README.md of an exported folder: what the weights are, in the form that model hubs read."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NO_FIGURES = ("val/prompts", "val/no_reward")
 def model_card(
     config: Config, *, step: int, dtype: str, versions: Mapping[str, str], row: Mapping[str, Any] | None
 ) -> str:
-    """The card of the policy after `step` steps. `row`: the last row of metrics with a validation, None where there is none."""
+    """The card of the policy after `step` steps. `row`: the last metrics with a validation, or None."""
     base, matter = base_model(config.model.path), front_matter(Path(config.model.path) / "README.md")
     algorithm = config.algorithm
-    datasets = dict.fromkeys(found["name"] for path in _files(config) if (found := HUB_ROWS.match(path)))
+    datasets = dict.fromkeys(match["name"] for path in _files(config) if (match := HUB_ROWS.match(path)))
     head = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -38,8 +38,8 @@ def model_card(
     lines = [
         f"# {config.run.name}, step {step}",
         "",
-        "A policy trained by reinforcement learning with mrl (Megatron-core trains, vLLM generates). This card was written by the export; "
-        "nobody has reviewed the model.",
+        "A policy trained by reinforcement learning with mrl (Megatron-core trains, vLLM generates). This card was "
+        "written by the export; nobody has reviewed the model.",
         "",
         "| | |",
         "|---|---|",
@@ -57,16 +57,16 @@ def model_card(
 
 
 def base_model(path: str) -> str | None:
-    """The hub's name of a model folder, where the folder's place says it: the cache of the Hugging Face libraries."""
-    found = CACHED.search(str(Path(path).resolve()))
-    return f"{found['owner']}/{found['name']}" if found else None
+    """The hub's name of a model folder, where the folder lies in the cache of their libraries."""
+    match = CACHED.search(str(Path(path).resolve()))
+    return f"{match['owner']}/{match['name']}" if match else None
 
 
 def front_matter(readme: Path) -> dict[str, Any]:
     """The YAML block that a README begins with; empty where there is none that can be read."""
     try:
-        found = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
-        matter = yaml.safe_load(found[1]) if found else None
+        block = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
+        matter = yaml.safe_load(block[1]) if block else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return matter if isinstance(matter, dict) else {}

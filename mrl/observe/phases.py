@@ -1,4 +1,7 @@
-"""The eight phases of a step by name: what runs now, how long each took, and how long the driver waited. Monotonic seconds."""
+"""The eight phases of a step by name: what runs now, how long each took, and how long the driver waited.
+
+Seconds are of the monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,22 @@ from typing import Literal
 
 PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
 """The order of a step; start_up, validate and shutdown lie outside it."""
-
-
-Moment = Literal["enter", "wait", "leave"]
+Event = Literal["enter", "wait", "leave"]
 
 
 class PhaseClock:
-    """Names the phase that runs and adds up its seconds until `take` empties the account."""
+    """Names the phase that runs and adds up the seconds of each until they are taken."""
 
     def __init__(self) -> None:
         self.current = "start_up"
-        self.listeners: list[Callable[[Moment], None]] = []
+        self.listeners: list[Callable[[Event], None]] = []
         """Called when a phase begins, about once a second while it waits for others, and when it ends well."""
         self._seconds: dict[str, float] = {}
         self._waited = 0.0
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """`current` keeps the name of the phase an exception came from."""
+        """Runs a phase; `current` keeps the name of the one that an exception came from."""
         outer, start = self.current, time.monotonic()
         self.current = name
         self._tell("enter")
@@ -50,12 +51,12 @@ class PhaseClock:
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def _tell(self, moment: Moment) -> None:
+    def _tell(self, event: Event) -> None:
         for listener in self.listeners:
-            listener(moment)
+            listener(event)
 
     def take(self) -> dict[str, float]:
         """`time/<phase>_seconds` of all phases since the last call."""
-        taken = {f"time/{name}_seconds": seconds for name, seconds in self._seconds.items()}
+        metrics = {f"time/{name}_seconds": seconds for name, seconds in self._seconds.items()}
         self._seconds = {}
-        return taken
+        return metrics

@@ -27,10 +27,12 @@ class Progress:
         self._first_step: int | None = None
 
     def message(self, text: str) -> None:
+        """Prints a line at once."""
         self._console.print(text, markup=False)
         self._console.file.flush()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Prints the line of a step."""
         self._first_step = step if self._first_step is None else self._first_step
         figures = [f"{label} {metrics[name]:{form}}" for label, name, form in SHOWN if name in metrics]
         seconds = metrics.get("time/step_seconds", 0.0)

@@ -1,7 +1,8 @@
-"""runs/<name>/: one owner at a time, and where everything of a run lies."""
+"""runs/<name>/: one owner at a time, where everything of a run lies, and what trackers are told of it."""
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import logging
@@ -9,6 +10,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mrl.errors import ConfigError
 
@@ -66,3 +68,16 @@ class RunFolder:
 
     def close(self) -> None:
         os.close(self._lock)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """One start of a run, the first or a resumed one."""
+
+    folder: Path
+    """The run folder; a tracker keeps its id of the run there."""
+    name: str
+    config: Mapping[str, Any]
+    """The resolved configuration as JSON values."""
+    first_step: int
+    """First step of this start; earlier ones are in metrics.jsonl, later ones are run again."""

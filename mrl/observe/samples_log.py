@@ -12,7 +12,7 @@ from mrl.samples import Group, Sample
 
 
 class SamplesLog:
-    """Appends the first `limit` samples of a step, the best and the worst of each group first; none on a full disk."""
+    """Appends the first `limit` samples of a step, best and worst of each group first; none on a full disk."""
 
     def __init__(self, path: Path, *, limit: int) -> None:
         self._path, self._limit = path, limit
@@ -31,11 +31,11 @@ def write_all(path: Path, step: int, groups: Sequence[Group], *, kind: str) -> N
 
 def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[str], *, reason: str) -> None:
     """Appends the samples of these ids, with their tokens and why they were written."""
-    wanted = set(names)
+    requested = set(names)
     with path.open("a", encoding="utf-8") as file:
         for group in groups:
             for sample in group.samples:
-                if sample.sample_id in wanted:
+                if sample.sample_id in requested:
                     row = _row(step, "bad", group, sample) | {"why": reason}
                     row["reward"] = str(row["reward"])  # JSON has no NaN
                     row["tokens"] = [*sample.prompt_tokens.tolist(), *sample.response_tokens.tolist()]
@@ -43,7 +43,7 @@ def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[
 
 
 def _extremes(samples: Sequence[Sample]) -> list[Sample]:
-    """The best and the worst; one where the group has one."""
+    """The best and the worst sample; one where the group has one."""
     ordered = sorted(samples, key=_value)
     return [ordered[-1], ordered[0]][: len(ordered)]
 

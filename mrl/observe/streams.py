@@ -23,7 +23,7 @@ class _LossyFile(io.FileIO):
 
 
 def lossy(descriptor: int) -> TextIO:
-    """An open descriptor as a stream that is written line by line; closing the stream leaves the descriptor open."""
+    """An open descriptor as a stream written line by line; closing the stream leaves it open."""
     raw = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 

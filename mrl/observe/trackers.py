@@ -1,7 +1,7 @@
 """TensorBoard, Weights & Biases and MLflow behind one protocol, each in a thread of its own.
 
-A tracker that raises or falls behind is switched off with one warning; it never stops or delays training. All follow
-metrics.jsonl: at a start each takes from there the rows it lacks, so that one added or lost on the way catches up.
+A tracker that raises or falls behind is switched off with one warning; it never stops or delays training. All
+follow metrics.jsonl: at a start each takes the rows it lacks from there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe.mlflow_tracker import MlflowTracker
-from mrl.observe.tracked_run import TrackedRun
+from mrl.observe.run_folder import TrackedRun
 from mrl.observe.wandb_tracker import WandbTracker
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class GuardedTracker:
 def require_installed(names: Iterable[str]) -> None:
     """ConfigError that names the extra of each tracker whose package is absent; imports nothing.
 
-    A folder that a tracker left in the working folder (wandb/) looks like a package without a file: that is no package.
+    A folder that a tracker left in the working folder (wandb/) looks like a package without a file.
     """
     specs = {name: importlib.util.find_spec(name) for name in names}
     if absent := [name for name, spec in specs.items() if spec is None or spec.origin is None]:

@@ -1,10 +1,11 @@
 """Weights & Biases: one run for all starts of a training run, every step once.
 
-A history there is append-only and its steps only rise. Online the server's last step is asked, and nothing up to it is
-sent: a step that is run again after a death keeps its first figures. Offline every start has a folder of its own, and
-`wandb sync` joins folders of one id as they are, so that an earlier start's folder that nobody synced is put aside and the
-new one takes the whole history from metrics.jsonl: its figures are those of the steps that count. What is already
-synced is not sent again; wandb writes its file every 15 s, so that what a killed start had logged since is not in it.
+A history there is append-only and its steps only rise. Online the server's last step is asked, and nothing up
+to it is sent: a step that is run again after a death keeps its first figures. Offline every start has a
+folder of its own, and `wandb sync` joins folders of one id as they are, so that an earlier start's folder
+that nobody synced is put aside and the new one takes the whole history from metrics.jsonl: its figures are
+those of the steps that count. What is already synced is not sent again; wandb writes its file every 15 s, so
+that what a killed start had logged since is not in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from mrl.config.sections.logging import WandbSection
 from mrl.errors import ConfigError
-from mrl.observe.tracked_run import TrackedRun
+from mrl.observe.run_folder import TrackedRun
 
 LAST_STEP = "last_step"
 """File in an offline start's folder: the last step it was given."""
@@ -69,7 +70,7 @@ def _kept_id(path: Path) -> str:
 
 
 def after_synced(folder: Path, run_id: str) -> int:
-    """First step that earlier offline starts did not sync; folders of those that synced nothing are put aside."""
+    """First step that earlier offline starts did not sync; folders of others are put aside."""
     first = 0
     for earlier in sorted(folder.parent.glob(f"offline-run-*-{run_id}")):
         if earlier == folder:

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.loops.throughput import Throughput
+from mrl.loops.throughput import Throughput, peak_flops
 from mrl.models.facts import Facts
-from mrl.observe.devices import peak_flops
 
 QWEN = {
     "model_type": "qwen3",

@@ -20,9 +20,9 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
             "data": {"train": "t.jsonl"},
             "reward": {"kind": "maths"},
             "loop": {"steps": 10 * attempt},
-            "observe": {
+            "logging": {
                 "trackers": ["tensorboard", "wandb", "mlflow"],
-                "tracker_deadline_seconds": 60,
+                "tracker_deadline_seconds": 600,  # a slow machine is no tracker that hangs
                 "wandb": {"project": "proofs", "group": "g", "tags": ["a", "b"], "mode": "offline"},
                 "mlflow": {
                     "tracking_uri": f"sqlite:///{folder}/mlflow.db",
@@ -40,7 +40,7 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
     if closes:
         recorder.close()
     print("written", flush=True)
-    time.sleep(100)
+    time.sleep(600)
 
 
 if __name__ == "__main__":

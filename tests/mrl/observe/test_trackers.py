@@ -3,7 +3,6 @@
 import logging
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe import trackers
-from mrl.observe.tracked_run import TrackedRun
+from mrl.observe.run_folder import TrackedRun
 from mrl.observe.trackers import GuardedTracker
 from mrl.observe.wandb_tracker import LAST_STEP, after_synced
 
@@ -30,17 +29,17 @@ class Hanging:
     next_step = 0
 
     def __init__(self) -> None:
-        self.entered = threading.Event()
+        self.entered, self.released = threading.Event(), threading.Event()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.entered.set()
-        threading.Event().wait(30)
+        self.released.wait()
 
     def close(self) -> None: ...
 
 
 def test_a_failing_tracker_is_switched_off_once(caplog: pytest.LogCaptureFixture) -> None:
-    tracker = GuardedTracker("failing", Failing, deadline_seconds=2)
+    tracker = GuardedTracker("failing", Failing, deadline_seconds=60)
     with caplog.at_level(logging.WARNING):
         for step in range(5):
             tracker.log(step, {"a": 1.0})
@@ -52,16 +51,16 @@ def test_a_failing_tracker_is_switched_off_once(caplog: pytest.LogCaptureFixture
 
 
 def test_a_hanging_tracker_never_delays_a_step() -> None:
+    """The tracker hangs until the test's end: a step, or the run's end, that waited for it would not come back."""
     hanging = Hanging()
     tracker = GuardedTracker("hanging", lambda: hanging, deadline_seconds=0.3)
-    start = time.monotonic()
     tracker.log(0, {"a": 1.0})
-    assert hanging.entered.wait(5)
+    assert hanging.entered.wait(60)
     for step in range(1, 40):
         tracker.log(step, {"a": 1.0})
     assert not tracker.enabled
     tracker.close()
-    assert time.monotonic() - start < 5
+    hanging.released.set()
 
 
 def test_an_absent_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
