@@ -123,7 +123,7 @@ class TrainedModel:
     def load_parameters(self, path: str | Path) -> None:
         """Streams a Hugging Face folder into this rank's parameters alone."""
         targets = [(local, parameter.data) for local, parameter in self._located]
-        left_out = folder.load(path, self.family, self.hf_config, targets)
+        left_out = folder.load_folder(path, self.family, self.hf_config, targets)
         if left_out and self.place.rank == 0 and not self._is_critic:
             prefixes = ", ".join(self.family.untrained(self.hf_config))
             log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)

@@ -206,13 +206,13 @@ class MegatronWorker:
             "optimizer_steps": self.policy.optimizer.steps,
             "critic_steps": None if self.critic is None else self.critic.optimizer.steps,
         }
-        training_state.save(Path(path), self._states(), extra=payload, about=self._about())
+        training_state.save_state(Path(path), self._states(), extra=payload, about=self._about())
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Continues from a checkpoint, also one of another layout; returns its `extra`, or CheckpointError."""
         self.policy.memory.require_unleased("load a checkpoint")
         self.policy.forget_folder()
-        payload = training_state.load(Path(path), self._states(), about=self._about())
+        payload = training_state.load_state(Path(path), self._states(), about=self._about())
         self.policy.optimizer.steps = payload["optimizer_steps"]
         if self.critic is not None:
             self.critic.optimizer.steps = payload["critic_steps"]

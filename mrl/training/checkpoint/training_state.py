@@ -62,7 +62,7 @@ class TrainingState:
         self._optimizer.load(state["optimizer"])
 
 
-def save(
+def save_state(
     path: Path, states: Mapping[str, TrainingState], *, extra: dict[str, Any], about: dict[str, Any]
 ) -> None:
     """Writes `path` on all ranks together. `extra` (rank 0's) can be pickled; `about` is JSON.
@@ -90,7 +90,7 @@ def save_weights(folder: Path, state: TrainingState) -> None:
     write_sharded(state.sharded_weights(), folder)
 
 
-def load(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
+def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
     """Reads `path` on all ranks together and returns its `extra`. CheckpointError where it is not valid."""
     manifest: dict[str, Any] = {}
     run_on_rank_zero(lambda: manifest.update(checkpoint_folder.verify(path)))

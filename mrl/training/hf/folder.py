@@ -52,7 +52,7 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), single)
 
 
-def load(
+def load_folder(
     folder: str | Path, family: Family, hf_config: HfConfig, targets: Iterable[tuple[LocalTensor, Tensor]]
 ) -> set[str]:
     """Streams a folder of the family into one rank's parameters; returns the names that no rank trains.

@@ -92,6 +92,7 @@ def measure_critic(
     worker.add_critic(CriticSection())
     worker.update(batch(rank), squared_values, {"num_tokens": float(TOKENS)}, role="critic")
     critic = worker.critic
+    assert critic is not None
     buffers = critic.memory.buffers
     weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)
     optimizer = {a: size for a, size in storages(optimizer_tensors(critic)).items() if a not in weights}

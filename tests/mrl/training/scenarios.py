@@ -97,7 +97,7 @@ def digests_of_folder(folder: Path, layout: dict[str, int], *, dtype: str) -> li
     for place in places.places():
         table = family.local_tensors(hf_config, places, place, dtype=dtype)
         held = [(local, torch.empty(local.shape, dtype=getattr(torch, local.dtype))) for local in table]
-        hf_folder.load(folder, family, hf_config, held)
+        hf_folder.load_folder(folder, family, hf_config, held)
         digests.append(digest_boxes(held))
     return digests
 
