@@ -102,7 +102,7 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
         (("training.layout.tp=8",), "query groups are cut"),
         (
             ("rollout.quantization=fp8_block", "algorithm.correction.kind='off'"),
-            "truncated is the usual correction",
+            "truncated is the usual choice",
         ),
         (
             ("rollout.quantization=fp8_block", "loop.max_rollout_mismatch=0.01"),
