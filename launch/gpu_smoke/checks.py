@@ -85,11 +85,9 @@ class Smoke:
                 )
                 arrived = peer.answer()["digests"]
             self._check(arrived == sent, f"{len(sent)} tensors arrived with the digests they were sent with")
-            speed = stats.moved.num_bytes / stats.seconds / 1e9
-            self._check(
-                speed > 0,
-                f"sender: {stats.moved.num_bytes >> 20} MiB in {stats.moved.num_buckets} buckets, {speed:.2f} GB/s with digests",
-            )
+            moved, speed = stats.moved, stats.moved.num_bytes / stats.seconds / 1e9
+            size = f"{moved.num_bytes >> 20} MiB in {moved.num_buckets} buckets"
+            self._check(speed > 0, f"sender: {size}, {speed:.2f} GB/s with digests")
         finally:
             peer.ask("release")
             peer.answer()
