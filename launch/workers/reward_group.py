@@ -1,7 +1,7 @@
 """Reward processes on every node: one actor with a pool on each, behind the interface of a single pool.
 
-A prompt's samples go to one node, chosen by prompt index, so that verifiers of whole groups see them together. A node that is
-lost ends the run with its name, as a lost trainer rank does.
+A prompt's samples go to one node, chosen by prompt index, so that verifiers of whole groups see them
+together. A node that is lost ends the run with its name, as a lost trainer rank does.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class RewardGroup(ActorGroup[RewardActor]):
 
     @contextlib.contextmanager
     def started(self, trial: Sequence[Prompt]) -> Iterator[RewardGroup]:
-        """The group after a trial of the prompts on each node, closed at the end. Raises ConfigError naming the node."""
+        """The group after a trial of the prompts on each node, closed at the end. Raises ConfigError naming
+        the node."""
         try:
             self._check(trial)
             yield self

@@ -1,8 +1,9 @@
-"""What a verifier is given, what it answers, and what a kind of reward declares. Pools, processes and retries are elsewhere.
+"""What a verifier is given, what it answers, and what a kind of reward declares. Pools, processes and
+retries are elsewhere.
 
 A verifier is an object with `name`, `version` and `async score(request) -> Verdict`. A group verifier has
-`async score_group(requests) -> list[Verdict]` instead. One that spends its time waiting for others says so (`waits = True`)
-and is called many times at once. A wrong answer is scored; a verifier that could not look
+`async score_group(requests) -> list[Verdict]` instead. One that spends its time waiting for others says so
+(`waits = True`) and is called many times at once. A wrong answer is scored; a verifier that could not look
 raises, and the pool makes "no reward" of it after its retries.
 """
 
@@ -76,7 +77,8 @@ class Stage:
     batch_size: int = 1
     """Samples in one message. Above 1 the work is cheap and one worker does it all."""
     in_child: bool = False
-    """Each sample is scored in a forked child that is killed at the deadline; the worker itself never reads a response."""
+    """Each sample is scored in a forked child that is killed at the deadline; the worker itself never reads
+    a response."""
     keeps_deadline: bool = False
     """The verifier ends overdue work itself: what a sample used up is a verdict of its own."""
 
@@ -84,8 +86,8 @@ class Stage:
 class RewardKind:
     """What `reward.kind` names: the stages of its work, its verifiers and its ground truths.
 
-    A subclass in one file and its entry in `mrl.rewards.kinds.registry` make a new kind; settings of its own are a field
-    of RewardPart with the kind's name. Instances travel to reward workers pickled.
+    A subclass in one file and its entry in `mrl.rewards.kinds.registry` make a new kind; settings of its own
+    are a field of RewardPart with the kind's name. Instances travel to reward workers pickled.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (Stage(),)
@@ -105,11 +107,13 @@ class RewardKind:
         return self.stages
 
     def verifier(self, stage: Stage) -> Verifier | GroupVerifier:
-        """The verifier of a stage, made in a reward worker. Raises ConfigError or RewardError where it cannot be made."""
+        """The verifier of a stage, made in a reward worker. Raises ConfigError or RewardError where it
+        cannot be made."""
         raise NotImplementedError
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
-        """What the verifier compares with, made of a row's answer at load. Raises DataError naming the place."""
+        """What the verifier compares with, made of a row's answer at load. Raises DataError naming the
+        place."""
         return raw
 
     def announce(self) -> None:
@@ -152,7 +156,8 @@ def no_reward(reason: str) -> Verdict:
 
 
 def checked_value(value: Any, *, verifier: str, value_range: tuple[float, float] | None = None) -> float:
-    """A reward as a finite float. Raises RewardError for NaN, infinities, other types and values out of range."""
+    """A reward as a finite float. Raises RewardError for NaN, infinities, other types and values out of
+    range."""
     number = value.item() if isinstance(value, np.generic) else value
     if not isinstance(number, bool | int | float):
         raise RewardError(

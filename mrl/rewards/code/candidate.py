@@ -1,4 +1,5 @@
-"""One conversation with a candidate: requests and replies in lock step, output drained and capped, one deadline.
+"""One conversation with a candidate: requests and replies in lock step, output drained and capped, one
+deadline.
 
 consumes      calls of the verifier
 produces      decoded replies, or CandidateEnded with the outcome
@@ -103,7 +104,8 @@ class Session:
             self._end(Outcome.RUNTIME_ERROR, f"the program raised {_name(reply)} while it was loaded")
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call's value. Raises CandidateRaised where the function raised, CandidateEnded where all is over."""
+        """One call's value. Raises CandidateRaised where the function raised, CandidateEnded where all is
+        over."""
         self._refuse_early()
         self._calls += 1
         self._send(

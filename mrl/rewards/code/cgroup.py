@@ -1,4 +1,5 @@
-"""Memory, process and processor limits for one sandbox run by cgroup, where this process may make one (v1 or v2)."""
+"""Memory, process and processor limits for one sandbox run by cgroup, where this process may make one (v1 or
+v2)."""
 
 from __future__ import annotations
 

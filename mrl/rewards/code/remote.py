@@ -1,9 +1,9 @@
 """Programs scored by a remote service with SandboxFusion's HTTP interface (POST {url}/run_code).
 
-Here too the verifier is on this side: inputs go out one run at a time and what comes back is compared here. A service
-that is down, overloaded or answers nonsense makes the verifier fail (no reward after retries); only what the candidate
-did is scored. A call of a function is turned into a program that writes its value, tagged, into a file the service
-returns; standard output is the answer of stdin tasks alone.
+Here too the verifier is on this side: inputs go out one run at a time and what comes back is compared here.
+A service that is down, overloaded or answers nonsense makes the verifier fail (no reward after retries);
+only what the candidate did is scored. A call of a function is turned into a program that writes its value,
+tagged, into a file the service returns; standard output is the answer of stdin tasks alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class RemoteSession:
         self._program, self._entry_point = program, entry_point
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call's value. Raises CandidateRaised, CandidateEnded, and RewardError where the service failed."""
+        """One call's value. Raises CandidateRaised, CandidateEnded, and RewardError where the service
+        failed."""
         call = {"args": [encode(v) for v in args], "kwargs": {name: encode(v) for name, v in kwargs.items()}}
         source = _call_source(self._program, self._entry_point, call)
         reply = self._post(source, "", [_ANSWER_FILE])

@@ -1,8 +1,9 @@
-"""What runs inside the sandbox, beside the candidate. Its text is handed to a bare interpreter; it imports nothing
-of ours and holds nothing worth stealing: no expected values, one input at a time.
+"""What runs inside the sandbox, beside the candidate. Its text is handed to a bare interpreter; it imports
+nothing of ours and holds nothing worth stealing: no expected values, one input at a time.
 
-Frames on the request descriptor: the set-up, then one call each. Frames on the reply descriptor: "ready", "loaded",
-then one answer per call with the call's number. Everything that arrives is data; the verifier trusts none of it.
+Frames on the request descriptor: the set-up, then one call each. Frames on the reply descriptor: "ready",
+"loaded", then one answer per call with the call's number. Everything that arrives is data; the verifier
+trusts none of it.
 """
 
 import json

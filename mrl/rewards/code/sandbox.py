@@ -1,10 +1,10 @@
 """The sandbox: where untrusted programs run, or nothing runs at all.
 
-Bubblewrap gives own user, pid, mount, network, ipc, uts and cgroup namespaces, a read-only root with an interpreter
-and nothing else, a small writable /tmp, an empty environment and a session of its own. Under it: a system-call filter,
-resource limits, and where this process may make one, a cgroup. Started by root, the run gets a user id of its own.
-Where no cgroup can be made, the candidate may not start a thread or process, so that the limits of one process are
-the limits of the run. `describe` says which of these hold here.
+Bubblewrap gives own user, pid, mount, network, ipc, uts and cgroup namespaces, a read-only root with an
+interpreter and nothing else, a small writable /tmp, an empty environment and a session of its own. Under it:
+a system-call filter, resource limits, and where this process may make one, a cgroup. Started by root, the
+run gets a user id of its own. Where no cgroup can be made, the candidate may not start a thread or process,
+so that the limits of one process are the limits of the run. `describe` says which of these hold here.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     asserts    {"entry_point": "add", "test": "def check(candidate): ...", "prompt": code before the candidate's}
                {"entry_point": "add", "test_list": ["assert add(1, 2) == 3", ...]}
 
-A JSON text of any of these works too. Asserts and their context are the data set's, so they are trusted; they run in
-the verifier, never beside the candidate.
+A JSON text of any of these works too. Asserts and their context are the data set's, so they are trusted;
+they run in the verifier, never beside the candidate.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def _cases(raw: dict[str, Any], entry_point: str | None, place: str) -> tuple[Ca
 
 
 def _case(case: Any, entry_point: str | None, place: str) -> Case:
-    wanted = ("args", "expected") if entry_point else ("stdin", "stdout")
-    if not isinstance(case, dict) or any(name not in case for name in wanted):
-        raise DataError(f"{place}: a case has {' and '.join(wanted)}; this one is {str(case)[:80]!r}")
+    required = ("args", "expected") if entry_point else ("stdin", "stdout")
+    if not isinstance(case, dict) or any(name not in case for name in required):
+        raise DataError(f"{place}: a case has {' and '.join(required)}; this one is {str(case)[:80]!r}")
     if not entry_point:
         return Case(stdin=_text(case["stdin"]), stdout=_text(case["stdout"]))
     kwargs = case.get("kwargs") or {}

@@ -1,7 +1,8 @@
-"""Values that cross the sandbox: built-in types only, as tagged JSON, decoded strictly and compared by stated rules.
+"""Values that cross the sandbox: built-in types only, as tagged JSON, decoded strictly and compared by
+stated rules.
 
-bool is never a number; int and float compare by value; a list stands for a tuple; NaN equals NaN; floats compare
-within the task's relative tolerance; sets and dicts compare by their elements.
+bool is never a number; int and float compare by value; a list stands for a tuple; NaN equals NaN; floats
+compare within the task's relative tolerance; sets and dicts compare by their elements.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def same(value: Any, expected: Any, *, tolerance: float) -> bool:
     if isinstance(value, int | float) and isinstance(expected, int | float):
         return _same_number(value, expected, tolerance)
     if isinstance(value, complex) and isinstance(expected, complex | float | int):
-        wanted = complex(expected)
-        return _same_number(value.real, wanted.real, tolerance) and _same_number(
-            value.imag, wanted.imag, tolerance
+        number = complex(expected)
+        return _same_number(value.real, number.real, tolerance) and _same_number(
+            value.imag, number.imag, tolerance
         )
     if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
         return len(value) == len(expected) and all(

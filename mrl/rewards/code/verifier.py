@@ -1,7 +1,8 @@
 """The code verifier: runs a program in the sandbox and compares what it answers with what the task expects.
 
-Three parties: the verifier (here; holds expected values and asserts, runs no candidate code), the runner inside the
-boundary, and the candidate. Asserts run here, against a proxy that sends each call into the sandbox.
+Three parties: the verifier (here; holds expected values and asserts, runs no candidate code), the runner
+inside the boundary, and the candidate. Asserts run here, against a proxy that sends each call into the
+sandbox.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class CandidateSession(Protocol):
 
 
 def program_in(response: str) -> str | None:
-    """The last code block of a response (after the thinking); a response without any fence is the program itself."""
+    """The last code block of a response (after the thinking); a response without any fence is the program
+    itself."""
     text = response.rpartition("</think>")[2]
     fences = list(_FENCE.finditer(text))
     if not fences:
@@ -115,7 +117,8 @@ class _Run:
         return _verdict(outcome, reason, float(outcome is Outcome.ACCEPTED))
 
     def cases(self) -> Verdict:
-        """All cases, in an order that depends on the program, so that it cannot know which one it is looking at."""
+        """All cases, in an order that depends on the program, so that it cannot know which one it is looking
+        at."""
         cases = list(self.task.cases)
         random.Random(zlib.crc32(self.source.encode())).shuffle(cases)
         size = self.rules.cases_per_process if self.task.entry_point else 1
@@ -180,8 +183,8 @@ def _run_test(task: CodeTask, session: CandidateSession) -> tuple[Outcome, str]:
         except CandidateRaised as error:
             raised.append(error.name)
             kind = getattr(builtins, error.name, None)
-            known = kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
-            raise known("raised by the candidate") from None
+            error_type = kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
+            raise error_type("raised by the candidate") from None
 
     names: dict[str, Any] = {"__name__": "test"}
     try:

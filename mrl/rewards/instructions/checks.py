@@ -1,6 +1,8 @@
-"""The single checks instruction verifiers are composed of. Each is a pure function of the response and its arguments.
+"""The single checks instruction verifiers are composed of. Each is a pure function of the response and its
+arguments.
 
-All are linear in the response's length. Register one with `@check`; its keyword-only arguments are its schema.
+All are linear in the response's length. Register one with `@check`; its keyword-only arguments are its
+schema.
 """
 
 from __future__ import annotations
@@ -58,13 +60,13 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, str) and v for v in value)
 
 
-def _holds(count: int, relation: Relation, wanted: int) -> bool:
+def _holds(count: int, relation: Relation, asked: int) -> bool:
     """Around is up to a tenth off, and always up to one."""
     if relation == "exactly":
-        return count == wanted
+        return count == asked
     if relation == "around":
-        return abs(count - wanted) <= max(1, round(wanted / 10))
-    return count >= wanted if relation == "at_least" else count <= wanted
+        return abs(count - asked) <= max(1, round(asked / 10))
+    return count >= asked if relation == "at_least" else count <= asked
 
 
 def _words(text: str) -> list[str]:
@@ -97,7 +99,8 @@ def num_paragraphs(text: str, *, relation: Relation, count: int) -> bool:
 
 @check
 def num_divided_parts(text: str, *, divider: str, relation: Relation, count: int) -> bool:
-    """Number of parts between dividers (*** for instance); a divider may open or close the text, two never meet."""
+    """Number of parts between dividers (*** for instance); a divider may open or close the text, two never
+    meet."""
     parts = [part.strip() for part in text.split(divider)]
     return all(parts[1:-1]) and _holds(sum(map(bool, parts)), relation, count)
 
@@ -184,7 +187,8 @@ def starts_with(text: str, *, phrase: str) -> bool:
 
 @check
 def ends_with(text: str, *, phrase: str) -> bool:
-    """The response ends with the phrase, in either case; a quotation mark that closes the response may follow."""
+    """The response ends with the phrase, in either case; a quotation mark that closes the response may
+    follow."""
     body, phrase = text.rstrip().lower(), phrase.strip().lower()
     return body.endswith(phrase) or body.removesuffix('"').rstrip().endswith(phrase)
 

@@ -19,7 +19,8 @@ def verify_format(response: str, rules: FormatRules) -> Verdict:
 
 
 def verify_repetition(response: str, rules: RepetitionRules) -> Verdict:
-    """Minus max_penalty times the share of n-grams (of words) that occurred before; 0 for a text without n-grams."""
+    """Minus max_penalty times the share of n-grams (of words) that occurred before; 0 for a text without
+    n-grams."""
     words = response.lower().split()
     num_ngrams = len(words) - rules.ngram + 1
     if num_ngrams <= 0:

@@ -3,8 +3,9 @@
 IFEval        {"instruction_id_list": ["punctuation:no_comma", ...], "kwargs": [{...}, ...]}
 RLVR-IFeval   {"func_name": "validate_word_constraint", "N": 50, "quantifier": "at most", ...}
 
-Each name stands for one check of `checks`, with the arguments' names in the check's words. Sources: the instruction
-registry of google-research's instruction_following_eval (Zhou et al., 2023) and open-instruct's if_functions.
+Each name stands for one check of `checks`, with the arguments' names in the check's words. Sources: the
+instruction registry of google-research's instruction_following_eval (Zhou et al., 2023) and open-instruct's
+if_functions.
 """
 
 from __future__ import annotations

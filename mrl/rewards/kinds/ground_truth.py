@@ -13,8 +13,9 @@ from mrl.rewards.kinds.registry import kind_of
 def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: str) -> Any:
     """What goes into Prompt.ground_truth for a row of `domain`.
 
-    With several verifiers that need a ground truth, the row's answer is an object with an entry per verifier's name, and
-    so is the result. Raises DataError naming the place for a missing or unusable answer and for a domain without a verifier.
+    With several verifiers that need a ground truth, the row's answer is an object with an entry per
+    verifier's name, and so is the result. Raises DataError naming the place for a missing or unusable answer
+    and for a domain without a verifier.
     """
     try:
         parts = section.for_domain(domain).verifiers()

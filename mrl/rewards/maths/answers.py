@@ -1,7 +1,7 @@
 """Finding the one final answer of a response. Linear in the response's length; nothing is evaluated.
 
-Only text after the last closing think tag counts. Places are tried in the order of the rules; the first place that
-holds anything decides, so that a second place gives no second chance.
+Only text after the last closing think tag counts. Places are tried in the order of the rules; the first
+place that holds anything decides, so that a second place gives no second chance.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ def final_answer(response: str, rules: MathsRules) -> Answer:
     """The single final answer of a response."""
     visible = response.rpartition("</think>")[2]
     for place in rules.extraction:
-        found = _PLACES[place](visible, rules)
-        if found:
-            return _single(found, place, rules)
+        candidates = _PLACES[place](visible, rules)
+        if candidates:
+            return _single(candidates, place, rules)
     return Answer(None, "no final answer")
 
 
-def _single(found: list[str], place: str, rules: MathsRules) -> Answer:
-    if len(found) > MAX_CANDIDATES:
+def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
+    if len(candidates) > MAX_CANDIDATES:
         return Answer(None, f"more than {MAX_CANDIDATES} final answers ({place})")
-    if any(len(text) > rules.max_answer_chars for text in found):
+    if any(len(text) > rules.max_answer_chars for text in candidates):
         return Answer(None, f"final answer longer than {rules.max_answer_chars} characters ({place})")
-    answers = list(dict.fromkeys(tidy(text) for text in found))
+    answers = list(dict.fromkeys(tidy(text) for text in candidates))
     if len(answers) > 1 and rules.several == "wrong":
         return Answer(None, f"{len(answers)} different final answers ({place})")
-    answer = answers[-1] if rules.several == "wrong" else tidy(found[-1])
+    answer = answers[-1] if rules.several == "wrong" else tidy(candidates[-1])
     return Answer(answer) if answer else Answer(None, f"empty final answer ({place})")
 
 
 def _boxed(text: str, rules: MathsRules) -> list[str]:
-    found: list[str] = []
+    candidates: list[str] = []
     covered = 0
     for opening in _BOX.finditer(text):
         if opening.start() < covered:
@@ -60,11 +60,11 @@ def _boxed(text: str, rules: MathsRules) -> list[str]:
         content = _braced(text, opening.end(), rules.max_answer_chars)
         if content is None:
             continue
-        found.append(content)
+        candidates.append(content)
         covered = opening.end() + len(content)
-        if len(found) > MAX_CANDIDATES:
+        if len(candidates) > MAX_CANDIDATES:
             break
-    return found
+    return candidates
 
 
 def _braced(text: str, start: int, limit: int) -> str | None:
@@ -85,11 +85,11 @@ def _braced(text: str, start: int, limit: int) -> str | None:
 
 
 def _hashes(text: str, rules: MathsRules) -> list[str]:
-    return _rests_of_lines(text, [found.end() for found in re.finditer("####", text)], rules)
+    return _rests_of_lines(text, [match.end() for match in re.finditer("####", text)], rules)
 
 
 def _answer(text: str, rules: MathsRules) -> list[str]:
-    return _rests_of_lines(text, [found.end() for found in _ANSWER.finditer(text)], rules)
+    return _rests_of_lines(text, [match.end() for match in _ANSWER.finditer(text)], rules)
 
 
 def _rests_of_lines(text: str, starts: list[int], rules: MathsRules) -> list[str]:
@@ -101,8 +101,8 @@ def _rests_of_lines(text: str, starts: list[int], rules: MathsRules) -> list[str
 
 
 def _last_number(text: str, rules: MathsRules) -> list[str]:
-    found = _NUMBER.findall(text[-20 * rules.max_answer_chars :])
-    return [found[-1].rstrip(",")] if found else []
+    candidates = _NUMBER.findall(text[-20 * rules.max_answer_chars :])
+    return [candidates[-1].rstrip(",")] if candidates else []
 
 
 def _whole(text: str, rules: MathsRules) -> list[str]:

@@ -1,6 +1,7 @@
 """Exact numbers in text: integers and rationals, without any parser that evaluates.
 
-Every pattern is linear in the length of its (capped) input. What is not plainly one number is None, never a guess.
+Every pattern is linear in the length of its (capped) input. What is not plainly one number is None, never a
+guess.
 
     "1,234" -> 1234     "1 234" -> 1234     "1.50" -> 3/2     "\\frac{3}{4}" -> 3/4     "007" -> 7
     "1,23" -> None      "1 1/2" -> None     "1/0" -> None     "1_000" -> None           "5 or 6" -> None
@@ -89,7 +90,8 @@ def tidy(text: str) -> str:
 def exact_number(text: str, *, percent: str = "ignore") -> Fraction | None:
     """The one number a tidy text states, or None.
 
-    `percent` is MathsRules.percent: a sign is dropped ("ignore"), divides by 100 ("value") or is no number ("wrong").
+    `percent` is MathsRules.percent: a sign is dropped ("ignore"), divides by 100 ("value") or is no number
+    ("wrong").
     """
     text = _LEADING_CURRENCY.sub(r"\1", text, count=1).strip()
     body = text.removesuffix("%").removesuffix("\\").strip()
@@ -107,18 +109,18 @@ def exact_number(text: str, *, percent: str = "ignore") -> Fraction | None:
 def _plain(text: str) -> Fraction | None:
     if not text or len(text) > 2 * MAX_DIGITS:
         return None
-    found = _DECIMAL.fullmatch(text)
-    if found and (found[2] or found[3]):
-        return _decimal(found)
-    found = _FRACTION.fullmatch(text) or _SHORT_FRACTION.fullmatch(text)
-    if found:
-        return _ratio(f"{found[1]}{found[2]}".replace("--", "").replace("+", ""), found[3])
-    found = _RATIO.fullmatch(text)
-    return _ratio(found[1], found[2]) if found else None
+    match = _DECIMAL.fullmatch(text)
+    if match and (match[2] or match[3]):
+        return _decimal(match)
+    match = _FRACTION.fullmatch(text) or _SHORT_FRACTION.fullmatch(text)
+    if match:
+        return _ratio(f"{match[1]}{match[2]}".replace("--", "").replace("+", ""), match[3])
+    match = _RATIO.fullmatch(text)
+    return _ratio(match[1], match[2]) if match else None
 
 
-def _decimal(found: re.Match[str]) -> Fraction | None:
-    sign, whole, part, exponent = found.groups()
+def _decimal(match: re.Match[str]) -> Fraction | None:
+    sign, whole, part, exponent = match.groups()
     digits = _digits(whole or "0")
     if len(digits) > MAX_DIGITS or len(part or "") > MAX_DIGITS:
         return None
@@ -145,10 +147,10 @@ def _without_unit(text: str) -> str:
     start = opening.start() if opening else -1
     if start <= 0:
         return text
-    found = _UNIT.fullmatch(text[start:].strip())
-    if not found:
+    match = _UNIT.fullmatch(text[start:].strip())
+    if not match:
         return text
-    words = (found[1] or found[2]).lower().replace(".", " ").split()
+    words = (match[1] or match[2]).lower().replace(".", " ").split()
     if len(words) > 3 or any(word in _NO_UNITS for word in words):
         return text
     return text[:start].strip()

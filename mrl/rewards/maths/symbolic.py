@@ -1,8 +1,10 @@
-"""Symbolic comparison of two answers with math-verify, behind a gate. Runs only in a process that can be killed.
+"""Symbolic comparison of two answers with math-verify, behind a gate. Runs only in a process that can be
+killed.
 
-The gate is a grammar of what an answer may look like given the ground truth: commands, letters and relations must occur in
-the ground truth or be on a short list, and sizes are capped before any parser sees the text. No parser that evaluates
-Python is used (math-verify's plain-expression reader is one and is left out). Direction is fixed: ground truth first.
+The gate is a grammar of what an answer may look like given the ground truth: commands, letters and relations
+must occur in the ground truth or be on a short list, and sizes are capped before any parser sees the text.
+No parser that evaluates Python is used (math-verify's plain-expression reader is one and is left out).
+Direction is fixed: ground truth first.
 """
 
 from __future__ import annotations
@@ -82,12 +84,12 @@ def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
 
 
 def text_answer(text: str) -> str | None:
-    """A word answer (choice letter, yes/no, a name) in lower case; None for mathematics, where one small letter is a
-    variable."""
-    found = _TEXT.fullmatch(text)
-    if not found or (len(found[1]) == 1 and found[1].islower()) or found[1] in _WORDS:
+    """A word answer (choice letter, yes/no, a name) in lower case; None for mathematics, where one small
+    letter is a variable."""
+    match = _TEXT.fullmatch(text)
+    if not match or (len(match[1]) == 1 and match[1].islower()) or match[1] in _WORDS:
         return None
-    return " ".join(found[1].lower().split())
+    return " ".join(match[1].lower().split())
 
 
 def gate(answer: str, ground_truth: str) -> str:
@@ -136,22 +138,22 @@ def _power_objection(answer: str) -> str:
     powers = answer.count("^") + answer.count("**")
     if powers > MAX_POWERS:
         return f"more than {MAX_POWERS} powers"
-    for found in re.finditer(r"(?:\^|\*\*) *[({]*[-+]?([0-9]+)", answer):
-        if int(found[1]) > MAX_EXPONENT:
+    for match in re.finditer(r"(?:\^|\*\*) *[({]*[-+]?([0-9]+)", answer):
+        if int(match[1]) > MAX_EXPONENT:
             return f"exponent above {MAX_EXPONENT}"
     if re.search(r"(?:\^|\*\*)[^+*/,=]{0,40}(?:\^|\*\*)", answer) and powers > 1 and _has_tower(answer):
         return "a power in an exponent"
-    for found in re.finditer(r"([0-9]*)[)}]? *!", answer):
-        if not found[1] or int(found[1]) > 50:
+    for match in re.finditer(r"([0-9]*)[)}]? *!", answer):
+        if not match[1] or int(match[1]) > 50:
             return "factorial of something large or unknown"
     return ""
 
 
 def _has_tower(answer: str) -> bool:
     """True where an exponent holds another power."""
-    for found in re.finditer(r"(?:\^|\*\*) *", answer):
-        end = _end_of_exponent(answer, found.end())
-        if "^" in answer[found.end() : end] or "**" in answer[found.end() : end]:
+    for match in re.finditer(r"(?:\^|\*\*) *", answer):
+        end = _end_of_exponent(answer, match.end())
+        if "^" in answer[match.end() : end] or "**" in answer[match.end() : end]:
             return True
         if answer[end : end + 1] == "^" or answer[end : end + 2] == "**":
             return True
@@ -205,9 +207,9 @@ def parse_ground_truth(text: str) -> None:
 def _as_latex(text: str) -> str:
     """`sqrt(x)` and `pi` as LaTeX commands."""
     text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi ", text)
-    while found := re.search(r"(?<![A-Za-z\\])sqrt *\(", text):
-        end = _end_of_exponent(text, found.end() - 1)
-        text = f"{text[: found.start()]}\\sqrt{{{text[found.end() : end - 1]}}}{text[end:]}"
+    while match := re.search(r"(?<![A-Za-z\\])sqrt *\(", text):
+        end = _end_of_exponent(text, match.end() - 1)
+        text = f"{text[: match.start()]}\\sqrt{{{text[match.end() : end - 1]}}}{text[end:]}"
     return re.sub(r"(?<![A-Za-z\\])sqrt", r"\\sqrt", text).replace("**", "^")
 
 

@@ -1,4 +1,5 @@
-"""The maths verifier in two stages: an exact integer and rational path, then symbolic comparison (only where it can be killed).
+"""The maths verifier in two stages: an exact integer and rational path, then symbolic comparison (only where
+it can be killed).
 
 Owns what is right and what a ground truth may be; deadlines and processes are the pool's.
 """
@@ -30,9 +31,9 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
         return scored(0.0, answer.reason)
     percent = "value" if rules.percent == "value" else "ignore"
     right = _exact_ground_truth(tidy(ground_truth), percent=percent)
-    given = exact_number(answer.text, percent=rules.percent if "%" not in ground_truth else percent)
-    if right is not None and given is not None:
-        equal = abs(given - right) <= rules.relative_tolerance * abs(right)
+    answered = exact_number(answer.text, percent=rules.percent if "%" not in ground_truth else percent)
+    if right is not None and answered is not None:
+        equal = abs(answered - right) <= rules.relative_tolerance * abs(right)
         return scored(
             float(equal), "equal numbers" if equal else f"{_short(answer.text)}, not {_short(ground_truth)}"
         )
@@ -54,8 +55,8 @@ def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> 
 
 
 def parse_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
-    """The ground truth as tidy text: of a solution that boxes its answer, the last box. Raises DataError for one that
-    nothing could equal."""
+    """The ground truth as tidy text: of a solution that boxes its answer, the last box. Raises DataError for
+    one that nothing could equal."""
     text = tidy(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
     if text and "boxed" in text:
         text = final_answer(text, rules.model_copy(update=_LAST_BOX)).text
@@ -83,7 +84,8 @@ def _short(text: str) -> str:
 
 
 class Maths(RewardKind):
-    """Exact numbers first, in batches; what they leave open is compared symbolically in a child that can be killed."""
+    """Exact numbers first, in batches; what they leave open is compared symbolically in a child that can be
+    killed."""
 
     needs_ground_truth = True
     stages = (Stage("exact", batch_size=64), Stage("symbolic", in_child=True, keeps_deadline=True))

@@ -1,7 +1,8 @@
-"""Whether users' reward functions can be read, asked in a process of its own: their modules may do anything while they are read.
+"""Whether users' reward functions can be read, asked in a process of its own: their modules may do anything
+while they are read.
 
-`python -m mrl.rewards.plugins.check` reads pickled RewardParts from its standard input and answers with a JSON list, one text for each
-part: empty, or why its function cannot be had.
+`python -m mrl.rewards.plugins.check` reads pickled RewardParts from its standard input and answers with a
+JSON list, one text for each part: empty, or why its function cannot be had.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ DEADLINE_SECONDS = 60.0
 
 
 def check_plugins(section: RewardSection) -> None:
-    """ConfigError with one line for each plug-in whose file or function is not there, or cannot be called in its style."""
+    """ConfigError with one line for each plug-in whose file or function is not there, or cannot be called in
+    its style."""
     parts = [part for part in section.all_verifiers() if part.kind == "plugin"]
     faults = dict.fromkeys(fault for fault in _answers(parts) if fault)
     if faults:

@@ -1,12 +1,14 @@
-"""Users' reward functions: found by name, their signature checked, called in the convention they are written in.
+"""Users' reward functions: found by name, their signature checked, called in the convention they are written
+in.
 
     native    score(request) -> Verdict | float | None            group: score(requests) -> list of these
     verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float}
     trl       f(prompts, completions, completion_ids, **columns) -> list of float or None
     openrlhf  reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
 
-Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that wait for
-a service; one that computes or blocks is better a plain function. None means "does not apply". Runs in a reward worker.
+Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that
+wait for a service; one that computes or blocks is better a plain function. None means "does not apply". Runs
+in a reward worker.
 """
 
 from __future__ import annotations
@@ -80,9 +82,9 @@ def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
         else:
             signature.bind(None)
     except TypeError as error:
-        wanted = ", ".join(keywords) or ("requests" if part.group else "request")
+        arguments = ", ".join(keywords) or ("requests" if part.group else "request")
         raise ConfigError(
-            f"reward.path = {part.path!r}: a {part.style} function is called with ({wanted}), and this one has the "
+            f"reward.path = {part.path!r}: a {part.style} function is called with ({arguments}), and this one has the "
             f"signature {signature}: {error}"
         ) from error
 
@@ -104,7 +106,8 @@ def source_hash(module: ModuleType) -> str:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a process that reads users' modules: this one's, with its import path, and one thread."""
+    """The environment of a process that reads users' modules: this one's, with its import path, and one
+    thread."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 

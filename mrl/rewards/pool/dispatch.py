@@ -5,7 +5,8 @@ produces      calls of each task's `done`, exactly once
 waits for     replies, the ends of workers, deadlines; all in one place, with a time-out always
 unblocked by  a byte on the wake-up pipe
 
-A worker that dies, hangs or breaks its contract is killed by pid and replaced; what becomes of its tasks is decided in `queues`.
+A worker that dies, hangs or breaks its contract is killed by pid and replaced; what becomes of its tasks is
+decided in `queues`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Dispatcher:
         self._thread.start()
 
     def put(self, queue: StageQueue, task: Task) -> None:
-        """Hands in a task; called from any thread. The dispatcher sees it at its next step, at once after `wake`."""
+        """Hands in a task; called from any thread. The dispatcher sees it at its next step, at once after
+        `wake`."""
         self._arrivals.append((queue, task))
 
     def stop(self, *, deadline_seconds: float = 20.0) -> None:

@@ -1,7 +1,7 @@
 """Work in a forked child that can be killed at any moment without losing the parent's imports.
 
-The parent (a reward worker) stays clean: it never reads a response itself. A child that exceeds its deadline or
-memory is killed by pid and the next request gets a new one, which costs a fork and no import.
+The parent (a reward worker) stays clean: it never reads a response itself. A child that exceeds its deadline
+or memory is killed by pid and the next request gets a new one, which costs a fork and no import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from mrl.rewards.frames import FrameBuffer, frame, parse_reply, read_frame
 from mrl.rewards.pool.lifeline import die_with_parent
 
 STARVED_SHARE = 0.05
-"""A child that got less than this share of its deadline as processor time was starved: the machine's fault, not the sample's."""
+"""A child that got less than this share of its deadline as processor time was starved: the machine's fault,
+not the sample's."""
 
 
 class ForkedExecutor:
@@ -35,9 +36,11 @@ class ForkedExecutor:
         self._ended_by_itself = False
 
     def run(self, request: Any, *, deadline_seconds: float) -> dict[str, Any]:
-        """The child's reply, or {"limit": ...} where the sample used up its time or memory, or {"failed": ...}.
+        """The child's reply, or {"limit": ...} where the sample used up its time or memory, or {"failed":
+        ...}.
 
-        The deadline counts by the clock from the start of this work, so that what waits behind it is delayed by no more.
+        The deadline counts by the clock from the start of this work, so that what waits behind it is delayed
+        by no more.
         """
         last = time.monotonic() + deadline_seconds
         if not self._pid:

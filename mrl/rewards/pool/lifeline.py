@@ -1,6 +1,7 @@
 """No reward worker outlives the process it works for.
 
-`python -m mrl.rewards.pool.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that parent.
+`python -m mrl.rewards.pool.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that
+parent.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends; exit now if that has happened.
+    """Ask the kernel to kill this process when the thread that started it ends; exit now if that has
+    happened.
 
-    The request survives exec but not a change of user. Pipes that close are the second line: readers end at EOF.
+    The request survives exec but not a change of user. Pipes that close are the second line: readers end at
+    EOF.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

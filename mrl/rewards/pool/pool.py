@@ -1,4 +1,5 @@
-"""Verifiers at work while others still generate: hand samples in as they finish, collect verdicts as they come.
+"""Verifiers at work while others still generate: hand samples in as they finish, collect verdicts as they
+come.
 
 consumes      submit(sample, prompt), from one thread
 produces      collect(timeout) -> [(sample_id, Verdict)], each submitted sample exactly once, in order of completion
@@ -41,7 +42,8 @@ class RewardPool:
     """The verifiers of a run. Processes start on first need and end with `close`, or with this process."""
 
     def __init__(self, section: RewardSection, *, group_size: int | None = None) -> None:
-        """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples are in."""
+        """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples
+        are in."""
         grouped = [part.label for part in section.all_verifiers() if part.group]
         if grouped and group_size is None:
             raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
@@ -67,11 +69,11 @@ class RewardPool:
         self.submit_all([(sample, prompt)], deadline_seconds=deadline_seconds)
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]], *, deadline_seconds: float = 600.0) -> None:
-        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline, for a
-        sample that is being scored already, and for a domain without a verifier.
+        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline,
+        for a sample that is being scored already, and for a domain without a verifier.
 
-        The dispatcher is woken once, after the last: woken by the first it would compete with the caller for the
-        interpreter, and send the verifiers many small batches.
+        The dispatcher is woken once, after the last: woken by the first it would compete with the caller for
+        the interpreter, and send the verifiers many small batches.
         """
         self._check_alive()
         deadline = time.monotonic() + deadline_seconds
@@ -84,14 +86,14 @@ class RewardPool:
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         """All verdicts that are there; waits up to `timeout_seconds` for the first one."""
         self._check_alive()
-        found: list[tuple[str, Verdict]] = []
+        verdicts: list[tuple[str, Verdict]] = []
         deadline = time.monotonic() + timeout_seconds
         try:
-            found.append(self._verdicts.get(timeout=max(0.0, deadline - time.monotonic())))
+            verdicts.append(self._verdicts.get(timeout=max(0.0, deadline - time.monotonic())))
             while True:
-                found.append(self._verdicts.get_nowait())
+                verdicts.append(self._verdicts.get_nowait())
         except queue.Empty:
-            return found
+            return verdicts
 
     def flush_groups(self) -> None:
         """Start group verifiers on the groups that are incomplete: no more of their samples will come."""

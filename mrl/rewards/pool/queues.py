@@ -1,9 +1,9 @@
 """What waits and what works, by stage, and what becomes of a task when its worker fails.
 
-Policy: a deadline counts from the start of the work. What failed together (a batch, or all that a worker was waiting for)
-is tried one by one. When a task has used up its attempts the verifier's health decides: where the worker died on this
-sample while others were scored (or a sample scored before is scored again), the sample is wrong; otherwise it has no
-reward. Nothing here reads, writes, starts or kills: see `dispatch`.
+Policy: a deadline counts from the start of the work. What failed together (a batch, or all that a worker was
+waiting for) is tried one by one. When a task has used up its attempts the verifier's health decides: where
+the worker died on this sample while others were scored (or a sample scored before is scored again), the
+sample is wrong; otherwise it has no reward. Nothing here reads, writes, starts or kills: see `dispatch`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 40.0
 """Beyond the deadline, for verifiers that keep it themselves, before their worker is killed."""
 WAITING_GRACE_SECONDS = 5.0
-"""The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself, and one that
-is silent for so long is blocked."""
+"""The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself,
+and one that is silent for so long is blocked."""
 
 Done = Callable[[Sequence[Verdict | None]], None]
 
@@ -165,7 +165,8 @@ class StageQueue:
             self.put(task)
 
     def next_batch(self, worker: Worker, now: float) -> Batch | None:
-        """What the worker takes now: several tasks where they are cheap, or one; None where it takes nothing."""
+        """What the worker takes now: several tasks where they are cheap, or one; None where it takes
+        nothing."""
         if not self._has_work_for(worker):
             return None
         tasks = [self._tasks.pop()]
@@ -247,7 +248,8 @@ class StageQueue:
         return ""
 
     def replied(self, worker: Worker, reply: dict[str, Any]) -> None:
-        """Passes a worker's answer to its tasks. Raises RewardError for one that answers nothing that was asked."""
+        """Passes a worker's answer to its tasks. Raises RewardError for one that answers nothing that was
+        asked."""
         number = reply.get("number")
         if not isinstance(number, int) or number not in worker.running:
             raise RewardError(f"a reward worker's reply answers no open request: {str(reply)[:200]}")

@@ -32,8 +32,8 @@ class Ticket:
 def combine(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]) -> Verdict:
     """The weighted sum of the parts' values.
 
-    A part that does not apply (None) is left out; one part without a reward leaves the sample without one; the sample is rejected
-    when every part that applies rejects it.
+    A part that does not apply (None) is left out; one part without a reward leaves the sample without one;
+    the sample is rejected when every part that applies rejects it.
     """
     applying = [(part, verdict) for part in parts if (verdict := answers[part.label]) is not None]
     failed = next((verdict for _, verdict in applying if verdict.kind is VerdictKind.NO_REWARD), None)
@@ -70,7 +70,7 @@ def _weighted(part: RewardPart, verdict: Verdict) -> Verdict:
 
 
 def _summed_tokens(applying: list[tuple[RewardPart, Verdict]]) -> np.ndarray | None:
-    given = [(part.weight, v.token_values) for part, v in applying if v.token_values is not None]
-    if not given:
+    weighted = [(part.weight, v.token_values) for part, v in applying if v.token_values is not None]
+    if not weighted:
         return None
-    return np.asarray(sum(np.float32(weight) * values for weight, values in given), dtype=np.float32)
+    return np.asarray(sum(np.float32(weight) * values for weight, values in weighted), dtype=np.float32)

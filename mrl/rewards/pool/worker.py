@@ -5,8 +5,9 @@ produces      frames on the descriptor standard output had: {"ready"} or {"broke
 waits for     the next frame; ends at end of input and with its parent
 never does    let a verifier's own printing reach the channel: standard output is turned into standard error
 
-A verifier that computes answers one frame after the other. A verifier that waits (`waits`: an async function, a service) has
-many frames in flight on one event loop, each with its deadline; replies come in any order.
+A verifier that computes answers one frame after the other. A verifier that waits (`waits`: an async
+function, a service) has many frames in flight on one event loop, each with its deadline; replies come in any
+order.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ async def _serve_waiting(
 
 
 def _limit_memory(part: RewardPart, stage: Stage) -> None:
-    """Limits the private memory of a verifier that runs in this process; one that forks limits its child instead."""
+    """Limits the private memory of a verifier that runs in this process; one that forks limits its child
+    instead."""
     limit = part.memory_mib * 2**20
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not stage.in_child:
