@@ -49,6 +49,15 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.fixture
+def strange_folder(tmp_path: Path) -> Path:
+    """A user's folder with packages named as our top-level folders are; importing one of them is an error."""
+    for name in ("models", "launch", "resharding", "benchmarks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('this is not mrl.{name}')\n")
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random float32 Qwen3-MoE in Hugging Face format."""

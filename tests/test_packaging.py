@@ -69,15 +69,6 @@ def pip(command: str, *words: str) -> None:
     )
 
 
-@pytest.fixture
-def hostile_folder(tmp_path: Path) -> Path:
-    """A user's folder with packages named as our top-level folders are; importing one of them is an error."""
-    for name in ("models", "launch", "resharding", "benchmarks"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f'raise ImportError("the user\'s own {name}")\n')
-    return tmp_path
-
-
 def test_the_wheel_holds_every_module_and_every_recipe_under_one_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -92,12 +83,12 @@ def test_the_wheel_holds_every_module_and_every_recipe_under_one_name(wheel: Pat
 
 
 def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
-    installed: Path, hostile_folder: Path
+    installed: Path, strange_folder: Path
 ) -> None:
     def mrl(*words: str) -> str:
         command = subprocess.run(
             [sys.executable, str(installed / "bin/mrl"), *words],
-            cwd=hostile_folder,
+            cwd=strange_folder,
             env={**os.environ, "PYTHONPATH": str(installed)},
             capture_output=True,
             text=True,
@@ -113,7 +104,7 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
     where = [sys.executable, "-c", "import mrl.models; print(mrl.models.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     found = subprocess.run(
-        where, cwd=hostile_folder, env=environment, capture_output=True, text=True, timeout=60
+        where, cwd=strange_folder, env=environment, capture_output=True, text=True, timeout=60
     )
     assert found.stdout.strip() == str(installed / "mrl/models/__init__.py"), found.stderr
 

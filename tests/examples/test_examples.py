@@ -27,13 +27,11 @@ SCREEN = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A user's folder with a copy of the examples, and packages of other meaning under our folders' names."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("models", "launch", "resharding", "benchmarks"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('this is not mrl.{name}')\n")
-    return tmp_path
+def folder(strange_folder: Path) -> Path:
+    """A user's folder with a copy of the examples."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "examples", strange_folder / "examples", ignore=ignored)
+    return strange_folder
 
 
 def python(folder: Path, *words: str) -> str:
