@@ -138,7 +138,7 @@ def check_agreement(config: Config, tmp_path: Path) -> None:
             )  # the gathering mode has no plan to fall back from
         if config.training.offload == "always":
             with pytest.raises(MrlError, match="parameters are off-loaded"):
-                hybrid.train.on_all(lambda actor: actor.worker.parameter_memory())
+                hybrid.train.on_all(lambda actor: actor.worker.policy.memory.export())
         responses = sampled(hybrid, prompts)
         hybrid.rest()
         batch = pack(groups_of(prompts, responses, 2))
