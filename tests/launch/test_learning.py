@@ -120,7 +120,7 @@ def run(
 ) -> list[dict[str, float]]:
     """The loop from the supervised model on; its metrics rows."""
     path = config.model.path
-    hybrid.train.on_all(lambda actor: actor.worker.load_hf(path))
+    hybrid.train.on_all(lambda actor: actor.worker.policy.load_hf(path))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config)
     dataset = load_data(config.data, config.reward, tokenizer)
