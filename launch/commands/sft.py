@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> None:
 def _train(config: Config, seen: TextIO, rank: int) -> None:
     from transformers import AutoTokenizer
 
+    from mrl.algorithms.objective import cross_entropy
     from mrl.training.hf import export
-    from mrl.training.supervised import cross_entropy
 
     section = _section(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from mrl.algorithms.objective import cross_entropy
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.config.sections.training import OptimizerSection, TrainingSection
 from mrl.prepare import new_model
 from mrl.samples import TrainBatch
-from mrl.training.supervised import cross_entropy
 from mrl.training.worker import MegatronWorker
 
 MAX_LENGTH = 64

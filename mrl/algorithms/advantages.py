@@ -1,125 +1,349 @@
-"""Advantages by name: checks, dispatch, and the shapes restored.
+"""From token rewards to advantages: every estimator, and the whitening that some papers put behind theirs.
 
-Owns the public call. Not the formulas (estimators) and not whitening (whitening), which is a block of its own.
+Owns the formulas and their registry, all in float64 on checked packed tokens. An outcome estimator turns the sum of a
+sample's token rewards into one number that all its policy tokens get; a process estimator keeps each token's reward.
+In both, a degenerate group (see groups) gives exactly 0. Estimators do not whiten by themselves.
 
-Choices where frameworks differ, all parameters: standard deviations with ddof 1 and eps 1e-6 (OpenRLHF 1e-9, TRL
-1e-4, its asynchronous form ddof 0 and 1e-8); a degenerate group is found by max - min and gives exactly 0; tokens the
-policy did not produce are skipped, also by GAE and by the discount.
+Choices where frameworks differ, all settings: standard deviations with ddof 1 and eps 1e-6 (OpenRLHF 1e-9, TRL 1e-4,
+its asynchronous form ddof 0 and 1e-8); a degenerate group is found by max - min and gives exactly 0; tokens the policy
+did not produce are skipped, also by GAE and by the discount. Whitening: variance with ddof 1 and eps added to it (ROLL,
+TRL, verl).
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from mrl.algorithms import checks
-from mrl.algorithms.estimators import ESTIMATORS, Constants, Rollouts
 from mrl.algorithms.groups import Groups
-from mrl.algorithms.segments import Segments
+from mrl.algorithms.tokens import Segments, check_samples, checked
+from mrl.config.sections.algorithm import EstimatorSection
 
 
-def estimate(
-    name: str,
-    *,
-    token_rewards: Tensor,
-    loss_mask: Tensor,
-    group_ids: Tensor,
-    values: Tensor | None = None,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    segment_ids: Tensor | None = None,
-    has_reward: Tensor | None = None,
-    reward_mask: Tensor | None = None,
-    reward_parts: Tensor | None = None,
-    part_weights: Tensor | None = None,
-    outcome_rewards: Tensor | None = None,
-    process_coefficient: float = 1.0,
-    outcome_coefficient: float = 1.0,
-    scale: str | None = None,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    tolerance: float = 1e-6,
-    discount: str = "policy_tokens",
-) -> tuple[Tensor, Tensor]:
-    """(advantages, returns) in the shape and dtype of `token_rewards`; 0 off the mask. Not whitened.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What an estimator sees; token tensors are [N] float64 with 0 off the mask."""
 
-    token_rewards, loss_mask, values, reward_mask: [B, T], or packed [N] with `segment_ids` [N]. An outcome reward
-    stands on a sample's last policy token. group_ids: [B] integers, equal for the samples of one prompt, in any
-    order; groups may have any sizes. has_reward: [B] bool; a sample without a verdict enters no statistic and gets 0,
-    whatever its rewards are. reward_mask: positions that carry a process reward (default: all policy tokens).
-    reward_parts [B, K] and part_weights [K]: gdpo. outcome_rewards [B]: rloo_process.
+    rewards: Tensor
+    mask: Tensor
+    """[N] bool; False on all tokens of samples without a reward."""
+    segments: Segments
+    groups: Groups
+    reward_mask: Tensor
+    """[N] bool: positions that carry a process reward."""
+    values: Tensor | None = None
+    reward_parts: Tensor | None = None
+    """[B, K] outcome rewards that are normalised on their own."""
+    outcomes: Tensor | None = None
+    """[B] outcome rewards kept apart from the token rewards."""
 
-    Returns: gae: advantages + values. reinforce_pp and the process estimators: the advantages themselves (sums before
-    whitening). Outcome estimators: undiscounted rewards-to-go. Computed in float64.
+    @classmethod
+    def of(
+        cls,
+        *,
+        token_rewards: Tensor,
+        mask: Tensor,
+        segments: Segments,
+        group_ids: Tensor,
+        values: Tensor | None = None,
+        reward_mask: Tensor | None = None,
+        reward_parts: Tensor | None = None,
+        outcomes: Tensor | None = None,
+    ) -> Rollouts:
+        """From checked inputs: ValueError or TypeError naming the argument (and sample) for shapes, dtypes, NaN, infinity.
 
-    Raises ValueError or TypeError naming the argument (and sample) for wrong shapes, dtypes, NaN, infinities, names.
-    """
-    checks.known(name, ESTIMATORS, "estimator")
-    mask = checks.mask("loss_mask", loss_mask)
-    segments = Segments.of(mask, segment_ids=segment_ids, num_segments=len(group_ids))
-    if segments.count != len(group_ids) or group_ids.dim() != 1:
-        raise ValueError(
-            f"group_ids: shape {tuple(group_ids.shape)}, expected [{segments.count}], one per sample"
+        token_rewards, values [N]: an outcome reward stands on a sample's last policy token. group_ids: [B] integers, equal
+        for the samples of one prompt, in any order; groups may have any sizes. A sample without a masked-in token enters
+        no statistic, whatever its rewards are. reward_mask: [N] bool (default: all policy tokens). outcomes: [B].
+        """
+        if group_ids.shape != (segments.count,):
+            raise ValueError(
+                f"group_ids: shape {tuple(group_ids.shape)}, expected [{segments.count}], one per sample"
+            )
+        arrays = {"token_rewards": token_rewards} | ({} if values is None else {"values": values})
+        tokens = {name: each.double() for name, each in checked(arrays, mask, segments).items()}
+        active = segments.sum(mask.double()) > 0
+        return cls(
+            rewards=tokens["token_rewards"],
+            mask=mask,
+            segments=segments,
+            groups=Groups.of(group_ids, active),
+            reward_mask=mask if reward_mask is None else mask & reward_mask,
+            values=tokens.get("values"),
+            reward_parts=None if reward_parts is None else _parts(reward_parts, active),
+            outcomes=None if outcomes is None else _outcomes(outcomes, active),
         )
-    mask = _rewarded_tokens(mask, has_reward, segments)
-    arrays = checks.per_token({"token_rewards": token_rewards, "values": values}, mask, segments)
-    flat = segments.flat(mask)
-    active = segments.sum(flat.to(torch.float64)) > 0
-    rollouts = Rollouts(
-        rewards=arrays["token_rewards"].double(),
-        mask=flat,
-        segments=segments,
-        groups=Groups.of(group_ids, active),
-        values=None if values is None else arrays["values"].double(),
-        reward_mask=flat
-        if reward_mask is None
-        else flat & segments.flat(checks.mask("reward_mask", reward_mask)),
-        reward_parts=_parts(reward_parts, active),
-        part_weights=None if part_weights is None else part_weights.double(),
-        outcomes=_outcomes(outcome_rewards, active),
-    )
-    constants = Constants(
-        gamma=gamma,
-        lam=lam,
-        ddof=ddof,
-        eps=eps,
-        tolerance=tolerance,
-        scale=scale,
-        discount=discount,
-        process_coefficient=process_coefficient,
-        outcome_coefficient=outcome_coefficient,
-    )
-    advantages, returns = ESTIMATORS[name](rollouts, constants)
-    return tuple(  # type: ignore[return-value]
-        segments.shaped(x.masked_fill(~flat, 0.0).to(token_rewards.dtype)) for x in (advantages, returns)
-    )
+
+    def scores(self) -> Tensor:
+        """[B] sum of each sample's token rewards."""
+        return self.segments.sum(self.rewards)
 
 
-def _rewarded_tokens(mask: Tensor, has_reward: Tensor | None, segments: Segments) -> Tensor:
-    if has_reward is None:
-        return mask
-    chosen = checks.mask(
-        "has_reward", checks.per_sample("has_reward", has_reward, segments.count, floating=False)
-    )
-    return mask & segments.shaped(segments.spread(chosen))
-
-
-def _parts(reward_parts: Tensor | None, active: Tensor) -> Tensor | None:
-    if reward_parts is None:
-        return None
+def _parts(reward_parts: Tensor, active: Tensor) -> Tensor:
     if reward_parts.dim() != 2 or len(reward_parts) != len(active):
         raise ValueError(f"reward_parts: shape {tuple(reward_parts.shape)}, expected [{len(active)}, K]")
     parts = reward_parts.double().masked_fill(~active[:, None], 0.0)
     for column in parts.unbind(1):
-        checks.per_sample("reward_parts", column, len(active))
+        check_samples("reward_parts", column, len(active))
     return parts
 
 
-def _outcomes(outcome_rewards: Tensor | None, active: Tensor) -> Tensor | None:
-    if outcome_rewards is None:
-        return None
-    if outcome_rewards.shape != active.shape:
-        raise ValueError(f"outcome_rewards: shape {tuple(outcome_rewards.shape)}, expected [{len(active)}]")
-    return checks.per_sample(
-        "outcome_rewards", outcome_rewards.double().masked_fill(~active, 0.0), len(active)
-    )
+def _outcomes(outcomes: Tensor, active: Tensor) -> Tensor:
+    scores = outcomes.double().masked_fill(~active, 0.0)
+    check_samples("outcomes", scores, len(active))
+    return scores
+
+
+def estimate(section: EstimatorSection, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """(advantages, returns), both [N] float64 with 0 off the mask; not whitened.
+
+    Returns: gae: advantages + values. reinforce_pp and the process estimators: the advantages themselves (sums before
+    whitening). Outcome estimators: undiscounted rewards-to-go.
+    """
+    advantages, returns = ESTIMATORS[section.name](rollouts, section)
+    return advantages.masked_fill(~rollouts.mask, 0.0), returns.masked_fill(~rollouts.mask, 0.0)
+
+
+def gae(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (arXiv 1506.02438, eq. 16); returns are advantages + values, the critic's targets.
+
+    The value after a sequence's last policy token is 0.
+    """
+    if rollouts.values is None:
+        raise ValueError("values: required by the estimator 'gae' and not given")
+    compact = _Compact.of(rollouts.mask, rollouts.segments)
+    rewards, values = compact.gather(rollouts.rewards), compact.gather(rollouts.values)
+    advantages = torch.zeros_like(rewards)
+    running, after = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards))
+    gamma, lam = section.gamma, section.lam
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        running = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * running
+        after = values[:, t]
+        advantages[:, t] = running
+    flat = compact.scatter(advantages)
+    return flat, flat + rollouts.values
+
+
+def reinforce_pp(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ (arXiv 2501.03262) before its whitening: discounted rewards-to-go of each token.
+
+    The sum runs through the environment's tokens; with discount = all_tokens they discount too.
+    """
+    counted = rollouts.mask if section.discount == "policy_tokens" else torch.ones_like(rollouts.mask)
+    returns = rewards_to_go(rollouts.rewards, counted, rollouts.segments, gamma=section.gamma)
+    return returns, returns
+
+
+def reinforce_pp_baseline(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """REINFORCE++-baseline before its whitening: score minus group mean."""
+    return _spread(rollouts, _scaled(rollouts, section, default="none"))
+
+
+def rloo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Score minus the mean of the other samples (arXiv 2402.14740); a lone sample gets 0.
+
+    scale = leave_one_out divides by the others' standard deviation + eps, and not at all where that is 0.
+    """
+    groups, scores = rollouts.groups, rollouts.scores()
+    centred = (scores - groups.mean_of_others(scores)).masked_fill(~groups.active, 0.0)
+    if section.scale == "leave_one_out":
+        deviation = groups.std_of_others(scores, section.ddof)
+        negligible = deviation <= section.tolerance * scores.abs().max()
+        centred = torch.where(negligible, centred, centred / (deviation + section.eps))
+    elif section.scale not in (None, "none"):
+        centred = centred / _deviation(rollouts, scores, section, section.scale)
+    return _spread(rollouts, _zero_degenerate_groups(rollouts, scores, centred, section))
+
+
+def grpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """(score - group mean) / (group std + eps) (arXiv 2402.03300, outcome supervision)."""
+    return _spread(rollouts, _scaled(rollouts, section, default="group"))
+
+
+def dr_grpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Score minus group mean, not divided (arXiv 2503.20783); belongs with aggregation 'constant'."""
+    return _spread(rollouts, _scaled(rollouts, section, default="none"))
+
+
+def gdpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Each reward part normalised in its group, weighted sum, normalised over the batch (GDPO, arXiv 2601.05242).
+
+    Without reward parts the score is the only part. Groups in which every part is degenerate stay 0.
+    """
+    groups = rollouts.groups
+    parts = rollouts.scores()[:, None] if rollouts.reward_parts is None else rollouts.reward_parts
+    weights = parts.new_tensor(list(section.part_weights.values()) or [1.0] * parts.shape[1])
+    total, signal = torch.zeros_like(parts[:, 0]), torch.zeros_like(groups.active)
+    for k in range(parts.shape[1]):
+        part = parts[:, k].masked_fill(~groups.active, 0.0)
+        normal = groups.centred(part) / (groups.std(part, section.ddof) + section.eps)
+        flat = groups.degenerate(part, section.tolerance)
+        total = total + weights[k] * normal.masked_fill(flat, 0.0)
+        signal = signal | ~flat
+    chosen = total[groups.active]
+    if len(chosen) > section.ddof:
+        deviation = chosen.std(correction=section.ddof)
+        total = (total - chosen.mean()) / (deviation + section.eps)
+    return _spread(rollouts, total.masked_fill(~(signal & groups.active), 0.0))
+
+
+def grpo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Process supervision of DeepSeekMath (arXiv 2402.03300, 4.1.3): rewards normalised over all those of the group,
+    then summed from the right. The pool is the positions of `reward_mask` (all policy tokens by default).
+    """
+    pool = Groups.of(rollouts.groups.index[rollouts.segments.ids], rollouts.reward_mask)
+    normal = pool.centred(rollouts.rewards) / (pool.std(rollouts.rewards, section.ddof) + section.eps)
+    normal = normal.masked_fill(pool.degenerate(rollouts.rewards, section.tolerance), 0.0)
+    sums = rewards_to_go(normal, rollouts.mask, rollouts.segments, gamma=section.gamma)
+    return sums, sums
+
+
+def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
+    """Token rewards of PRIME (arXiv 2502.01456, eq. 5) before its whitening.
+
+    n / (n - 1) r_t - sum_j mean_j / (n - 1), mean_j over sample j's reward positions; plus, where `outcomes` are
+    given, their leave-one-out value on the last policy token; weighted, summed from the right.
+    """
+    r, groups = rollouts, rollouts.groups
+    means = r.segments.mean(r.rewards, r.reward_mask)
+    size = groups.size()[groups.index]
+    others = (size - 1).clamp(min=1)
+    baseline = groups.total(means)[groups.index] / others
+    shaped = r.rewards * r.segments.spread(size / others) - r.segments.spread(baseline)
+    pool = Groups.of(groups.index[r.segments.ids], r.reward_mask)
+    flat = pool.degenerate(r.rewards, section.tolerance) | r.segments.spread(size < 2)
+    shaped = section.process_coefficient * shaped.masked_fill(flat | ~r.reward_mask, 0.0)
+    if r.outcomes is not None:
+        centred = r.outcomes - groups.mean_of_others(r.outcomes)
+        outcome = _zero_degenerate_groups(r, r.outcomes, centred, section)
+        shaped = shaped + section.outcome_coefficient * r.segments.on_last_token(outcome, r.mask)
+    sums = rewards_to_go(shaped, r.mask, r.segments, gamma=section.gamma)
+    return sums, sums
+
+
+ESTIMATORS: dict[str, Callable[[Rollouts, EstimatorSection], tuple[Tensor, Tensor]]] = {
+    "gae": gae,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "rloo": rloo,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "gdpo": gdpo,
+    "grpo_process": grpo_process,
+    "rloo_process": rloo_process,
+}
+"""Name to estimator: (rollouts, section) -> (advantages [N], returns [N]); `estimate` clears both off the mask."""
+
+
+def _scaled(rollouts: Rollouts, section: EstimatorSection, *, default: str) -> Tensor:
+    scores, scale = rollouts.scores(), section.scale or default
+    centred = rollouts.groups.centred(scores)
+    if scale != "none":
+        centred = centred / _deviation(rollouts, scores, section, scale)
+    return _zero_degenerate_groups(rollouts, scores, centred, section)
+
+
+def _deviation(rollouts: Rollouts, scores: Tensor, section: EstimatorSection, scale: str) -> Tensor:
+    """[B] or scalar standard deviation + eps; "batch" is over raw scores, differences between groups included."""
+    if scale == "group":
+        return rollouts.groups.std(scores, section.ddof) + section.eps
+    chosen = scores[rollouts.groups.active]
+    spread = chosen.std(correction=section.ddof) if len(chosen) > section.ddof else scores.new_zeros(())
+    return spread + section.eps
+
+
+def _zero_degenerate_groups(
+    rollouts: Rollouts, scores: Tensor, values: Tensor, section: EstimatorSection
+) -> Tensor:
+    """Exactly 0 where the group is degenerate or the sample does not take part."""
+    groups = rollouts.groups
+    return values.masked_fill(groups.degenerate(scores, section.tolerance) | ~groups.active, 0.0)
+
+
+def _spread(rollouts: Rollouts, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    """(advantage of its sample on every token, undiscounted rewards-to-go)."""
+    returns = rewards_to_go(rollouts.rewards, rollouts.mask, rollouts.segments, gamma=1.0)
+    return rollouts.segments.spread(advantages), returns
+
+
+def rewards_to_go(rewards: Tensor, mask: Tensor, segments: Segments, *, gamma: float) -> Tensor:
+    """[N]: sum of gamma^k times the reward k policy tokens later; 0 off the mask.
+
+    >>> rewards_to_go of [1, x, 2] with mask [1, 0, 1] and gamma 0.5 is [2, 0, 2]
+    """
+    compact = _Compact.of(mask, segments)
+    padded = compact.gather(rewards)
+    if gamma == 1.0:
+        return compact.scatter(padded.flip(1).cumsum(1).flip(1))
+    running = padded.new_zeros(len(padded))
+    for t in range(padded.shape[1] - 1, -1, -1):
+        running = padded[:, t] + gamma * running
+        padded[:, t] = running
+    return compact.scatter(padded)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Compact:
+    """Masked-in tokens of each sequence side by side: [B, L], left-aligned, 0 after the end.
+
+    So sums along the tokens skip those the policy did not produce: the result is that of deleting them, computing, and
+    putting the values back.
+    """
+
+    rows: Tensor
+    """[K] int64 sequence of each masked-in token."""
+    columns: Tensor
+    """[K] int64 its position among its sequence's masked-in tokens."""
+    mask: Tensor
+    """[N] bool."""
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, mask: Tensor, segments: Segments) -> _Compact:
+        rows = segments.ids[mask]
+        counts = torch.bincount(rows, minlength=segments.count)
+        columns = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
+        longest = int(counts.max()) if len(counts) else 0
+        return cls(rows=rows, columns=columns, mask=mask, shape=(segments.count, longest))
+
+    def gather(self, values: Tensor) -> Tensor:
+        """[N] to [B, L]."""
+        padded = values.new_zeros(self.shape)
+        padded[self.rows, self.columns] = values[self.mask]
+        return padded
+
+    def scatter(self, padded: Tensor) -> Tensor:
+        """[B, L] to [N], 0 off the mask."""
+        flat = padded.new_zeros(len(self.mask))
+        flat[self.mask] = padded[self.rows, self.columns]
+        return flat
+
+
+def whiten(
+    values: Tensor,
+    mask: Tensor,
+    segments: Segments,
+    *,
+    weigh_by: Literal["tokens", "samples"] = "tokens",
+    ddof: int = 1,
+    eps: float = 1e-8,
+) -> Tensor:
+    """[N] (values - mean) / sqrt(variance + eps), 0 off the mask; with fewer than two entries nothing changes.
+
+    weigh_by = tokens: every masked-in token counts once. samples: every sequence counts once, with the mean of its
+    tokens, so that the sample mean becomes 0. Values are 0 off the mask.
+    """
+    if weigh_by == "samples":
+        counted = segments.sum(mask.to(values.dtype)) > 0
+        entries = segments.mean(values, mask)[counted]
+    else:
+        entries = values[mask]
+    if len(entries) < 2:
+        return values.masked_fill(~mask, 0.0)
+    mean = entries.sum() / len(entries)
+    variance = (entries - mean).square().sum() / (len(entries) - ddof)
+    return ((values - mean) / (variance + eps).sqrt()).masked_fill(~mask, 0.0)

@@ -1,4 +1,4 @@
-"""Dynamic sampling's decision: which groups carry a signal, and the books about it.
+"""Dynamic sampling's decision: which groups carry a signal, and how many were decided which way.
 
 Owns the tests on raw rewards. Who samples again, and within which budget, is the loop's.
 """
@@ -16,7 +16,7 @@ from mrl.config.sections.shaping import FilterSection
 
 
 class Decision(enum.Enum):
-    """What became of a group; true exactly when it is kept."""
+    """What became of a group."""
 
     KEPT = "kept"
     """All tests passed."""
@@ -29,14 +29,11 @@ class Decision(enum.Enum):
     MEAN_OUTSIDE = "mean_outside"
     """Spread, but the mean is outside the open interval."""
     NO_REWARD = "no_reward"
-    """No sample of it has a verdict."""
-
-    def __bool__(self) -> bool:
-        return self is Decision.KEPT
+    """No sample of it has a reward."""
 
 
 def keep(section: FilterSection, rewards: Sequence[np.ndarray], *, tolerance: float = 1e-6) -> list[Decision]:
-    """One decision per group from its raw rewards [G] (any sizes; NaN marks samples without a verdict).
+    """One decision per group from its raw rewards [G] (any sizes; NaN marks samples without a reward).
 
     Spread is max - min, compared with section.min_reward_range plus `tolerance` times the largest absolute reward, so that
     equal rewards in different roundings have none. The interval of the mean is open. A group of one has no spread.
@@ -70,21 +67,21 @@ class Account:
     counts: Counter[tuple[str, Decision]] = dataclasses.field(default_factory=Counter)
 
     def add(self, decisions: Sequence[Decision], domains: Sequence[str] | None = None) -> None:
-        """Book one round; `domains` are those of the groups."""
+        """Count the decisions of one round; `domains` are those of the groups."""
         names = domains if domains is not None else ["all"] * len(decisions)
         self.counts.update(zip(names, decisions, strict=True))
 
     def metrics(self) -> dict[str, float]:
         """group/generated, group/kept, group/kept_frac and group/<decision>_frac; kept_frac by domain if several."""
         total = sum(self.counts.values())
-        found: dict[str, float] = {"group/generated": float(total)}
+        metrics = {"group/generated": float(total)}
         if not total:
-            return found
+            return metrics
         for decision in Decision:
             number = sum(n for (_, d), n in self.counts.items() if d is decision)
-            found[f"group/{decision.value}_frac"] = number / total
-        found["group/kept"] = found["group/kept_frac"] * total
-        return found | self._by_domain()
+            metrics[f"group/{decision.value}_frac"] = number / total
+        metrics["group/kept"] = metrics["group/kept_frac"] * total
+        return metrics | self._by_domain()
 
     def _by_domain(self) -> dict[str, float]:
         domains = sorted({domain for domain, _ in self.counts})

@@ -1,189 +1,298 @@
-"""Policy and value loss by name: checks, aggregation and metrics around the formulas of policy_losses.
+"""The losses as formulas: of the policy by name, of the critic, and how per-token values become one number.
 
-Metrics follow one rule everywhere: they are already divided by the step-wide denominators, so that values of
-microbatches and ranks are added; names ending in _max are combined by maximum.
+Owns the formulas, their registry, and the only place where a loss is divided by anything. Inputs are checked before
+(tokens.checked); old log-probs, KL, entropy and corrections are the objective's.
+Notation: rho = exp(logprobs - old_logprobs), A the advantage, sg stop-gradient, |y| the sequence's tokens.
+
+A policy loss is one function `name(tokens, section)` and its constants, a section of mrl/config/sections/policy_loss.py;
+`register` ties the one to the other. A token's value passes gradient to that token's own log-prob only, also where the
+value is made of its sequence: so a token that a correction weighs with 0 gets none.
+
+Deviations, numbered:
+1. The log ratio is bounded at +-20 before exp, so that an extreme token is finite; it passes no gradient outside.
+2. CISPO bounds are offsets from 1 as everywhere else (weight <= 1 + clip_high), not the cap itself.
+3. TOPR's positive samples are chosen by raw reward (`scores`), those above 0 and not from 0 on, which is the same for
+   rewards of +1 and -1 and also right for 1 and 0; without scores by the sign of the advantage.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from mrl.algorithms import checks, policy_losses
-from mrl.algorithms.aggregation import Denominator, aggregate, aggregate_flat
-from mrl.algorithms.policy_losses import Loss, Tokens, register
-from mrl.algorithms.segments import Reduce, Segments
+from mrl.algorithms.tokens import MAX_LOG_RATIO, Packed
+from mrl.config.sections import policy_loss as sections
+from mrl.config.sections.algorithm import AggregationSection
+from mrl.errors import ConfigError
 
-__all__ = ["aggregate", "policy_loss", "register", "value_loss"]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tokens(Packed):
+    """What a policy loss sees. All [N], with 0 where the mask is False; gradients flow through `logprobs` only."""
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    scores: Tensor | None = None
+    """[N] raw reward of the token's sample, where there is one."""
+
+    def ratio(self) -> Tensor:
+        """[N] rho per token."""
+        return torch.exp((self.logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+    def sequence_log_ratio(self) -> Tensor:
+        """[N] sum of log rho over the token's sequence, without gradient."""
+        log_ratio = (self.logprobs - self.old_logprobs).detach()
+        return self.segments.spread(self.segments.sum(log_ratio))
+
+    def sequence_length(self) -> Tensor:
+        """[N] |y| of the token's sequence, at least 1."""
+        lengths = self.segments.sum(self.mask.to(self.logprobs.dtype))
+        return self.segments.spread(lengths.clamp(min=1))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PerToken:
+    """What a policy loss returns: values to minimise, and what the metrics are computed from (detached)."""
+
+    loss: Tensor
+    """[N]; each with gradient to the token's own log-prob only (a correction's weights are multiplied with it)."""
+    ratio: Tensor
+    """[N] the ratio that the loss clips or measures."""
+    clipped_low: Tensor
+    """[N] bool: the lower bound took the gradient or changed the weight."""
+    clipped_high: Tensor
+    """[N] bool, the upper bound."""
+
+
+Loss = Callable[[Tokens], PerToken]
+"""A policy loss with its constants; a user's own function takes them as keywords: loss(tokens, *, factor=1.0)."""
+
+LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {}
+"""Section to formula; `register` adds to it."""
+
+
+Formula = TypeVar("Formula", bound=Callable[..., PerToken])
+
+
+def register(section: type[sections.LossSection]) -> Callable[[Formula], Formula]:
+    """A decorator that makes a function the formula of a section. A second formula for one section is refused."""
+
+    def add(formula: Formula) -> Formula:
+        if section in LOSSES:
+            raise ValueError(f"{section.__name__} has a policy loss already: {LOSSES[section].__name__}")
+        LOSSES[section] = formula
+        return formula
+
+    return add
+
+
+def loss_of(section: sections.LossSection) -> Loss:
+    """The configured loss; ConfigError for a user's function that cannot be imported or called with its options."""
+    if isinstance(section, sections.CustomLoss):
+        return functools.partial(_imported(section), **section.options)
+    return functools.partial(LOSSES[type(section)], section=section)
+
+
+@register(sections.PpoClipLoss)
+def ppo_clip(tokens: Tokens, section: sections.PpoClipLoss) -> PerToken:
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (arXiv 1707.06347)."""
+    return _clipped(tokens, tokens.ratio(), section)
+
+
+@register(sections.DualClipLoss)
+def dual_clip(tokens: Tokens, section: sections.DualClipLoss) -> PerToken:
+    """PPO clip; for A < 0 the objective is at least dual_clip * A (arXiv 1912.09729, eq. 5)."""
+    clipped, advantages = _clipped(tokens, tokens.ratio(), section), tokens.advantages
+    bounded = torch.minimum(clipped.loss, -section.dual_clip * advantages)
+    return dataclasses.replace(clipped, loss=torch.where(advantages < 0, bounded, clipped.loss))
+
+
+@register(sections.GspoLoss)
+def gspo(tokens: Tokens, section: sections.GspoLoss) -> PerToken:
+    """PPO clip with one ratio per sequence, s = exp(mean of log rho over its tokens) (arXiv 2507.18071, eq. 5-7).
+
+    In the token form sg(s) pi / sg(pi) (GSPO-token, eq. 13-14): the value is the sequence's, the gradient the token's
+    own. Where A is the sequence's both forms have the same gradient; with a correction only this one weighs each
+    token's. `normalise = False` takes s = exp(sum), the plain sequence ratio, whose gradient is |y| times as large.
+    """
+    length, exponent = tokens.sequence_length(), tokens.sequence_log_ratio()
+    if section.normalise:
+        exponent = exponent / length
+    own = tokens.logprobs - tokens.logprobs.detach()  # 0, with the gradient of the log-prob
+    own = torch.where(exponent.abs() <= MAX_LOG_RATIO, own if section.normalise else own * length, 0.0)
+    ratio = torch.exp(exponent.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + own)
+    return _clipped(tokens, ratio, section)
+
+
+@register(sections.CispoLoss)
+def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
+    """-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2506.13585, eq. 4-5).
+
+    `mask_clipped` drops the tokens whose gradient PPO's clip would drop (eq. 7).
+    """
+    lowest, highest = 1 - section.clip_low, 1 + section.clip_high
+    ratio = tokens.ratio().detach()
+    low, high = ratio < lowest, ratio > highest
+    weight = ratio.clamp(lowest, highest)
+    if section.mask_clipped:
+        low, high = low & (tokens.advantages < 0), high & (tokens.advantages > 0)
+        weight = weight.masked_fill(low | high, 0.0)
+    return PerToken(
+        loss=-weight * tokens.advantages * tokens.logprobs, ratio=ratio, clipped_low=low, clipped_high=high
+    )
+
+
+@register(sections.ToprLoss)
+def topr(tokens: Tokens, section: sections.ToprLoss) -> PerToken:
+    """Positive samples -A logprobs, others -sg(clip(R, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2503.14286).
+
+    R = exp(sum of log rho) is the ratio of the whole trajectory, which the paper clips to [0, 1].
+    """
+    lowest, highest = 1 - section.clip_low, 1 + section.clip_high
+    ratio = torch.exp(tokens.sequence_log_ratio().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    scores = tokens.advantages if tokens.scores is None else tokens.scores
+    positive = scores > section.positive_above
+    weight = torch.where(positive, torch.ones_like(ratio), ratio.clamp(lowest, highest))
+    return PerToken(
+        loss=-weight * tokens.advantages * tokens.logprobs,
+        ratio=ratio,
+        clipped_low=~positive & (ratio < lowest),
+        clipped_high=~positive & (ratio > highest),
+    )
+
+
+@register(sections.ReinforceLoss)
+def reinforce(tokens: Tokens, section: sections.ReinforceLoss | None = None) -> PerToken:
+    """-A logprobs; the section holds no constants."""
+    never = torch.zeros_like(tokens.mask)
+    loss = -tokens.advantages * tokens.logprobs
+    return PerToken(loss=loss, ratio=tokens.ratio().detach(), clipped_low=never, clipped_high=never)
+
+
+@register(sections.Kimi15Loss)
+def kimi15(tokens: Tokens, section: sections.Kimi15Loss) -> PerToken:
+    """-A logprobs, plus tau / 2 (sum of log rho)^2 over each sequence's tokens together (arXiv 2501.12599, eq. 3).
+
+    A token's share of the square is tau / 2 sg(sum) log rho; its gradient is the square's, tau sg(sum).
+    """
+    plain, log_ratio = reinforce(tokens), tokens.logprobs - tokens.old_logprobs
+    pull = section.tau * tokens.sequence_log_ratio() * (log_ratio - log_ratio.detach() / 2)
+    return dataclasses.replace(plain, loss=plain.loss + pull)
+
+
+def _clipped(tokens: Tokens, ratio: Tensor, section: Any) -> PerToken:
+    advantages, lowest, highest = tokens.advantages, 1 - section.clip_low, 1 + section.clip_high
+    free = -ratio * advantages
+    still = ratio.detach()
+    return PerToken(
+        loss=torch.maximum(free, -ratio.clamp(lowest, highest) * advantages),
+        ratio=still,
+        clipped_low=(still < lowest) & (advantages < 0),
+        clipped_high=(still > highest) & (advantages > 0),
+    )
+
+
+def _imported(section: sections.CustomLoss) -> Callable[..., PerToken]:
+    """The user's function; ConfigError where it is not there, or cannot be called with its tokens and options."""
+    module_name, _, name = section.function.partition(":")
+    setting = f"algorithm.loss.function = {section.function}"
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises while it is read
+        raise ConfigError(
+            f"{setting}: {module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    function: Callable[..., PerToken] | None = getattr(module, name, None)
+    if not callable(function):
+        offered = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        raise ConfigError(
+            f"{setting}: {module_name} has no function {name!r}; it has {', '.join(offered) or 'none'}"
+        )
+    try:
+        inspect.signature(function).bind(None, **section.options)
+    except TypeError as error:
+        options = ", ".join(f"{key}=..." for key in section.options)
+        raise ConfigError(
+            f"{setting}: it is called as {name}({', '.join(filter(None, ['tokens', options]))}), and has the signature "
+            f"{inspect.signature(function)}: {error}"
+        ) from error
+    return function
 
 
 def policy_loss(
-    name: str | Loss,
-    *,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    segment_ids: Tensor | None = None,
-    num_segments: int | None = None,
-    clip_low: float | None = None,
-    clip_high: float | None = None,
-    aggregation: str = "token_mean",
-    constant: float | None = None,
-    num_tokens: Denominator = None,
-    num_sequences: Denominator = None,
-    weights: Tensor | None = None,
-    scores: Tensor | None = None,
-    reduce: Reduce | None = None,
-    **options: Any,
+    loss: Loss, tokens: Tokens, section: AggregationSection, weights: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(scalar loss to minimise, metrics) of the loss of that name, or of a function with the same signature.
-
-    Tensors are [B, T] or packed [N] with `segment_ids` [N]; float32 or float64; log-probs in nats. `clip_low` and
-    `clip_high` are offsets from 1, default to the loss's own, and are ignored by losses without bounds. `weights` multiply each token's loss and get no
-    gradient (train/rollout correction); they do not change the denominators. `scores` are raw rewards, per token or
-    [B]. `reduce` sums [B] tensors over ranks that hold pieces of a sequence (context parallelism), differentiably.
-    For denominators see `aggregate`. Further `options` are the loss's (dual_clip, normalise, ...).
-
-    Raises ValueError or TypeError naming the argument (and sample) for wrong shapes, dtypes, NaN, infinities, names.
-    """
-    loss = policy_losses.find(name) if isinstance(name, str) else name
-    mask = checks.mask("loss_mask", loss_mask)
-    segments = Segments.of(mask, segment_ids=segment_ids, num_segments=num_segments)
-    arrays = checks.per_token(
-        {
-            "logprobs": logprobs,
-            "old_logprobs": old_logprobs,
-            "advantages": advantages,
-            "weights": weights,
-            "scores": _scores_per_token(scores, segments),
-        },
-        mask,
-        segments,
-    )
-    given = {"clip_low": clip_low, "clip_high": clip_high} | options
-    tokens = Tokens(
-        logprobs=arrays["logprobs"],
-        old_logprobs=arrays["old_logprobs"].detach(),
-        advantages=arrays["advantages"].detach(),
-        mask=segments.flat(mask),
-        segments=segments,
-        scores=arrays.get("scores"),
-        reduce=reduce,
-    )
-    result = loss(tokens, **_accepted(loss, str(name), given))
-    per_token = result.loss * arrays["weights"].detach() if weights is not None else result.loss
-    total = aggregate_flat(
-        per_token,
-        tokens.mask,
-        aggregation,
-        segments,
-        num_tokens=num_tokens,
-        num_sequences=num_sequences,
-        constant=constant,
-        reduce=reduce,
-    )
-    return total, _policy_metrics(result, tokens, num_tokens)
+    """(scalar to minimise, metrics). `weights` [N] multiply each token's loss, without a gradient of their own; they do
+    not change the denominators."""
+    result = loss(tokens)
+    per_token = result.loss if weights is None else result.loss * weights
+    return aggregate(per_token, tokens, section), _policy_metrics(result, tokens)
 
 
-def value_loss(
-    *,
-    values: Tensor,
-    old_values: Tensor,
-    returns: Tensor,
-    loss_mask: Tensor,
-    segment_ids: Tensor | None = None,
-    num_segments: int | None = None,
-    clip: float | None = 0.2,
-    aggregation: str = "token_mean",
-    num_tokens: Denominator = None,
-    num_sequences: Denominator = None,
-    reduce: Reduce | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """(loss, metrics): half the aggregated max((V - R)^2, (clip(V, old +- clip) - R)^2) (PPO, arXiv 1707.06347).
-
-    `clip` is in units of value; None takes the first square alone. Shapes and denominators as in `policy_loss`.
-    """
-    mask = checks.mask("loss_mask", loss_mask)
-    segments = Segments.of(mask, segment_ids=segment_ids, num_segments=num_segments)
-    named = {"values": values, "old_values": old_values, "returns": returns}
-    arrays = checks.per_token(named, mask, segments)
-    new, old, target = arrays["values"], arrays["old_values"].detach(), arrays["returns"].detach()
-    free = (new - target).square()
-    error, clipped = free, torch.zeros_like(free, dtype=torch.bool)
-    if clip is not None:
-        checks.positive("clip", clip)
-        bounded = (new.clamp(old - clip, old + clip) - target).square()
-        error, clipped = torch.maximum(free, bounded), bounded.detach() > free.detach()
-    flat = segments.flat(mask)
-    total = aggregate_flat(
-        error / 2,
-        flat,
-        aggregation,
-        segments,
-        num_tokens=num_tokens,
-        num_sequences=num_sequences,
-        reduce=reduce,
-    )
-    metrics = {
-        "critic/clip_frac": clipped,
-        "critic/value_mean": new,
-        "critic/return_mean": target,
-        "critic/error_squared": free,
-    }
-    return total, {key: token_mean(v, flat, num_tokens) for key, v in metrics.items()}
-
-
-def token_mean(values: Tensor, mask: Tensor, num_tokens: Denominator = None) -> Tensor:
-    """Detached sum over masked-in tokens / num_tokens (their own count where it is None); bool counts as 0 and 1."""
-    floats = values.detach().to(values.dtype if values.is_floating_point() else torch.float64)
-    kept = floats.masked_fill(~mask, 0.0)
-    count = torch.as_tensor(mask.sum() if num_tokens is None else num_tokens, device=kept.device)
-    return kept.sum() / count.clamp(min=1)
-
-
-def token_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Detached largest masked-in value of a nonnegative [N] tensor, 0 without one."""
-    kept = values.detach().masked_fill(~mask, 0.0)
-    return kept.max() if kept.numel() else kept.new_zeros(())
-
-
-def _scores_per_token(scores: Tensor | None, segments: Segments) -> Tensor | None:
-    if scores is None or scores.shape == segments.shape:
-        return scores
-    return segments.shaped(segments.spread(checks.per_sample("scores", scores, segments.count)))
-
-
-def _accepted(loss: Loss, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given; one the loss does not take is an error, except for bounds it does not have."""
-    names = list(inspect.signature(loss).parameters)[1:]
-    bounds = ("clip_low", "clip_high")
-    given = {key: v for key, v in options.items() if v is not None and (key in names or key not in bounds)}
-    for key in given:
-        if key not in names:
-            raise ValueError(
-                f"policy loss '{name}' takes no {key}; it takes: {', '.join(names) or 'no options'}"
-            )
-    return given
-
-
-def _policy_metrics(
-    result: policy_losses.PerToken, tokens: Tokens, num_tokens: Denominator
-) -> dict[str, Tensor]:
+def _policy_metrics(result: PerToken, tokens: Tokens) -> dict[str, Tensor]:
     with torch.no_grad():
-        mask = tokens.mask
         difference = tokens.logprobs - tokens.old_logprobs
-        lengths = tokens.segments.sum(mask.to(difference.dtype), tokens.reduce)
+        lengths = tokens.segments.sum(tokens.mask.to(difference.dtype))
         means = {
             "policy/clip_frac_low": result.clipped_low,
             "policy/clip_frac_high": result.clipped_high,
-            "policy/kl_old": torch.expm1(difference.clamp(-20, 20)) - difference,
+            "policy/kl_old": torch.expm1(difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) - difference,
             "policy/ratio_mean": result.ratio,
         }
-        return {name: token_mean(values, mask, num_tokens) for name, values in means.items()} | {
-            "policy/ratio_max": token_max(result.ratio, mask),
+        return {name: tokens.token_mean(values) for name, values in means.items()} | {
+            "policy/ratio_max": tokens.token_max(result.ratio),
             "policy/empty_sequences": (lengths == 0).sum().to(difference.dtype),
         }
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    tokens: Packed,
+    section: AggregationSection,
+    *,
+    clip: float | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss, metrics): half the aggregated max((V - R)^2, (clip(V, old +- clip) - R)^2) (PPO, arXiv 1707.06347).
+
+    All [N], gradient through `values` alone. `clip` is in units of value; None takes the first square alone.
+    """
+    free = (values - returns).square()
+    error, clipped = free, torch.zeros_like(free, dtype=torch.bool)
+    if clip is not None:
+        bounded = (values.clamp(old_values - clip, old_values + clip) - returns).square()
+        error, clipped = torch.maximum(free, bounded), bounded.detach() > free.detach()
+    metrics = {
+        "critic/clip_frac": clipped,
+        "critic/value_mean": values,
+        "critic/return_mean": returns,
+        "critic/error_squared": free,
+    }
+    total = aggregate(error / 2, tokens, section)
+    return total, {name: tokens.token_mean(each) for name, each in metrics.items()}
+
+
+def aggregate(values: Tensor, tokens: Packed, section: AggregationSection) -> Tensor:
+    """This microbatch's share of the step's scalar, from [N] values; the shares of microbatches and ranks add up.
+
+    token_mean (DAPO, arXiv 2503.14476): sum / num_tokens. sequence_mean (DeepSeekMath, 2402.03300): sum over sequences
+    of the mean over their masked-in tokens / num_sequences. constant (Dr. GRPO, 2503.20783): sum / (num_sequences *
+    length), `length` in tokens. What stands off the mask has no effect; a mask without tokens gives 0.
+    """
+    kept = values.masked_fill(~tokens.mask, 0.0)
+    if section.mode == "token_mean":
+        return kept.sum() / tokens.num_tokens
+    if section.mode == "constant":
+        assert section.length is not None, "checked by the section"
+        return kept.sum() / (tokens.num_sequences * section.length)
+    counts = tokens.segments.sum(tokens.mask.to(kept.dtype))
+    return (tokens.segments.sum(kept) / counts.clamp(min=1)).sum() / tokens.num_sequences

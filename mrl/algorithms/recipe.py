@@ -13,22 +13,18 @@ loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mrl.algorithms import kl
-from mrl.algorithms.advantages import estimate
-from mrl.algorithms.domains import shape_by_domain, truncated_away
-from mrl.algorithms.estimators import on_last_token
+from mrl.algorithms.advantages import Rollouts, estimate, whiten
+from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
-from mrl.algorithms.outcomes import Outcomes, policy_lengths
-from mrl.algorithms.segments import Segments
-from mrl.algorithms.state import State
-from mrl.algorithms.whitening import whiten
+from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
+from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.samples import Group, TrainBatch
 
@@ -38,47 +34,45 @@ def shape_and_estimate(
     batch: TrainBatch,
     outcomes: Outcomes | Sequence[Group] | np.ndarray,
     *,
-    state: State | None = None,
+    state: AlgorithmState | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """(the batch with float32 arrays advantages and returns, metrics).
 
     `outcomes`: the samples' facts, or the groups they are read from, or raw rewards [B] alone; in the batch's order.
-    A sample without a verdict (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
+    A sample without a reward (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
     shaping.mask_truncated names gets the same after the statistics. `state` is needed by moving coefficients and running
     statistics, and is updated; without it a fresh one is used for this call.
     """
-    found = _outcomes(outcomes)
-    if len(found.rewards) != batch.num_samples:
-        raise ValueError(f"outcomes: {len(found.rewards)} samples, but the batch has {batch.num_samples}")
+    outcomes = _outcomes(outcomes)
+    if len(outcomes.rewards) != batch.num_samples:
+        raise ValueError(f"outcomes: {len(outcomes.rewards)} samples, but the batch has {batch.num_samples}")
     if state is None:
-        _refuse_forgetting(config)
-        state = State.of(config)
-    work = _Work.of(batch, found)
+        _require_state(config)
+        state = AlgorithmState.of(config)
+    work = _Work.of(batch, outcomes)
     shaped, metrics = shape_by_domain(
         config,
-        rewards=torch.from_numpy(found.rewards),
+        outcomes,
         lengths=torch.from_numpy(policy_lengths(batch)),
         group_ids=work.group_ids,
-        outcomes=found,
-        state=state,
+        moments=state.moments,
     )
     penalty, kl_metrics = _kl_penalty(config, batch, work, state)
-    arguments = _arguments(config, batch, work, found, shaped, penalty)
-    section = config.estimator
-    advantages, returns = estimate(section.name, **arguments)
-    metrics |= kl_metrics | _degenerate(work, shaped, section.tolerance)
-    advantages, more = _finish(config, work, found, advantages)
-    cut = torch.from_numpy(truncated_away(config, found))
+    rollouts = _rollouts(config, batch, work, outcomes, shaped, penalty)
+    advantages, returns = estimate(config.estimator, rollouts)
+    metrics |= kl_metrics | _degenerate(work, rollouts.groups, shaped, config.estimator.tolerance)
+    advantages, advantage_metrics = _finish(config, work, outcomes, advantages)
+    cut = torch.from_numpy(truncated_away(config, outcomes))
+    metrics |= advantage_metrics | {"reward/masked_truncated": float((cut & work.has_reward).sum())}
     trained = work.mask & ~work.segments.spread(cut)
-    more["reward/masked_truncated"] = float((cut & work.has_reward).sum())
     arrays = {
         "advantages": _float32(advantages.masked_fill(~trained, 0.0)),
         "returns": _float32(returns.masked_fill(~trained, 0.0)),
     }
     if config.loss.name == "topr":
-        arrays["scores"] = _float32(work.segments.spread(torch.nan_to_num(torch.from_numpy(found.rewards))))
-    masked = dataclasses.replace(batch, loss_mask=trained.numpy())
-    return masked.with_arrays(**arrays), metrics | more
+        rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
+        arrays["scores"] = _float32(work.segments.spread(rewards))
+    return dataclasses.replace(batch, loss_mask=trained.numpy()).with_arrays(**arrays), metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,16 +80,14 @@ class _Work:
     """The batch's layout as tensors."""
 
     mask: Tensor
-    """[N] bool, without the samples that have no verdict."""
+    """[N] bool, without the samples that have no reward."""
     segments: Segments
     group_ids: Tensor
     has_reward: Tensor
 
     @classmethod
     def of(cls, batch: TrainBatch, outcomes: Outcomes) -> _Work:
-        lengths = torch.from_numpy(batch.lengths().astype(np.int64))
-        ids = torch.arange(batch.num_samples).repeat_interleave(lengths)
-        segments = Segments(ids=ids, count=batch.num_samples, shape=ids.shape)
+        segments = Segments.of(batch.lengths())
         has_reward = torch.from_numpy(outcomes.has_reward)
         return cls(
             mask=torch.from_numpy(batch.loss_mask.astype(np.bool_)) & segments.spread(has_reward),
@@ -111,18 +103,18 @@ def _outcomes(outcomes: Outcomes | Sequence[Group] | np.ndarray) -> Outcomes:
     return Outcomes.plain(outcomes) if isinstance(outcomes, np.ndarray) else Outcomes.of(outcomes)
 
 
-def _refuse_forgetting(config: AlgorithmSection) -> None:
+def _require_state(config: AlgorithmSection) -> None:
     sections = [config.shaping, *config.shaping_by_domain.values()]
     running = any("running" in (s.normalise.mean, s.normalise.std) for s in sections)
     if running or config.kl.controller.kind != "fixed":
         raise ValueError(
             "state: required, because normalisation over 'running' or a moving KL coefficient must remember earlier steps; "
-            "make one with State.of(config.algorithm) at the start of the run"
+            "make one with AlgorithmState.of(config.algorithm) at the start of the run"
         )
 
 
 def _kl_penalty(
-    config: AlgorithmSection, batch: TrainBatch, work: _Work, state: State
+    config: AlgorithmSection, batch: TrainBatch, work: _Work, state: AlgorithmState
 ) -> tuple[Tensor | None, dict[str, float]]:
     """[N] what is subtracted from the token rewards, and the measurement that moves the coefficient."""
     section = config.kl
@@ -135,9 +127,7 @@ def _kl_penalty(
             )
     old, reference = (torch.from_numpy(batch.arrays[n]).double() for n in ("old_logprobs", "ref_logprobs"))
     difference = (old - reference).masked_fill(~work.mask, 0.0)
-    values, clamped = kl.estimate_counted(
-        section.kind, difference, torch.zeros_like(difference), clamp=section.clamp
-    )
+    values, clamped = kl.estimate(section, difference)
     count = max(1, int(work.mask.sum()))
     mean, coefficient = float(values.sum()) / count, state.kl.coefficient
     state.kl.update(mean, num_samples=int(work.has_reward.sum()))
@@ -148,79 +138,61 @@ def _kl_penalty(
     }
 
 
-def _arguments(
+def _rollouts(
     config: AlgorithmSection,
     batch: TrainBatch,
     work: _Work,
     outcomes: Outcomes,
     shaped: Tensor,
     penalty: Tensor | None,
-) -> dict[str, Any]:
-    """Keyword arguments of `estimate`."""
-    section = config.estimator
-    on_last = on_last_token(shaped, work.mask, work.segments)
-    arguments: dict[str, Any] = section.model_dump(
-        include={
-            "gamma",
-            "lam",
-            "discount",
-            "scale",
-            "ddof",
-            "eps",
-            "tolerance",
-            "process_coefficient",
-            "outcome_coefficient",
-        }
-    )
-    arguments |= {"token_rewards": on_last, "loss_mask": work.mask, "group_ids": work.group_ids}
-    arguments |= {"segment_ids": work.segments.ids, "has_reward": work.has_reward}
-    if outcomes.token_rewards is not None:
-        arguments |= _with_process_rewards(section.name, outcomes.token_rewards, on_last, shaped, work)
-    elif section.name in ("grpo_process", "rloo_process"):
-        arguments["reward_mask"] = on_last_token(torch.ones_like(shaped), work.mask, work.segments) > 0
+) -> Rollouts:
+    """What the estimator sees: the shaped reward stands on each sample's last policy token."""
+    section, on_last = config.estimator, work.segments.on_last_token(shaped, work.mask)
+    inputs = {"token_rewards": on_last} | _process_rewards(section.name, outcomes, on_last, shaped, work)
     if penalty is not None:
-        arguments["token_rewards"] = arguments["token_rewards"] - penalty
+        inputs["token_rewards"] = inputs["token_rewards"] - penalty
     if section.name == "gae":
         if "values" not in batch.arrays:
             raise ValueError(
                 "batch.arrays: no values, which gae needs; run the critic's forward pass before this call"
             )
-        arguments["values"] = torch.from_numpy(batch.arrays["values"]).double()
+        inputs["values"] = torch.from_numpy(batch.arrays["values"]).double()
     if section.name == "gdpo" and section.part_weights:
-        arguments |= _parts(section.part_weights, outcomes)
-    return arguments
+        inputs["reward_parts"] = _parts(section.part_weights, outcomes)
+    return Rollouts.of(mask=work.mask, segments=work.segments, group_ids=work.group_ids, **inputs)
 
 
-def _with_process_rewards(
-    name: str, token_rewards: np.ndarray, on_last: Tensor, shaped: Tensor, work: _Work
-) -> dict[str, Any]:
-    """Outcome estimators ignore them; gae and reinforce_pp add the outcome; process estimators keep them apart."""
-    given = torch.from_numpy(token_rewards).double()
-    if given.shape != work.mask.shape:
-        raise ValueError(f"token_rewards: shape {tuple(given.shape)}, expected [{len(work.mask)}]")
-    present = ~torch.isnan(given) & work.mask
-    process = given.masked_fill(~present, 0.0)
+def _process_rewards(
+    name: str, outcomes: Outcomes, on_last: Tensor, shaped: Tensor, work: _Work
+) -> dict[str, Tensor]:
+    """Outcome estimators ignore them; gae and reinforce_pp add the outcome; process estimators keep them apart.
+
+    Without any, the outcome is a process estimator's only one.
+    """
+    keeps_apart = name in ("grpo_process", "rloo_process")
+    if outcomes.token_rewards is None:
+        ones = torch.ones_like(shaped)
+        return {"reward_mask": work.segments.on_last_token(ones, work.mask) > 0} if keeps_apart else {}
+    values = torch.from_numpy(outcomes.token_rewards).double()
+    if values.shape != work.mask.shape:
+        raise ValueError(f"token_rewards: shape {tuple(values.shape)}, expected [{len(work.mask)}]")
+    present = ~torch.isnan(values) & work.mask
+    process = values.masked_fill(~present, 0.0)
     if name in ("gae", "reinforce_pp"):
         return {"token_rewards": on_last + process}
-    if name == "grpo_process":
-        return {"token_rewards": process, "reward_mask": present}
-    if name == "rloo_process":
-        return {"token_rewards": process, "reward_mask": present, "outcome_rewards": shaped}
-    return {}
+    apart = {"outcomes": shaped} if name == "rloo_process" else {}
+    return {"token_rewards": process, "reward_mask": present} | apart if keeps_apart else {}
 
 
-def _parts(weights: dict[str, float], outcomes: Outcomes) -> dict[str, Tensor]:
+def _parts(weights: Mapping[str, float], outcomes: Outcomes) -> Tensor:
+    """[B, K] the parts that have weights."""
     missing = sorted(set(weights) - set(outcomes.parts))
     if missing:
-        known = ", ".join(sorted(outcomes.parts)) or "none"
+        offered = ", ".join(sorted(outcomes.parts)) or "none"
         raise ValueError(
-            f"estimator.part_weights names {', '.join(missing)}, but the verifiers gave the parts: {known}"
+            f"estimator.part_weights names {', '.join(missing)}, but the verifiers gave the parts: {offered}"
         )
-    columns = np.stack([outcomes.parts[name] for name in weights], axis=1)
-    return {
-        "reward_parts": torch.from_numpy(columns),
-        "part_weights": torch.tensor(list(weights.values())).double(),
-    }
+    return torch.from_numpy(np.stack([outcomes.parts[name] for name in weights], axis=1))
 
 
 def _finish(
@@ -230,9 +202,7 @@ def _finish(
     section, clipped = config.estimator, 0.0
     if section.whitening != "off":
         for mask in _whitening_masks(section.whiten_per_domain, work, outcomes):
-            white = whiten(
-                advantages, mask, segment_ids=work.segments.ids, weigh_by=section.whitening, ddof=section.ddof
-            )
+            white = whiten(advantages, mask, work.segments, weigh_by=section.whitening, ddof=section.ddof)
             advantages = torch.where(mask, white, advantages)
     tokens = max(1, int(work.mask.sum()))
     if section.clip is not None:
@@ -256,9 +226,9 @@ def _whitening_masks(per_domain: bool, work: _Work, outcomes: Outcomes) -> list[
     return [work.mask & work.segments.spread(members) for members in chosen]
 
 
-def _degenerate(work: _Work, shaped: Tensor, tolerance: float) -> dict[str, float]:
-    active = work.segments.sum(work.mask.double()) > 0
-    flat = Groups.of(work.group_ids, active).degenerate(shaped, tolerance) & active
+def _degenerate(work: _Work, groups: Groups, shaped: Tensor, tolerance: float) -> dict[str, float]:
+    active = groups.active
+    flat = groups.degenerate(shaped, tolerance) & active
     return {
         "group/degenerate_samples_frac": float(flat.sum()) / max(1, int(active.sum())),
         "reward/without_tokens": float((~active & work.has_reward).sum()),

@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.recipe import shape_and_estimate
-from mrl.algorithms.state import State
 from mrl.config.root import Config
 from mrl.loops import mismatch, nan_guard
 from mrl.loops.batch import ages, minibatches, pack, policy_versions
@@ -111,7 +111,7 @@ class OnPolicyLoop:
         self._collector, self._supply, self._validation_prompts = collector, supply, validation_prompts
         self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
         self._checkpoints, self._throughput = checkpoints, throughput
-        self._algorithm = State.of(config.algorithm)
+        self._algorithm = AlgorithmState.of(config.algorithm)
         self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
         self._row_seconds = 0.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor
 
+from mrl.algorithms.tokens import NotFiniteError, Segments
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
 from mrl.models.layout import Layout, Place
@@ -39,13 +41,16 @@ from mrl.training.packing import Microbatch, count_microbatches, pack_microbatch
 from mrl.training.platform.parallel import max_over_world
 from mrl.training.routing import ExpertLoad, prefix_minimum, recorded_margins
 
-Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
-"""objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segment_ids=[n], denominators) -> (loss, metrics).
+log = logging.getLogger(__name__)
 
-A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the state
-before it. The loss and the metrics are already divided by step-wide denominators: they are summed over
-microbatches and ranks. The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]`
-is False hold 0 in logprobs and entropy and no gradient flows through them.
+Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
+"""objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segments, denominators) -> (loss, metrics).
+
+A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the state before it.
+The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
+The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]` is False hold 0 in logprobs and
+entropy and no gradient flows through them. An objective raises NotFiniteError for inputs that are not finite: outputs
+are not looked at anywhere else, and every rank then refuses the optimizer step.
 """
 
 
@@ -255,16 +260,19 @@ class Passes:
                 return hidden.sum() * 0.0, count, {}
             found = self._outputs(item, hidden, temperature)
             kept.append({name: x.detach() for name, x in found.items()})
-            if not all(bool(torch.isfinite(x).all()) for x in found.values()):
-                # Objectives refuse such values, on this rank alone; a loss that is not finite stops all ranks alike.
-                nothing = hidden.sum() * float("nan")
-                return nothing, count, {"loss": nothing.detach()}
             size = len(item.plan.token_index)
             outputs = {name: x.new_zeros(size).index_copy(0, item.rows, x) for name, x in found.items()}
-            arrays, segment_ids = self._arrays(batch, item.plan)
-            value, metrics = objective(
-                **outputs, arrays=arrays, segment_ids=segment_ids, denominators=denominators
-            )
+            arrays, segments = self._arrays(batch, item.plan)
+            try:
+                value, metrics = objective(
+                    **outputs, arrays=arrays, segments=segments, denominators=denominators
+                )
+            except (
+                NotFiniteError
+            ) as error:  # on this rank alone; a loss that is not finite stops all ranks alike
+                log.warning("nothing is trained on in this optimizer step: %s", error)
+                nothing = hidden.sum() * float("nan")
+                return nothing, count, {"loss": nothing.detach()}
             reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
             return value, count, reported
 
@@ -302,13 +310,12 @@ class Passes:
         whole = values.new_zeros(len(item.rows)).index_copy(0, item.own_rows, values)
         return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
-    def _arrays(self, batch: TrainBatch, plan: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
+    def _arrays(self, batch: TrainBatch, plan: Microbatch) -> tuple[dict[str, Tensor], Segments]:
         index = plan.token_index
         arrays = {name: array[index] for name, array in batch.arrays.items()}
         arrays["loss_mask"] = batch.loss_mask[index]
-        segments = np.repeat(np.arange(len(plan.samples)), batch.lengths()[plan.samples])
         on_device = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
-        return on_device, torch.from_numpy(segments).to(self._device)
+        return on_device, Segments.of(batch.lengths()[plan.samples], device=self._device)
 
     def _arrays_of(
         self,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.objective import Objective, ValueObjective
 from mrl.algorithms.recipe import shape_and_estimate
-from mrl.algorithms.state import State
+from mrl.algorithms.tokens import Segments
 from mrl.config.load import load
 from mrl.samples import TrainBatch
 from mrl.training.optimizer import learning_rate
@@ -66,24 +67,24 @@ def test_recipe_improves_rewarded_tokens(name) -> None:
     config = load([CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / f"{name}.yaml"]).algorithm
     batch = random_batch()
     rewards = np.tile([1.0, 0.0, 0.0, 1.0], 4)
-    state = State.of(config)
+    state = AlgorithmState.of(config)
     estimated, metrics = shape_and_estimate(config, batch, rewards, state=state)
     assert all(np.isfinite(list(metrics.values())))
     arrays = {key: torch.from_numpy(values) for key, values in estimated.arrays.items()}
     arrays["loss_mask"] = torch.from_numpy(estimated.loss_mask)
-    segment_ids = torch.from_numpy(np.repeat(np.arange(16), batch.lengths()))
+    segments = Segments.of(batch.lengths())
     denominators = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": 16.0} | state.coefficients()
     logprobs = arrays["old_logprobs"].clone().requires_grad_()
     loss, found = Objective(config)(
         logprobs=logprobs,
         entropy=torch.ones_like(logprobs),
         arrays=arrays,
-        segment_ids=segment_ids,
+        segments=segments,
         denominators=denominators,
     )
     loss.backward()
     assert logprobs.grad is not None
-    per_sample = torch.zeros(16).index_add(0, segment_ids, logprobs.grad)
+    per_sample = torch.zeros(16).index_add(0, segments.ids, logprobs.grad)
     won = torch.from_numpy(rewards) == 1.0
     assert float(per_sample[won].mean()) < float(per_sample[~won].mean())
     assert float(found["policy/entropy"]) == pytest.approx(1.0)
@@ -141,7 +142,7 @@ def test_ppo_recipe_trains_its_critic() -> None:
     loss, metrics = ValueObjective(config)(
         values=values,
         arrays=arrays | {"loss_mask": torch.from_numpy(batch.loss_mask)},
-        segment_ids=torch.from_numpy(np.repeat(np.arange(16), batch.lengths())),
+        segments=Segments.of(batch.lengths()),
         denominators={"num_tokens": float(batch.loss_mask.sum()), "num_sequences": 16.0},
     )
     loss.backward()

@@ -72,7 +72,7 @@ WORD_FAULTS = [
         "nowhere.module cannot be imported",
     ),
     (
-        ("algorithm.loss={name: custom, function: 'mrl.algorithms.policy_losses:ppo_clipp'}",),
+        ("algorithm.loss={name: custom, function: 'mrl.algorithms.losses:ppo_clipp'}",),
         "no function 'ppo_clipp'",
     ),
     (("reward={kind: plugin, path: 'nowhere.module:score'}",), "nowhere.module cannot be imported"),

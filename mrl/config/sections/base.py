@@ -18,9 +18,9 @@ class Section(BaseModel):
     )
 
 
-def named(what: str, literal: Any) -> Callable[[Any], Any]:
-    """A validator whose error lists the names of a Literal, the nearest to the given one first."""
-    names = [str(name) for name in get_args(literal)]
+def named(what: str, choices: Any) -> Callable[[Any], Any]:
+    """A validator whose error lists the names (a Literal's, or a tuple of them), the nearest to the given one first."""
+    names = [str(name) for name in get_args(choices) or choices]
 
     def check(value: Any) -> Any:
         if value is None or value in names or not isinstance(value, str):

@@ -6,17 +6,20 @@ given before it (mrl/config/load.py, CHOICES).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field
 
 from mrl.config.sections.base import Section, chosen
 
-LOSS_NAMES = Literal["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15", "custom"]
-"""Every value of loss.name; "custom" imports a function."""
+
+class LossSection(Section):
+    """The constants of one policy loss. A subclass in this file is a choice of `algorithm.loss`, by its name."""
+
+    name: Any
 
 
-class PpoClipLoss(Section):
+class PpoClipLoss(LossSection):
     """Clipped surrogate of PPO (arXiv 1707.06347) with separate bounds (DAPO)."""
 
     name: Literal["ppo_clip"] = "ppo_clip"
@@ -27,7 +30,7 @@ class PpoClipLoss(Section):
     """The ratio is clipped above at 1 + clip_high."""
 
 
-class DualClipLoss(Section):
+class DualClipLoss(LossSection):
     """PPO clip, and for negative advantages a bound on the loss (arXiv 1912.09729)."""
 
     name: Literal["dual_clip"] = "dual_clip"
@@ -40,7 +43,7 @@ class DualClipLoss(Section):
     """Ratio at which the loss of a negative advantage stops growing."""
 
 
-class GspoLoss(Section):
+class GspoLoss(LossSection):
     """Clipped surrogate with the length-normalised ratio of the sequence, in its token form (arXiv
     2507.18071)."""
 
@@ -54,7 +57,7 @@ class GspoLoss(Section):
     """The ratio is the geometric mean over tokens; false takes the product."""
 
 
-class CispoLoss(Section):
+class CispoLoss(LossSection):
     """REINFORCE with a clipped, detached ratio as weight (MiniMax-M1, arXiv 2506.13585)."""
 
     name: Literal["cispo"] = "cispo"
@@ -67,7 +70,7 @@ class CispoLoss(Section):
     """Drop tokens that PPO's clip would drop, instead of keeping them at the bound."""
 
 
-class ToprLoss(Section):
+class ToprLoss(LossSection):
     """REINFORCE on positive samples, truncated ratio of the whole sequence on the others (arXiv
     2503.14286)."""
 
@@ -81,14 +84,14 @@ class ToprLoss(Section):
     """A sample is positive when its raw reward is above this."""
 
 
-class ReinforceLoss(Section):
+class ReinforceLoss(LossSection):
     """Plain policy gradient; old log-probs are only measured."""
 
     name: Literal["reinforce"] = "reinforce"
     """Loss."""
 
 
-class Kimi15Loss(Section):
+class Kimi15Loss(LossSection):
     """REINFORCE with a quadratic pull of each sequence towards the old policy (Kimi k1.5, arXiv
     2501.12599)."""
 
@@ -98,28 +101,27 @@ class Kimi15Loss(Section):
     """Strength of the pull: tau / 2 * (log ratio of the sequence)^2."""
 
 
-class CustomLoss(Section):
+class CustomLoss(LossSection):
     """A loss of the user's own, imported by path."""
 
     name: Literal["custom"] = "custom"
     """Loss."""
     function: str = Field(pattern=r"^[\w.]+:\w+$")
-    """module:function with the signature mrl.algorithms.policy_losses.Loss."""
+    """module:function, called with mrl.algorithms.losses.Tokens and the options; it returns PerToken."""
     options: dict[str, float | int | bool | str] = {}
     """Keyword arguments of the function."""
 
 
-PolicyLoss = Annotated[
-    Annotated[
-        PpoClipLoss
-        | DualClipLoss
-        | GspoLoss
-        | CispoLoss
-        | ToprLoss
-        | ReinforceLoss
-        | Kimi15Loss
-        | CustomLoss,
-        Discriminator("name"),
-    ],
-    chosen("loss", "name", LOSS_NAMES, default="ppo_clip"),
-]
+LOSSES = tuple(LossSection.__subclasses__())
+"""Every section that algorithm.loss can be."""
+
+LOSS_NAMES = tuple(str(section.model_fields["name"].default) for section in LOSSES)
+"""Every value of loss.name; "custom" imports a function."""
+
+if TYPE_CHECKING:
+    PolicyLoss = LossSection
+else:
+    PolicyLoss = Annotated[
+        Annotated[Union[LOSSES], Discriminator("name")],  # noqa: UP007 made of what is there
+        chosen("loss", "name", LOSS_NAMES, default="ppo_clip"),
+    ]

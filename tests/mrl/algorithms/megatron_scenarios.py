@@ -9,8 +9,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from mrl.algorithms.losses import PerToken, Tokens, kimi15
 from mrl.algorithms.objective import Objective
 from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.policy_loss import Kimi15Loss
 from mrl.loops.mismatch import measure
 from mrl.samples import TrainBatch
 from mrl.training.worker import MegatronWorker
@@ -21,6 +23,12 @@ EXTRAS: dict[str, Any] = {
     "entropy": {"coefficient": 0.01},
     "correction": {"kind": "truncated", "high": 1.1},
 }
+
+
+def kimi15_by_options(tokens: Tokens, *, tau: float) -> PerToken:
+    """A user's loss, found by its path on every rank."""
+    return kimi15(tokens, Kimi15Loss(tau=tau))
+
 
 WITHOUT_A_PASS: list[dict[str, Any]] = [
     {},

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from mrl.algorithms.controllers import EntropyTarget, entropy_controller, kl_controller
-from mrl.algorithms.state import State
+from mrl.algorithms.controllers import AlgorithmState, EntropyTarget, entropy_controller, kl_controller
 from mrl.config.sections.algorithm import AlgorithmSection, EntropySection, KlSection
 
 
@@ -65,16 +64,16 @@ def test_a_restored_controller_continues_as_if_never_stopped(controller) -> None
         kl={"location": "loss", "coefficient": 0.1, "controller": controller},
         entropy={"coefficient": 0.1, "target": 0.5},
     )
-    straight, first = State.of(config), State.of(config)
+    straight, first = AlgorithmState.of(config), AlgorithmState.of(config)
     measurements = [(0.3, 0.4), (0.4, 0.6), (0.5, 0.3), (0.05, 0.2), (0.01, 0.9), (0.3, 0.1)]
 
-    def learn(state: State, pairs: list[tuple[float, float]]) -> None:
+    def learn(state: AlgorithmState, pairs: list[tuple[float, float]]) -> None:
         for kl, entropy in pairs:
             state.after_update({"policy/kl_reference": kl, "policy/entropy": entropy}, num_samples=16)
 
     learn(straight, measurements)
     learn(first, measurements[:2])
-    second = State.of(config)
+    second = AlgorithmState.of(config)
     second.restore(json.loads(json.dumps(first.state())))
     learn(second, measurements[2:])
     assert second.coefficients() == straight.coefficients()

@@ -1,11 +1,15 @@
 """Correction weights by hand and by layout; always detached, always measured."""
 
 import math
+import typing
 
 import pytest
 import torch
 
-from mrl.algorithms.correction import KINDS, measure, weights
+from mrl.config.sections.correction import CORRECTION_KINDS
+from tests.mrl.algorithms.padded import measure, weights
+
+KINDS = typing.get_args(CORRECTION_KINDS)
 
 
 def one_token_two_nats_off() -> dict[str, torch.Tensor]:
@@ -20,7 +24,7 @@ def one_token_two_nats_off() -> dict[str, torch.Tensor]:
     ("kind", "options", "expected"),
     [
         ("off", {}, [1, 1, 1, 1]),
-        ("truncated", {"high": 2.0}, [1, 1, 2, 1]),
+        ("truncated", {"low": 0.0, "high": 2.0}, [1, 1, 2, 1]),
         ("truncated", {"low": 1.5, "high": 5.0}, [1.5, 1.5, 5, 1.5]),
         ("icepop", {"low": 0.5, "high": 5.0}, [1, 1, 0, 1]),
         ("icepop", {"low": 0.5, "high": 8.0}, [1, 1, math.exp(2), 1]),
@@ -35,18 +39,19 @@ def one_token_two_nats_off() -> dict[str, torch.Tensor]:
     ],
 )
 def test_kinds(kind, options, expected) -> None:
-    found = weights(kind, **one_token_two_nats_off(), **options)
-    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64), atol=1e-12, rtol=0)
+    options = {"low": 0.0} | options if kind != "off" else {}
+    values = weights(kind, **one_token_two_nats_off(), **options)
+    torch.testing.assert_close(values, torch.tensor([expected], dtype=torch.float64), atol=1e-12, rtol=0)
 
 
 def test_measured_at_every_granularity() -> None:
-    found = measure(**one_token_two_nats_off())
-    assert float(found["policy/rollout_weight_token"]) == pytest.approx((3 + math.exp(2)) / 4)
-    assert float(found["policy/rollout_weight_geometric"]) == pytest.approx(math.exp(0.5))
-    assert float(found["policy/rollout_weight_product"]) == pytest.approx(math.exp(2))
-    assert float(found["policy/rollout_difference"]) == pytest.approx(0.5)
-    assert float(found["policy/rollout_difference_max"]) == pytest.approx(2.0)
-    assert float(found["policy/rollout_mismatch_kl"]) == pytest.approx((math.exp(2) - 1 - 2) / 4)
+    metrics = measure(**one_token_two_nats_off())
+    assert float(metrics["policy/rollout_weight_token"]) == pytest.approx((3 + math.exp(2)) / 4)
+    assert float(metrics["policy/rollout_weight_geometric"]) == pytest.approx(math.exp(0.5))
+    assert float(metrics["policy/rollout_weight_product"]) == pytest.approx(math.exp(2))
+    assert float(metrics["policy/rollout_difference"]) == pytest.approx(0.5)
+    assert float(metrics["policy/rollout_difference_max"]) == pytest.approx(2.0)
+    assert float(metrics["policy/rollout_mismatch_kl"]) == pytest.approx((math.exp(2) - 1 - 2) / 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,11 +63,11 @@ def test_packed_equals_padded_and_no_gradient(kind, batch) -> None:
             old_logprobs=old,
             rollout_logprobs=part.arrays["rollout_logprobs"],
             loss_mask=part.mask,
-            low=0.9,
-            high=1.1,
             segment_ids=part.segment_ids,
+            **bounds,
         )
 
+    bounds = {} if kind == "off" else {"low": 0.9, "high": 1.1}
     packed = batch.packed()
     padded = call(batch)
     torch.testing.assert_close(packed.unpack(call(packed), batch), padded, atol=1e-12, rtol=0)
@@ -70,44 +75,13 @@ def test_packed_equals_padded_and_no_gradient(kind, batch) -> None:
     assert not bool(padded[~batch.mask].any())
 
 
-@pytest.mark.parametrize("kind", ["sequence_mask", "geometric", "product"])
-def test_sequences_cut_over_ranks(kind, batch) -> None:
-    packed = batch.packed()
-    common = {"low": 0.9, "high": 1.1}
-    arrays = {
-        "old_logprobs": packed.arrays["old_logprobs"],
-        "rollout_logprobs": packed.arrays["rollout_logprobs"],
-    }
-    whole = weights(kind, **arrays, loss_mask=packed.mask, segment_ids=packed.segment_ids, **common)
-    difference = (arrays["old_logprobs"] - arrays["rollout_logprobs"]) * packed.mask
-    full = {
-        True: torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, packed.mask.double()),
-        False: torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, difference),
-    }
-    mine = torch.arange(len(packed.mask)) % 2 == 0
-
-    def reduce(sums: torch.Tensor) -> torch.Tensor:
-        return full[bool((sums == sums.round()).all())]
-
-    part = weights(
-        kind,
-        **{name: values[mine] for name, values in arrays.items()},
-        loss_mask=packed.mask[mine],
-        segment_ids=packed.segment_ids[mine],
-        num_segments=12,
-        reduce=reduce,
-        **common,
-    )
-    torch.testing.assert_close(part, whole[mine], atol=1e-12, rtol=0)
-
-
 def test_bad_input() -> None:
     arguments = one_token_two_nats_off()
     with pytest.raises(ValueError, match="unknown correction 'icepopp': did you mean 'icepop'"):
         weights("icepopp", **arguments)
-    with pytest.raises(ValueError, match=r"low = 2.0, high = 1.0"):
+    with pytest.raises(ValueError, match=r"low = 2.0 must be below correction.high = 1.0"):
         weights("truncated", low=2.0, high=1.0, **arguments)
     with pytest.raises(ValueError, match="rollout_logprobs: -inf in sample 0"):
         weights("off", **(arguments | {"rollout_logprobs": torch.full((1, 4), float("-inf"))}))
-    with pytest.raises(ValueError, match="unknown token_weights 'all'"):
+    with pytest.raises(ValueError, match="'none', 'raw' or 'truncated'"):
         weights("sequence_mask", token_weights="all", **arguments)

@@ -1,4 +1,4 @@
-"""Which groups are kept, and the books."""
+"""Which groups are kept, and their counts."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_golden(golden, section, variant) -> None:
     groups = {name: np.array(rewards, float) for name, rewards in case.inputs["groups"].items()}
     found = dict(zip(groups, keep(section, list(groups.values())), strict=True))
     for name, expected in case.expected.items():
-        assert bool(found[name]) == expected[variant], name
+        assert (found[name] is Decision.KEPT) == expected[variant], name
 
 
 def test_reasons() -> None:
@@ -41,7 +41,7 @@ def test_reasons() -> None:
         Decision.KEPT,
     ]
     wide = FilterSection(min_reward_range=0.5)
-    assert not keep(wide, [np.array([0.5, 1.0])])[0]
+    assert keep(wide, [np.array([0.5, 1.0])]) == [Decision.NO_SPREAD]
 
 
 def test_rates_divide_groups_by_groups(golden) -> None:

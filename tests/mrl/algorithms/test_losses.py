@@ -1,11 +1,88 @@
-"""Policy and value loss as called: splits, weights, metrics, refusals; and the value loss's numbers."""
+"""Losses as called: how tokens become one number, splits, weights, metrics, refusals; the value loss's numbers."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from mrl.algorithms.losses import policy_loss, value_loss
-from mrl.algorithms.policy_losses import LOSSES
+from mrl.algorithms.tokens import Segments, checked
+from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection, ValueLossSection
+from tests.mrl.algorithms.padded import NAMES, aggregate, policy_loss, value_loss
+
+MODES = ("token_mean", "sequence_mean", "constant")
+
+
+def test_golden_denominators(golden) -> None:
+    case = golden("D13")
+    loss, mask = case.tensor(case.inputs["token_loss"]), case.tensor(case.inputs["mask"])
+    case.check(aggregate(loss, mask, "token_mean"), case.expected["global token mean (target)"])
+    case.check(aggregate(loss, mask, "sequence_mean"), case.expected["global sequence mean"])
+    parts = [
+        aggregate(loss[rows], mask[rows], "token_mean", num_tokens=12)
+        for rows in case.params["micro_batches"]
+    ]
+    case.check(torch.stack(parts).sum(), case.expected["global token mean (target)"])
+    alone = [aggregate(loss[rows], mask[rows], "token_mean") for rows in case.params["micro_batches"]]
+    case.check(torch.stack(alone), case.expected["two optimizer steps: own-step token mean"])
+
+
+def test_constant_divides_by_sequences_times_length() -> None:
+    loss = torch.tensor([[1.0, 2.0, 50.0], [3.0, 50.0, 50.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    assert float(aggregate(loss, mask, "constant", constant=4)) == pytest.approx(6 / (2 * 4))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("split", [[12], [1] * 12, [5, 4, 3], [2, 10]])
+def test_splits_order_and_padding_give_the_same_sum_and_gradient(mode, split, batch) -> None:
+    constant = 7 if mode == "constant" else None
+    whole = batch.arrays["logprobs"].clone().requires_grad_()
+    total = aggregate(whole.square(), batch.mask, mode, constant=constant)
+    total.backward()
+    num_tokens, num_sequences = int(batch.mask.sum()), int(batch.mask.any(1).sum())
+    order = [5, 0, 11, 3, 8, 1, 10, 2, 7, 4, 9, 6]
+    variable = batch.arrays["logprobs"].clone().requires_grad_()
+    parts, start = [], 0
+    for size in split:
+        rows = order[start : start + size]
+        start += size
+        piece = type(batch)({"x": variable[rows]}, batch.mask[rows], batch.group_ids[rows]).packed()
+        parts.append(
+            aggregate(
+                piece.arrays["x"].square(),
+                piece.mask,
+                mode,
+                segment_ids=piece.segment_ids,
+                num_tokens=num_tokens,
+                num_sequences=num_sequences,
+                constant=constant,
+            )
+        )
+    torch.stack(parts).sum().backward()
+    assert float(sum(parts).detach()) == pytest.approx(float(total.detach()), abs=1e-14)
+    torch.testing.assert_close(variable.grad, whole.grad, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_sum_of_nothing_is_zero_and_has_no_gradient(mode) -> None:
+    values = torch.full((2, 3), float("nan")).requires_grad_()
+    loss = aggregate(values, torch.zeros(2, 3), mode, constant=5 if mode == "constant" else None)
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert torch.equal(values.grad, torch.zeros(2, 3))
+
+
+def test_an_aggregation_is_checked_by_its_section() -> None:
+    with pytest.raises(
+        ValueError, match=r"did you mean 'token_mean'\? known: token_mean, sequence_mean, constant"
+    ):
+        AggregationSection.model_validate({"mode": "tokens_mean"})
+    with pytest.raises(ValueError, match="length = None with mode = constant: constant needs a length"):
+        AggregationSection(mode="constant")
+    with pytest.raises(ValueError, match=r"length = 3 with mode = token_mean.* take none"):
+        AggregationSection(mode="token_mean", length=3)
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        AggregationSection(mode="constant", length=-1)
 
 
 def call(name: str, part, logprobs: Tensor, **options) -> tuple[Tensor, dict[str, Tensor]]:
@@ -21,7 +98,7 @@ def call(name: str, part, logprobs: Tensor, **options) -> tuple[Tensor, dict[str
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_any_split_order_and_layout_gives_the_same_loss_gradient_and_metrics(
     name, aggregation, batch
 ) -> None:
@@ -51,38 +128,7 @@ def test_any_split_order_and_layout_gives_the_same_loss_gradient_and_metrics(
         assert combine(float(n[key]) for n in found) == pytest.approx(float(value), abs=1e-12), key
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_sequences_cut_over_ranks_give_the_same_loss_and_gradient(name, batch) -> None:
-    """Two context-parallel halves; the hook adds the other half's sums."""
-    packed = batch.packed()
-    whole = packed.arrays["logprobs"].clone().requires_grad_()
-    shared = {"aggregation": "sequence_mean", "num_tokens": int(packed.mask.sum()), "num_sequences": 11}
-    total, _ = call(name, packed, whole, **shared)
-    total.backward()
-    variable = packed.arrays["logprobs"].clone().requires_grad_()
-    halves = [torch.arange(len(packed.mask)) % 2 == rank for rank in range(2)]
-    counts = torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, packed.mask.double())
-    difference = (packed.arrays["logprobs"] - packed.arrays["old_logprobs"]) * packed.mask
-    log_ratio_sums = torch.zeros(12, dtype=torch.float64).index_add(0, packed.segment_ids, difference)
-
-    def reduce(sums: Tensor) -> Tensor:
-        return counts if bool((sums == sums.round()).all()) else log_ratio_sums
-
-    shares = []
-    for half in halves:
-        part = type(batch)(
-            {n: v[half] for n, v in packed.arrays.items()},
-            packed.mask[half],
-            batch.group_ids,
-            packed.segment_ids[half],
-        )
-        shares.append(call(name, part, variable[half], num_segments=12, reduce=reduce, **shared)[0])
-    torch.stack(shares).sum().backward()
-    assert float(sum(shares).detach()) == pytest.approx(float(total.detach()), abs=1e-14)
-    torch.testing.assert_close(variable.grad, whole.grad, atol=1e-15, rtol=0)
-
-
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_of_the_environment_may_hold_anything(name, batch) -> None:
     wild = {n: v.masked_fill(~batch.mask, float("-inf")) for n, v in batch.arrays.items()}
     variable = wild["logprobs"].clone().requires_grad_()
@@ -141,27 +187,34 @@ class TestBadInput:
 
     @pytest.mark.parametrize("argument", ["logprobs", "old_logprobs", "advantages"])
     def test_shape_and_dtype(self, argument) -> None:
-        with pytest.raises(ValueError, match=rf"^{argument}: shape \(3, 2\)"):
-            policy_loss("ppo_clip", **(self.arguments | {argument: torch.zeros(3, 2)}))
+        with pytest.raises(ValueError, match=rf"^{argument}: shape \(8,\)"):
+            policy_loss("ppo_clip", **(self.arguments | {argument: torch.zeros(2, 4)}))
         with pytest.raises(TypeError, match=rf"^{argument}: dtype torch.bfloat16"):
             policy_loss("ppo_clip", **(self.arguments | {argument: torch.zeros(2, 3).bfloat16()}))
 
-    def test_names_and_options(self) -> None:
-        with pytest.raises(ValueError, match=r"unknown policy loss 'ppo': .*known: cispo, dual_clip, gspo"):
-            policy_loss("ppo", **self.arguments)
-        with pytest.raises(ValueError, match="takes no tau; it takes: clip_low, clip_high, dual_clip"):
-            policy_loss("ppo_clip", tau=1.0, **self.arguments)
-        with pytest.raises(ValueError, match=r"dual_clip = 0.5: must be above 1"):
-            policy_loss("dual_clip", dual_clip=0.5, **self.arguments)
-        with pytest.raises(ValueError, match=r"scores: shape \(3,\), expected \[2\]"):
-            policy_loss("topr", scores=torch.zeros(3), **self.arguments)
+    @pytest.mark.parametrize(
+        ("section", "message"),
+        [
+            ({"name": "ppo"}, r"unknown loss 'ppo': .*known: ppo_clip, dual_clip, gspo"),
+            ({"name": "ppo_clip", "tau": 1.0}, r"ppo_clip.tau\n.*Extra inputs are not permitted"),
+            ({"name": "dual_clip", "dual_clip": 0.5}, "greater than 1"),
+        ],
+    )
+    def test_names_and_constants_are_checked_by_the_section(self, section, message) -> None:
+        with pytest.raises(ValueError, match=message):
+            AlgorithmSection.model_validate({"loss": section})
 
-    def test_a_wild_ratio_stays_finite(self) -> None:
+    def test_a_mask_is_bool(self) -> None:
+        ones = torch.ones(3)
+        with pytest.raises(TypeError, match=r"loss_mask: dtype torch.float32, expected bool"):
+            checked({"logprobs": ones}, ones, Segments.of(np.array([2, 1])))
+
+    def test_an_extreme_ratio_stays_finite(self) -> None:
         variable = torch.full((2, 3), -1.0).requires_grad_()
-        wild = self.arguments | {"old_logprobs": torch.full((2, 3), -500.0), "logprobs": variable}
-        for name in LOSSES:
+        extreme = self.arguments | {"old_logprobs": torch.full((2, 3), -500.0), "logprobs": variable}
+        for name in NAMES:
             variable.grad = None
-            loss, _ = policy_loss(name, **(wild | {"advantages": torch.full((2, 3), -1.0)}))
+            loss, _ = policy_loss(name, **(extreme | {"advantages": torch.full((2, 3), -1.0)}))
             loss.backward()
             assert bool(torch.isfinite(loss)), name
             assert bool(torch.isfinite(variable.grad).all()), name
@@ -218,14 +271,18 @@ def test_value_gradient_against_finite_differences(clip, aggregation, batch) -> 
 def test_value_loss_refuses() -> None:
     arguments = {name: torch.zeros(2, 3) for name in ("values", "old_values", "returns")}
     arguments["loss_mask"] = torch.ones(2, 3)
-    with pytest.raises(ValueError, match="clip = 0"):
-        value_loss(clip=0.0, **arguments)
+    with pytest.raises(ValueError, match="greater than 0"):
+        ValueLossSection(clip=0.0)
     with pytest.raises(ValueError, match="returns: inf in sample 0"):
-        value_loss(**(arguments | {"returns": torch.full((2, 3), float("inf"))}))
+        value_loss(
+            clip=0.2,
+            aggregation="token_mean",
+            **(arguments | {"returns": torch.full((2, 3), float("inf"))}),
+        )
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_mask_without_tokens_gives_zero_and_is_counted(name, aggregation) -> None:
     variable = torch.full((2, 3), float("nan"), dtype=torch.float64).requires_grad_()
     loss, metrics = policy_loss(
@@ -235,7 +292,7 @@ def test_a_mask_without_tokens_gives_zero_and_is_counted(name, aggregation) -> N
         advantages=torch.ones(2, 3, dtype=torch.float64),
         loss_mask=torch.zeros(2, 3),
         aggregation=aggregation,
-        constant=4.0 if aggregation == "constant" else None,
+        constant=4 if aggregation == "constant" else None,
     )
     loss.backward()
     assert float(loss.detach()) == 0.0

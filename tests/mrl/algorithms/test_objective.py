@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from mrl.algorithms import kl
-from mrl.algorithms.aggregation import aggregate
-from mrl.algorithms.correction import weights as correction_weights
-from mrl.algorithms.losses import policy_loss
-from mrl.algorithms.objective import Objective, ValueObjective
-from mrl.algorithms.policy_losses import PerToken, Tokens, reinforce
+from mrl.algorithms.losses import PerToken, Tokens, reinforce
+from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy
+from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import ConfigError
-
-LOSS_NAMES = ["ppo_clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "kimi15"]
+from tests.mrl.algorithms.padded import NAMES, aggregate, policy_loss, segments_of
+from tests.mrl.algorithms.padded import weights as correction_weights
 
 EVERYTHING = {
     "kl": {"location": "loss", "kind": "k3", "coefficient": 0.3, "unbiased": True},
@@ -36,7 +35,7 @@ def run(
         logprobs=logprobs,
         entropy=entropy,
         arrays=changed.pop("arrays", arrays_of(part)),
-        segment_ids=part.segment_ids,
+        segments=segments_of(part.mask, part.segment_ids),
         denominators={"num_tokens": 50.0, "num_sequences": 11.0} | changed,
     )
 
@@ -44,7 +43,7 @@ def run(
 @pytest.mark.parametrize(
     "aggregation", [{"mode": "token_mean"}, {"mode": "sequence_mean"}, {"mode": "constant", "length": 8}]
 )
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_shares_of_microbatches_add_up(name, aggregation, batch) -> None:
     config = AlgorithmSection.model_validate(
         EVERYTHING | {"loss": {"name": name}, "aggregation": aggregation}
@@ -93,7 +92,7 @@ def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
         **ids,
     )
     divergence = aggregate(
-        kl.estimate("k2", a["logprobs"], a["ref_logprobs"]), packed.mask, "token_mean", **ids
+        kl.estimate(config.kl, a["logprobs"] - a["ref_logprobs"])[0], packed.mask, "token_mean", **ids
     )
     entropy = aggregate(a["entropy"], packed.mask, "token_mean", **ids)
     assert float(loss) == pytest.approx(float(policy + 0.3 * divergence - 0.2 * entropy), abs=1e-14)
@@ -178,7 +177,7 @@ def test_tokens_of_an_earlier_version_are_held_against_the_engine(config, batch)
 
 
 @pytest.mark.parametrize("correction", ["icepop", "sequence_mask"])
-@pytest.mark.parametrize("loss", LOSS_NAMES)
+@pytest.mark.parametrize("loss", NAMES)
 def test_a_token_that_a_correction_drops_gets_no_gradient(loss, correction, batch) -> None:
     """For every loss and every correction that drops; the kept tokens of the same sequences get theirs."""
     packed = batch.packed()
@@ -277,10 +276,91 @@ def test_value_objective_shares_add_up(batch) -> None:
         loss, _ = ValueObjective(config)(
             values=part.arrays["values"] + part.arrays["advantages"],
             arrays={n: part.arrays[n] for n in ("values", "returns")} | {"loss_mask": part.mask},
-            segment_ids=part.segment_ids,
+            segments=segments_of(part.mask, part.segment_ids),
             denominators={"num_tokens": 50.0, "num_sequences": 11.0},
         )
         return float(loss)
 
     parts = [batch.packed(rows) for rows in ([4, 0, 9], [11, 3], [1, 10, 2, 7, 5, 8, 6])]
     assert sum(share(part) for part in parts) == pytest.approx(share(batch.packed()), abs=1e-14)
+
+
+SYNCHRONISING = (
+    *("__bool__", "__float__", "__int__", "__index__", "item", "tolist", "cpu", "numpy", "nonzero", "unique"),
+    *("masked_select", "equal", "allclose", "as_tensor", "tensor", "from_numpy", "new_tensor"),
+)
+"""Calls for which the host of a GPU waits for the device, or copies to it."""
+
+
+class CountHostSynchronisations(TorchFunctionMode):
+    """Counts what makes a host wait, also where it runs on a CPU and nothing waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        by_mask = name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
+        if name in SYNCHRONISING or by_mask:
+            self.calls.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "correction", ["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_host_waits_for_the_device_once_a_microbatch(name, correction, batch) -> None:
+    """Inputs are checked at the door and nowhere else, whatever the loss, its terms and its corrections."""
+    packed = batch.packed()
+    section = AlgorithmSection.model_validate(
+        EVERYTHING | {"loss": {"name": name}, "correction": {"kind": correction}}
+    )
+    objective, arrays = Objective(section), arrays_of(packed) | {"age": torch.zeros(len(packed.mask))}
+    segments = segments_of(packed.mask, packed.segment_ids)
+    counts = {"num_tokens": 50.0, "num_fresh_tokens": 50.0, "num_sequences": 11.0}
+    with CountHostSynchronisations() as host:
+        objective(
+            logprobs=packed.arrays["logprobs"],
+            entropy=packed.arrays["entropy"],
+            arrays=arrays,
+            segments=segments,
+            denominators=counts,
+        )
+    assert host.calls == ["__bool__"]
+
+
+def test_the_critic_and_the_supervised_start_wait_once_too(batch) -> None:
+    packed = batch.packed()
+    segments, mask = segments_of(packed.mask, packed.segment_ids), {"loss_mask": packed.mask}
+    arrays = {n: packed.arrays[n] for n in ("values", "returns")} | mask
+    counts = {"num_tokens": 50.0, "num_sequences": 11.0}
+    critic = ValueObjective(AlgorithmSection())
+    with CountHostSynchronisations() as host:
+        critic(values=packed.arrays["advantages"], arrays=arrays, segments=segments, denominators=counts)
+    assert host.calls == ["__bool__"]
+    with CountHostSynchronisations() as host:
+        cross_entropy(
+            logprobs=packed.arrays["logprobs"],
+            entropy=packed.arrays["entropy"],
+            arrays=mask,
+            segments=segments,
+            denominators=counts,
+        )
+    assert host.calls == ["__bool__"]
+
+
+@pytest.mark.parametrize("name", ["logprobs", "entropy", "advantages", "rollout_logprobs", "old_logprobs"])
+def test_what_is_not_finite_is_named_with_its_sample(name, batch) -> None:
+    packed = batch.packed()
+    values = packed.arrays[name].clone()
+    position = int(packed.mask.nonzero()[20])
+    values[position] = float("nan")
+    values[~packed.mask] = float("inf")
+    fields = {key: packed.arrays[key] for key in ("logprobs", "entropy")}
+    arrays = arrays_of(packed)
+    (fields if name in fields else arrays)[name] = values
+    sample = int(packed.segment_ids[position])
+    with pytest.raises(NotFiniteError, match=rf"^{name}: nan in sample {sample} "):
+        run(AlgorithmSection(), packed, fields["logprobs"], fields["entropy"], arrays=arrays)

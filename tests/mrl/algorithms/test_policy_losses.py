@@ -1,17 +1,19 @@
-"""Policy losses: golden numbers per formula, finite differences, and the registry."""
+"""Policy losses: golden numbers per formula, finite differences, and a loss of one's own."""
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from mrl.algorithms import policy_losses
-from mrl.algorithms.aggregation import aggregate
-from mrl.algorithms.losses import policy_loss
-from mrl.algorithms.policy_losses import LOSSES, Tokens
-from mrl.algorithms.segments import Segments
+from mrl.algorithms import losses
+from mrl.algorithms.losses import LOSSES, PerToken, Tokens
+from mrl.algorithms.objective import Objective
+from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.policy_loss import LossSection
+from tests.mrl.algorithms.padded import NAMES, SECTIONS, aggregate, policy_loss, segments_of, tokens_of
 
 OPTIONS = {
     "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28},
@@ -26,25 +28,25 @@ OPTIONS = {
 
 
 def tokens(case, *, advantages: str = "advantages") -> tuple[Tokens, Tensor]:
-    mask = case.tensor(case.inputs["mask"]).bool()
-    segments = Segments.of(mask)
-    given = case.tensor(case.inputs[advantages]).expand(mask.shape)
-    arrays = {
-        "logprobs": case.tensor(case.inputs["logp"]),
-        "old_logprobs": case.tensor(case.inputs["old_logp"]),
-        "advantages": given,
-    }
-    flat = {
-        name: segments.flat(values).masked_fill(~segments.flat(mask), 0.0) for name, values in arrays.items()
-    }
-    scores = case.inputs.get("scores")
-    spread = None if scores is None else segments.spread(case.tensor(scores))
-    return Tokens(**flat, mask=segments.flat(mask), segments=segments, scores=spread, reduce=None), mask
+    mask, scores = case.tensor(case.inputs["mask"]).bool(), case.inputs.get("scores")
+    found = tokens_of(
+        logprobs=case.tensor(case.inputs["logp"]),
+        old_logprobs=case.tensor(case.inputs["old_logp"]),
+        advantages=case.tensor(case.inputs[advantages]).expand(mask.shape),
+        loss_mask=mask,
+        scores=None if scores is None else case.tensor(scores),
+    )
+    return found, mask
 
 
-def per_token(name: str, case, *, advantages: str = "advantages", **options) -> Tensor:
+def formula(name: str, given: Tokens, **constants: Any) -> PerToken:
+    """Constants are not checked against the section's bounds."""
+    return losses.loss_of(SECTIONS[name].model_construct(**constants))(given)
+
+
+def per_token(name: str, case, *, advantages: str = "advantages", **constants: Any) -> Tensor:
     given, mask = tokens(case, advantages=advantages)
-    return policy_losses.find(name)(given, **options).loss.reshape(mask.shape)
+    return formula(name, given, **constants).loss.reshape(mask.shape)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,6 @@ def per_token(name: str, case, *, advantages: str = "advantages", **options) -> 
     [
         ("no dual clip", "ppo_clip", {}),
         ("dual_clip=3 (OpenRLHF option)", "dual_clip", {}),
-        ("dual_clip=3 (OpenRLHF option)", "ppo_clip", {"dual_clip": 3.0}),
         ("roll dual_clip_loss (c = 1 + 2*pg_clip = 1.4)", "dual_clip", {"dual_clip": 1.4}),
     ],
 )
@@ -66,9 +67,7 @@ def test_clip_and_dual_clip(golden, variant, name, options) -> None:
             old_logprobs=torch.zeros(1, 1, dtype=case.dtype),
             advantages=case.tensor([[case.inputs["advantages"][position]]]),
             loss_mask=torch.ones(1, 1),
-            clip_low=0.2,
-            clip_high=0.2,
-            **options,
+            constants=options,
         )
         case.check(loss, expected)
 
@@ -76,7 +75,7 @@ def test_clip_and_dual_clip(golden, variant, name, options) -> None:
 def test_gspo(golden) -> None:
     case = golden("D03")
     given, mask = tokens(case, advantages="seq_adv")
-    result = policy_losses.gspo(given)
+    result = formula("gspo", given)
     case.check(result.ratio.reshape(mask.shape)[:, 0], case.expected["sequence_ratio"])
     for bounds, label in (((3e-4, 4e-4), "3e-4,4e-4"), ((0.2, 0.2), "0.2,0.2")):
         loss, _ = policy_loss(
@@ -85,12 +84,11 @@ def test_gspo(golden) -> None:
             old_logprobs=case.tensor(case.inputs["old_logp"]),
             advantages=case.tensor(case.inputs["seq_adv"]).expand(2, 4),
             loss_mask=mask,
-            clip_low=bounds[0],
-            clip_high=bounds[1],
+            constants={"clip_low": bounds[0], "clip_high": bounds[1]},
             aggregation="sequence_mean",
         )
         case.check(loss, case.expected[f"mean({label})"])
-    product = policy_losses.gspo(given, normalise=False).ratio.reshape(mask.shape)[:, 0]
+    product = formula("gspo", given, normalise=False).ratio.reshape(mask.shape)[:, 0]
     case.check(product, case.expected["trl_rloo_sequence_ratio (product, not normalised)"])
 
 
@@ -113,8 +111,8 @@ def test_cispo_gradient_is_the_weight_times_advantage(golden) -> None:
     case = golden("D05")
     given, mask = tokens(case)
     logprobs = given.logprobs.clone().requires_grad_()
-    found = Tokens(logprobs, given.old_logprobs, given.advantages, given.mask, given.segments, None, None)
-    policy_losses.cispo(found, clip_low=1.0, clip_high=-0.8).loss.sum().backward()
+    found = dataclasses.replace(given, logprobs=logprobs)
+    formula("cispo", found, clip_low=1.0, clip_high=-0.8).loss.sum().backward()
     assert logprobs.grad is not None
     case.check(
         logprobs.grad.reshape(mask.shape), case.expected["gradient scale d(loss)/d(logp), trl default"]
@@ -126,17 +124,9 @@ def test_topr(golden) -> None:
     case.check(per_token("topr", case), case.expected["loss"])
     case.check(per_token("reinforce", case), case.expected["vanilla"])
     given, mask = tokens(case)
-    truncated = Tokens(
-        given.logprobs,
-        given.old_logprobs,
-        given.advantages,
-        given.mask,
-        given.segments,
-        torch.zeros_like(given.logprobs),
-        None,
-    )
+    truncated = dataclasses.replace(given, scores=torch.zeros_like(given.logprobs))
     case.check(
-        policy_losses.topr(truncated).loss.reshape(mask.shape),
+        formula("topr", truncated).loss.reshape(mask.shape),
         case.expected["tis variant (clamp [0,1] for all)"],
     )
 
@@ -171,7 +161,7 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
         plain = -(weight * batch.arrays["advantages"] * logprobs).masked_fill(~batch.mask, 0.0)
         return aggregate(plain, batch.mask, aggregation, constant=constant)
 
-    constant = 10.0 if aggregation == "constant" else None
+    constant = 10 if aggregation == "constant" else None
 
     def call(logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return policy_loss(
@@ -182,7 +172,7 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
             loss_mask=batch.mask,
             aggregation=aggregation,
             constant=constant,
-            **OPTIONS[name],
+            constants=OPTIONS[name],
         )
 
     start = batch.arrays["logprobs"]
@@ -213,7 +203,8 @@ def _detached_weight(name: str, batch, frozen: Tensor) -> Tensor:
 
 
 def test_finite_differences_cover_every_loss() -> None:
-    assert set(OPTIONS) == set(LOSSES)
+    assert set(OPTIONS) == set(NAMES)
+    assert {SECTIONS[name] for name in NAMES} == set(LOSSES)
 
 
 def test_on_policy_gradient_is_reinforce(batch) -> None:
@@ -293,8 +284,8 @@ def test_gspos_gradient_is_each_tokens_own(aggregation, weighted, bounds, batch)
         weights = torch.exp(batch.arrays["old_logprobs"] - batch.arrays["rollout_logprobs"])
         weights = weights.masked_fill((weights < 0.85) | (weights > 1.2), 0.0)
         assert 0.1 < float((weights[batch.mask] == 0).double().mean()) < 0.9
-    options = {"aggregation": aggregation, "weights": weights, "clip_low": bounds[0], "clip_high": bounds[1]}
-    _, gradient = _gspo(batch, **options)
+    constants = {"clip_low": bounds[0], "clip_high": bounds[1]}
+    _, gradient = _gspo(batch, aggregation=aggregation, weights=weights, constants=constants)
     expected = _per_sequence_gradient(batch, aggregation, weights, bounds)
     torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
 
@@ -306,7 +297,8 @@ def test_gspo_without_weights_is_the_papers_sequence_form(batch) -> None:
         plain = batch.arrays["logprobs"].clone().requires_grad_()
         expected = _plain_gspo(batch, plain, bounds)
         expected.backward()
-        loss, gradient = _gspo(batch, aggregation="sequence_mean", clip_low=bounds[0], clip_high=bounds[1])
+        constants = {"clip_low": bounds[0], "clip_high": bounds[1]}
+        loss, gradient = _gspo(batch, aggregation="sequence_mean", constants=constants)
         torch.testing.assert_close(loss, expected.detach(), atol=1e-14, rtol=0)
         torch.testing.assert_close(gradient, plain.grad, atol=1e-14, rtol=0)
 
@@ -319,8 +311,8 @@ def test_gspos_plain_ratio_has_the_gradient_of_its_product(batch) -> None:
     active = batch.mask.any(1)
     expected = -(total.exp() * batch.arrays["advantages"][:, 0])[active].mean()
     expected.backward()
-    wide = {"clip_low": 1.0, "clip_high": 99.0}
-    loss, gradient = _gspo(batch, aggregation="sequence_mean", normalise=False, **wide)
+    wide = {"clip_low": 1.0, "clip_high": 99.0, "normalise": False}
+    loss, gradient = _gspo(batch, aggregation="sequence_mean", constants=wide)
     torch.testing.assert_close(loss, expected.detach(), atol=1e-14, rtol=0)
     torch.testing.assert_close(gradient, plain.grad, atol=1e-14, rtol=0)
 
@@ -329,12 +321,13 @@ def test_gspos_plain_ratio_has_the_gradient_of_its_product(batch) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_tokens_weight_scales_its_own_gradient_and_no_others(name, aggregation, batch) -> None:
     """So a token with weight 0 gets exactly none, whatever the loss makes of its sequence."""
-    constant = 10.0 if aggregation == "constant" else None
+    constant = 10 if aggregation == "constant" else None
 
     def gradient(weights: Tensor | None) -> Tensor:
         variable = batch.arrays["logprobs"].clone().requires_grad_()
         named = {n: batch.arrays[n] for n in ("old_logprobs", "advantages")}
-        options = {"aggregation": aggregation, "constant": constant, "weights": weights, **OPTIONS[name]}
+        options = {"aggregation": aggregation, "constant": constant, "weights": weights}
+        options["constants"] = OPTIONS[name]
         policy_loss(name, logprobs=variable, loss_mask=batch.mask, **named, **options)[0].backward()
         assert variable.grad is not None
         return variable.grad
@@ -346,27 +339,37 @@ def test_a_tokens_weight_scales_its_own_gradient_and_no_others(name, aggregation
     torch.testing.assert_close(gradient(weights), gradient(None) * weights, atol=1e-14, rtol=0)
 
 
-def test_a_users_loss_is_one_registration_away(batch) -> None:
-    @policy_losses.register("half_reinforce")
-    def half(given: Tokens, *, factor: float = 0.5) -> policy_losses.PerToken:
-        plain = policy_losses.reinforce(given)
-        return policy_losses.PerToken(factor * plain.loss, plain.ratio, plain.clipped_low, plain.clipped_high)
+class HalfReinforceLoss(LossSection):
+    """A loss that is defined here alone: this section, the function below, and its registration."""
 
+    name: Literal["half_reinforce"] = "half_reinforce"
+    factor: float = 0.5
+
+
+def half_reinforce(tokens: Tokens, section: HalfReinforceLoss) -> PerToken:
+    plain = losses.reinforce(tokens)
+    return dataclasses.replace(plain, loss=section.factor * plain.loss)
+
+
+def test_a_loss_is_a_function_its_section_and_one_registration(batch) -> None:
+    def loss(section: LossSection) -> float:
+        config = AlgorithmSection().model_copy(update={"loss": section})
+        total, _ = Objective(config)(
+            logprobs=batch.arrays["logprobs"].reshape(-1),
+            entropy=batch.arrays["entropy"].reshape(-1),
+            arrays={n: batch.arrays[n].reshape(-1) for n in ("old_logprobs", "advantages")}
+            | {"loss_mask": batch.mask.reshape(-1)},
+            segments=segments_of(batch.mask),
+            denominators={"num_tokens": 50.0, "num_sequences": 11.0},
+        )
+        return float(total)
+
+    losses.register(HalfReinforceLoss)(half_reinforce)
     try:
-        arguments = {
-            "logprobs": batch.arrays["logprobs"],
-            "old_logprobs": batch.arrays["old_logprobs"],
-            "advantages": batch.arrays["advantages"],
-            "loss_mask": batch.mask,
-        }
-        whole, _ = policy_loss("reinforce", **arguments)
-        found, _ = policy_loss("half_reinforce", **arguments)
-        quarter, _ = policy_loss("half_reinforce", factor=0.25, **arguments)
-        assert float(found) == pytest.approx(float(whole) / 2)
-        assert float(quarter) == pytest.approx(float(whole) / 4)
-        with pytest.raises(ValueError, match="'half_reinforce' is already registered"):
-            policy_losses.register("half_reinforce")(half)
-        with pytest.raises(ValueError, match="takes no fctor; it takes: factor"):
-            policy_loss("half_reinforce", fctor=1.0, **arguments)
+        whole = loss(SECTIONS["reinforce"]())
+        assert loss(HalfReinforceLoss()) == pytest.approx(whole / 2)
+        assert loss(HalfReinforceLoss(factor=0.25)) == pytest.approx(whole / 4)
+        with pytest.raises(ValueError, match="HalfReinforceLoss has a policy loss already: half_reinforce"):
+            losses.register(HalfReinforceLoss)(half_reinforce)
     finally:
-        del LOSSES["half_reinforce"]
+        del LOSSES[HalfReinforceLoss]

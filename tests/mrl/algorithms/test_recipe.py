@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.algorithms.estimators import ESTIMATORS
+from mrl.algorithms.advantages import ESTIMATORS
+from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.objective import Objective
 from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
-from mrl.algorithms.state import State
+from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.loops.batch import pack
 from mrl.loops.on_policy import denominators
@@ -69,7 +70,7 @@ def per_sample(batch: TrainBatch, name: str = "advantages") -> list[float]:
 
 
 def estimated(
-    config: dict, *samples: Sample, state: State | None = None, **arrays
+    config: dict, *samples: Sample, state: AlgorithmState | None = None, **arrays
 ) -> tuple[TrainBatch, dict[str, float]]:
     groups = groups_of(*samples)
     section = AlgorithmSection.model_validate(config)
@@ -98,7 +99,7 @@ def test_every_configured_estimator_runs_and_prefers_the_rewarded(name) -> None:
     assert all(np.isfinite(list(metrics.values())))
 
 
-def test_a_sample_without_a_verdict_enters_nothing() -> None:
+def test_a_sample_without_a_reward_enters_nothing() -> None:
     samples = [sample(1, 0, 1.0), sample(1, 1, 0.0), sample(1, 2, None), sample(1, 3, 0.0)]
     batch, metrics = estimated({"estimator": {"name": "rloo"}}, *samples)
     assert per_sample(batch) == pytest.approx([1.0, -0.5, 0.0, -0.5])
@@ -167,18 +168,18 @@ def test_masked_truncated_samples_get_no_gradient_from_any_term() -> None:
     entropy.requires_grad_()
     arrays = {"loss_mask": torch.from_numpy(batch.loss_mask), "ref_logprobs": reference}
     arrays["advantages"] = torch.from_numpy(batch.arrays["advantages"])
-    segment_ids = torch.from_numpy(np.repeat(np.arange(4), batch.lengths()))
+    segments = Segments.of(batch.lengths())
     loss, _ = Objective(AlgorithmSection.model_validate(config))(
         logprobs=logprobs,
         entropy=entropy,
         arrays=arrays,
-        segment_ids=segment_ids,
+        segments=segments,
         denominators=denominators(batch),
     )
     loss.backward()
     for gradient in (logprobs.grad, entropy.grad):
         assert gradient is not None
-        reached = torch.zeros(4).index_add(0, segment_ids, gradient.abs()) > 0
+        reached = torch.zeros(4).index_add(0, segments.ids, gradient.abs()) > 0
         assert reached.tolist() == [True, False, False, True]
 
 
@@ -226,9 +227,9 @@ def test_an_adaptive_coefficient_is_used_and_moves() -> None:
     }
     config = {"estimator": {"name": "reinforce_pp", "whiten": "off"}, "kl": kl}
     arrays = {"old_logprobs": np.zeros(5, np.float32), "ref_logprobs": np.full(5, -1.0, np.float32)}
-    with pytest.raises(ValueError, match=r"state: required.*State.of"):
+    with pytest.raises(ValueError, match=r"state: required.*AlgorithmState.of"):
         estimated(config, sample(1, 0, 1.0), **arrays)
-    state = State.of(AlgorithmSection.model_validate(config))
+    state = AlgorithmState.of(AlgorithmSection.model_validate(config))
     first, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
     second, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
     assert per_sample(first) == pytest.approx([0.9])
@@ -240,7 +241,7 @@ def test_running_normalisation_remembers_each_domain() -> None:
         "estimator": {"name": "reinforce_pp", "whiten": "off"},
         "shaping": {"normalise": {"mean": "running", "std": "running", "eps": 0.0}},
     }
-    state = State.of(AlgorithmSection.model_validate(config))
+    state = AlgorithmState.of(AlgorithmSection.model_validate(config))
     estimated(config, sample(1, 0, 0.0), sample(1, 1, 2.0), state=state)
     batch, _ = estimated(config, sample(1, 0, 4.0), sample(1, 1, 2.0), state=state)
     assert per_sample(batch) == pytest.approx([2 / (8 / 3) ** 0.5, 0.0])

@@ -32,7 +32,7 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
     """Bytes of unique storages of this rank during one update of a single microbatch."""
     import torch
 
-    from mrl.training.supervised import cross_entropy
+    from mrl.algorithms.objective import cross_entropy
     from mrl.training.worker import MegatronWorker
 
     worker = MegatronWorker(

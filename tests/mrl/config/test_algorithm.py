@@ -7,21 +7,17 @@ import typing
 import pytest
 from pydantic import ValidationError
 
-from mrl.algorithms.aggregation import MODES
-from mrl.algorithms.correction import KINDS as CORRECTIONS
-from mrl.algorithms.estimators import ESTIMATORS
+from mrl.algorithms.advantages import ESTIMATORS
 from mrl.algorithms.kl import KINDS
-from mrl.algorithms.policy_losses import LOSSES
-from mrl.config.sections import algorithm, correction, policy_loss
+from mrl.algorithms.losses import LOSSES
+from mrl.config.sections import algorithm, policy_loss
 from mrl.config.sections.algorithm import AlgorithmSection
 
 
 def test_names_of_the_section_are_those_of_the_blocks() -> None:
     assert set(typing.get_args(algorithm._Estimators)) == set(ESTIMATORS)
-    assert set(typing.get_args(policy_loss.LOSS_NAMES)) == set(LOSSES) | {"custom"}
-    assert set(typing.get_args(algorithm._Aggregations)) == set(MODES)
+    assert set(policy_loss.LOSSES) == set(LOSSES) | {policy_loss.CustomLoss}
     assert set(typing.get_args(algorithm._KlKinds)) == set(KINDS)
-    assert set(typing.get_args(correction.CORRECTION_KINDS)) == set(CORRECTIONS)
 
 
 def test_default_is_grpo_without_kl() -> None:

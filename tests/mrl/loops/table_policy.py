@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 
 from mrl.algorithms.objective import Objective
+from mrl.algorithms.tokens import Segments
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
@@ -106,7 +107,7 @@ class TableRanks:
             logprobs=logprobs,
             entropy=entropy,
             arrays=arrays | {"loss_mask": torch.from_numpy(batch.loss_mask)},
-            segment_ids=torch.from_numpy(np.repeat(np.arange(batch.num_samples), batch.lengths())),
+            segments=Segments.of(batch.lengths()),
             denominators=denominators,
         )
         (self._gradient,) = torch.autograd.grad(loss, self.table)

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import torch
 
+from mrl.algorithms.objective import cross_entropy
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
 from mrl.models.families import family_of
@@ -24,7 +25,6 @@ from mrl.samples import TrainBatch
 from mrl.training.checkpoint.folder import prune
 from mrl.training.hf import export as hf_export
 from mrl.training.hf import folder as hf_folder
-from mrl.training.supervised import cross_entropy
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.tiny_models import random_batch

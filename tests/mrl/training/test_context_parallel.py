@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrl.algorithms.objective import cross_entropy
 from mrl.config.sections.training import LayoutSection
-from mrl.training.supervised import cross_entropy
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import name_of
 from tests.ranks import run_ranks

@@ -1,0 +1,123 @@
+"""The tokens of one packed batch: whose they are, and the door where their values are checked, once.
+
+Owns sums over sequences, the wording of refusals, and what metrics are divided by. Knows no rewards and no losses.
+
+Metrics follow one rule everywhere: they are already divided by the step-wide denominators, so that values of
+microbatches and ranks are added; names ending in _max are combined by maximum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log ratios of probabilities are bounded by it before exp, so that one extreme token stays finite."""
+
+
+class NotFiniteError(ValueError):
+    """A value that enters a loss is NaN or infinite; the message names the array and the sample."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Segments:
+    """B sequences over N flat tokens; those of lengths 2 and 1 have the ids [0 0 1]."""
+
+    ids: Tensor
+    """[N] int64, 0..B-1, nondecreasing."""
+    count: int
+    """B; sequences without a token are allowed."""
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, *, device: torch.device | str = "cpu") -> Segments:
+        """The sequences of [B] lengths, side by side."""
+        ids = np.repeat(np.arange(len(lengths)), lengths)
+        return cls(ids=torch.from_numpy(ids).to(device), count=len(lengths))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[N] to [B]: sums per sequence."""
+        return values.new_zeros(self.count).index_add(0, self.ids, values)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[B] to [N]: each token gets its sequence's value."""
+        return values[self.ids]
+
+    def mean(self, values: Tensor, mask: Tensor) -> Tensor:
+        """[N] to [B]: masked mean per sequence, 0 for a sequence without tokens."""
+        counts = self.sum(mask.to(values.dtype))
+        return self.sum(values * mask) / counts.clamp(min=1)
+
+    def on_last_token(self, values: Tensor, mask: Tensor) -> Tensor:
+        """[B] to [N]: each sequence's value on its last masked-in token; lost for a sequence without one."""
+        positions = mask.nonzero()[:, 0]
+        last = positions.new_full((self.count,), -1)
+        last = last.scatter_reduce(0, self.ids[positions], positions, "amax")
+        flat = values.new_zeros(len(mask))
+        flat[last[last >= 0]] = values[last >= 0]
+        return flat
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Packed:
+    """The trained tokens of one microbatch, and what sums over them are divided by."""
+
+    mask: Tensor
+    """[N] bool."""
+    segments: Segments
+    num_tokens: Tensor
+    """Scalar: trained tokens of the whole optimizer step, at least 1 (so that the mean of nothing is 0)."""
+    num_sequences: Tensor
+    """Scalar: sequences of the whole optimizer step with a trained token, at least 1."""
+
+    def token_mean(self, values: Tensor) -> Tensor:
+        """Detached sum of [N] values over the mask / num_tokens; bool counts as 0 and 1."""
+        floats = values.detach().to(values.dtype if values.is_floating_point() else torch.float64)
+        return floats.masked_fill(~self.mask, 0.0).sum() / self.num_tokens
+
+    def token_max(self, values: Tensor) -> Tensor:
+        """Detached largest of nonnegative [N] values on the mask, 0 without one."""
+        kept = values.detach().masked_fill(~self.mask, 0.0)
+        return kept.max() if kept.numel() else kept.new_zeros(())
+
+
+def checked(arrays: Mapping[str, Tensor], mask: Tensor, segments: Segments) -> dict[str, Tensor]:
+    """The [N] arrays with 0 where the mask is False, so that whatever stood there has no effect.
+
+    The host waits for the device once, however many arrays there are. Raises TypeError for a mask that is not bool and
+    arrays that are neither float32 nor float64, ValueError for another shape than the mask's, and NotFiniteError for
+    NaN or infinity on a masked-in token, with the index of its sample.
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"loss_mask: dtype {mask.dtype}, expected bool")
+    for name, values in arrays.items():
+        if values.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{name}: dtype {values.dtype}, expected float32 or float64")
+        if values.shape != mask.shape:
+            raise ValueError(
+                f"{name}: shape {tuple(values.shape)}, expected that of loss_mask {tuple(mask.shape)}"
+            )
+    kept = {name: values.masked_fill(~mask, 0.0) for name, values in arrays.items()}
+    finite = {name: torch.isfinite(values.detach()) for name, values in kept.items()}
+    if not bool(torch.stack([each.all() for each in finite.values()]).all()):
+        name = next(name for name, each in finite.items() if not bool(each.all()))
+        position = int((~finite[name]).nonzero()[0, 0])
+        raise NotFiniteError(
+            f"{name}: {kept[name][position].item()} in sample {int(segments.ids[position])} "
+            f"(flat token {position}); exclude the sample or look for its cause upstream"
+        )
+    return kept
+
+
+def check_samples(name: str, values: Tensor, count: int) -> None:
+    """Raises ValueError, with the sample's index, unless `values` are [B] finite numbers for B = count samples."""
+    if values.shape != (count,):
+        raise ValueError(f"{name}: shape {tuple(values.shape)}, expected [{count}], one entry per sample")
+    if not bool(torch.isfinite(values).all()):
+        sample = int((~torch.isfinite(values)).nonzero()[0, 0])
+        raise ValueError(
+            f"{name}: {values[sample].item()} in sample {sample}; exclude it or mark it as not scored"
+        )
