@@ -267,9 +267,8 @@ class Passes:
                 value, metrics = objective(
                     **outputs, arrays=arrays, segments=segments, denominators=denominators
                 )
-            except (
-                NotFiniteError
-            ) as error:  # on this rank alone; a loss that is not finite stops all ranks alike
+            except NotFiniteError as error:
+                # On this rank alone; a loss that is not finite stops all ranks alike.
                 log.warning("nothing is trained on in this optimizer step: %s", error)
                 nothing = hidden.sum() * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
