@@ -1,4 +1,4 @@
-"""One vLLM engine behind a request-level door: submit, poll, abort. A plain class; its process is its caller's.
+"""One vLLM engine by single requests: submit, poll, abort. A plain class; its process is its caller's.
 
 Token in, token out. We step the engine ourselves, in this process; with tensor parallelism vLLM starts its own workers,
 which die with this process. Weights come by weight sync only (`receive`): an engine that has no committed version serves
@@ -22,7 +22,7 @@ from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement, require_written_once
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.patterns import replicas
-from mrl.resharding.transfer.session import Progress, Session
+from mrl.resharding.transfer.session import Session
 from mrl.rollout import cpu_limits, environment, quantised, scratch
 from mrl.rollout.request import Request, Response
 from mrl.rollout.worker_watch import watch_workers
@@ -69,13 +69,16 @@ class RolloutEngine:
             self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
         self._scratch.note_segments()
         watch_workers(self._engine.model_executor, on_worker_lost)
-        self._progress = Progress()
+        self.policy_version = -1
+        """The last version of the weights that all workers committed; -1 before the first."""
+        self._not_serving = "it never received weights"
+        """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
         self._internal: dict[str, str] = {}
         self._aborted: list[Response] = []
         self._round_started = False
         self._awake = set(_MEMORY)
         if real_weights:
-            self._become_visible(Session.new(-1, 0, "folder"))
+            self._become_visible(0)
         self.start_seconds = time.monotonic() - started
 
     def _start(self, model_path: str, *, seed: int, real_weights: bool) -> Any:
@@ -134,11 +137,6 @@ class RolloutEngine:
     # -- requests ------------------------------------------------------------------------------------------------
 
     @property
-    def policy_version(self) -> int:
-        """The committed version of the weights; -1 before the first."""
-        return self._progress.version
-
-    @property
     def num_unfinished(self) -> int:
         return len(self._internal)
 
@@ -173,21 +171,23 @@ class RolloutEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stops requests; each comes back from the next poll as ABORTED without tokens. Unknown ids are ignored."""
-        known = [i for i in request_ids if i in self._internal]
-        self._engine.abort_request([self._internal.pop(i) for i in known], internal=True)
+        running = [i for i in request_ids if i in self._internal]
+        self._engine.abort_request([self._internal.pop(i) for i in running], internal=True)
         empty = np.zeros(0, np.int32)
-        self._aborted += [Response(i, empty, empty.astype(np.float32), empty, Status.ABORTED) for i in known]
+        self._aborted += [
+            Response(i, empty, empty.astype(np.float32), empty, Status.ABORTED) for i in running
+        ]
         self._round_started &= bool(self._internal)
 
     def generate(self, requests: Sequence[Request], *, deadline: float) -> list[Response]:
         """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted."""
         self.submit(requests)
-        wanted, done = {r.request_id for r in requests}, {}
+        ids, done = {r.request_id for r in requests}, {}
         while len(done) < len(requests):
             left = deadline - time.monotonic()
             if left <= 0:
-                self.abort([i for i in wanted if i not in done])
-            done.update((r.request_id, r) for r in self.poll(max(left, 0.0)) if r.request_id in wanted)
+                self.abort([i for i in ids if i not in done])
+            done.update((r.request_id, r) for r in self.poll(max(left, 0.0)) if r.request_id in ids)
         return [done[r.request_id] for r in requests]
 
     def _check(self, request: Request) -> None:
@@ -246,10 +246,9 @@ class RolloutEngine:
             raise RolloutError(
                 f"engine {self.engine_index} sleeps (awake: {sorted(self._awake)}); wake it first"
             )
-        if not self._progress.serving:
-            reason = self._progress.error or "it never received weights"
+        if self._not_serving:
             raise RolloutError(
-                f"engine {self.engine_index} serves nothing (state {self._progress.state.value}): {reason}\n"
+                f"engine {self.engine_index} serves nothing: {self._not_serving}\n"
                 "a full weight sync that commits makes it serve"
             )
 
@@ -288,16 +287,13 @@ class RolloutEngine:
         if "weights" not in self._awake:
             raise RolloutError(f"engine {self.engine_index} sleeps; wake its weights before a weight sync")
         started = time.monotonic()
-        self._progress.prepare(session)
-        self._progress.receiving()
-        try:
-            answers = self._on_workers("mrl_receive", dataclasses.asdict(session))
-        except BaseException as error:
-            self._progress.fail(str(error))
-            raise
-        self._progress.verified()
-        self._progress.commit()
-        self._after_commit()
+        before, self._not_serving = self._not_serving, f"{session} did not end"
+        answers = self._ask_workers("mrl_receive", dataclasses.asdict(session))
+        if error := self._errors("mrl_receive", answers):
+            refused = all(answer.get("serving") for answer in answers)
+            self._not_serving = before if refused else error
+            raise WeightSyncError(error)
+        self._become_visible(session.to_version)
         stats = {k: [a[k] for a in answers] for k in ("num_tensors", "num_bytes", "seconds")}
         return {**stats, "total_seconds": time.monotonic() - started}
 
@@ -305,29 +301,30 @@ class RolloutEngine:
         """Unmaps the trainer's buffers on all workers; the trainer may free them afterwards."""
         self._on_workers("mrl_release_sync")
 
-    def _become_visible(self, session: Session) -> None:
-        self._progress.prepare(session)
-        self._progress.receiving()
-        self._progress.verified()
-        self._progress.commit()
-        self._after_commit()
-
-    def _after_commit(self) -> None:
+    def _become_visible(self, version: int) -> None:
+        """The engine serves what its workers committed."""
         if not self._engine.reset_prefix_cache():
-            self._progress.session = None
             raise RolloutError(
                 f"engine {self.engine_index}: the prefix cache of the old version could not be reset"
             )
-        self._engine.set_weight_version(str(self.policy_version))
+        self._engine.set_weight_version(str(version))
+        self.policy_version, self._not_serving = version, ""
 
     def _on_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
         """One call on every worker; WeightSyncError with every failing worker's traceback."""
-        timeout = self._sync.deadline_seconds * _RECEIVE_DEADLINES
-        answers = self._engine.collective_rpc(call, timeout=timeout, args=arguments)
-        errors = [f"worker {i}: {a['error']}" for i, a in enumerate(answers) if "error" in a]
-        if errors:
-            raise WeightSyncError(f"engine {self.engine_index}, {call}: " + "\n".join(errors))
+        answers = self._ask_workers(call, *arguments)
+        if error := self._errors(call, answers):
+            raise WeightSyncError(error)
         return answers
+
+    def _ask_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Every worker's answer to a call of its extension, which vLLM reaches by name; an error is an answer too."""
+        timeout = self._sync.deadline_seconds * _RECEIVE_DEADLINES
+        return self._engine.collective_rpc(call, timeout=timeout, args=arguments)
+
+    def _errors(self, call: str, answers: Sequence[dict[str, Any]]) -> str:
+        errors = [f"worker {i}: {a['error']}" for i, a in enumerate(answers) if "error" in a]
+        return f"engine {self.engine_index}, {call}: " + "\n".join(errors) if errors else ""
 
     # -- memory and end ------------------------------------------------------------------------------------------
 
@@ -349,17 +346,16 @@ class RolloutEngine:
             self._awake.clear()
             reason = "its weights were dropped when it slept"
             self._on_workers("mrl_drop", reason)
-            if self._progress.serving:
-                self._progress.fail(reason)
+            self._not_serving = self._not_serving or reason
 
     def wake(self, tags: Sequence[str] = _MEMORY) -> None:
         """Takes memory back: weights before a weight sync, the KV cache after it."""
         if unknown := set(tags) - set(_MEMORY):
             raise RolloutError(f"wake knows {list(_MEMORY)}, not {sorted(unknown)}")
-        wanted = [tag for tag in tags if tag not in self._awake]
-        if self.can_sleep and wanted:
-            self._engine.wake_up(wanted)
-            self._awake |= set(wanted)
+        asleep = [tag for tag in tags if tag not in self._awake]
+        if self.can_sleep and asleep:
+            self._engine.wake_up(asleep)
+            self._awake |= set(asleep)
 
     def close(self) -> None:
         """Ends the workers and frees the engine."""

@@ -111,14 +111,17 @@ class WorkerExtension:
             return {"error": traceback.format_exc()}
 
     def mrl_receive(self, session: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's three phases for one session; what was received, or the error with its traceback."""
+        """vLLM's three phases for one session; what was received, or the error with its traceback and
+        whether the weights of before are still there (the session was refused before it took anything)."""
         try:
             self.start_weight_update()  # type: ignore[attr-defined]
             self.update_weights({"session": session})  # type: ignore[attr-defined]
             self.finish_weight_update()  # type: ignore[attr-defined]
             return dict(self.weight_transfer_engine.last or {})
         except Exception:
-            return {"error": traceback.format_exc()}
+            receiver = self.weight_transfer_engine.receiver
+            serving = receiver is not None and receiver.progress.serving
+            return {"error": traceback.format_exc(), "serving": serving}
 
     def mrl_manifest(self, checkpoint: list[tuple[str, tuple[int, ...], str]]) -> dict[str, Any]:
         """{manifest}: where this worker's own loaders put every checkpoint tensor."""
