@@ -22,37 +22,9 @@ from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError
 
 SLOT = "slot"
-"""Ray resource of one slot: one GPU, or on CPU one pair of a trainer rank and its share of an engine."""
+"""Ray resource of one slot: one GPU, or on CPU a trainer rank together with its share of an engine."""
 
-WATCHER = """
-import os, shutil, sys
-os.setsid()
-driver = os.getppid()
-sys.stdin.read()
-session, folder = sys.argv[1:]
-import signal, time
-def ours(pid):
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as f:
-            if f"MRL_SESSION={session}".encode() in f.read().split(b"\\0"): return True
-        return any(os.readlink(f"/proc/{pid}/fd/{n}").startswith(folder) for n in os.listdir(f"/proc/{pid}/fd"))
-    except OSError: return False
-deadline = time.monotonic() + 40
-grace = time.monotonic() + 8
-while time.monotonic() < deadline:
-    left = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) not in (os.getpid(), driver) and ours(p)]
-    if not left: break
-    if time.monotonic() > grace:
-        for pid in left:
-            try: os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError: pass
-    time.sleep(0.2)
-shutil.rmtree(folder, ignore_errors=True)
-"""
-"""Waits until the driver is gone (its pipe closes), gives the session's processes 8 s to follow it, kills what is left of
-exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment says so, or when it
-has a file of the folder open: Ray's agents overwrite their environment with a process title. The driver itself, which keeps Ray's
-log open while it leaves, is never killed."""
+WATCHER = Path(__file__).with_name("session_watcher.py")
 
 
 @contextlib.contextmanager
@@ -149,7 +121,7 @@ def session_folder() -> Iterator[Path]:
     session = folder.name
     os.environ["MRL_SESSION"] = session
     watcher = subprocess.Popen(
-        [sys.executable, "-S", "-c", WATCHER, session, str(folder)],
+        [sys.executable, "-SP", str(WATCHER), session, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

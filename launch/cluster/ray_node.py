@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -155,7 +154,7 @@ def _start(
                     return process
                 if until is not None and until.exists():
                     raise SystemExit(0)
-                threading.Event().wait(0.2)
+                time.sleep(0.2)
         except BaseException:
             process.kill()
             process.wait()
@@ -179,7 +178,7 @@ def end_session(session: str, *, grace_seconds: float = 4.0) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        threading.Event().wait(0.5)
+        time.sleep(0.5)
         if time.monotonic() > deadline + 10:
             raise WorkerLost(f"processes {_members(session)} of session {session} did not end")
 
@@ -241,7 +240,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         while until is None or not until.exists():
             if process.poll() is not None:
                 raise WorkerLost(f"Ray on node {node.number} ended by itself with {process.returncode}")
-            threading.Event().wait(1.0)
+            time.sleep(1.0)
     raise SystemExit(0)
 
 

@@ -27,13 +27,8 @@ from mrl.resharding.wire.processes import ProcessId
 _SEGMENTS = Path("/dev/shm")
 _OURS = re.compile(r"mrl-engine-(\d+)-(\d+)-[0-9a-f]+")
 _NAMED = re.compile(r"/dev/shm/(?:psm_\w+|vllm_dist_\S+)")
-_REMOVE = """
-for met in "$1"/vllm_dist_*; do rm -f -- "$2/${met##*/}"*; done
-if [ -f "$1/names" ]; then while read -r name; do rm -f -- "$name"; done < "$1/names"; fi
-rm -rf -- "$1"
-"""
-"""$1: an engine's folder; $2: where segments are. Every segment's name begins with that of a file in the folder, or is
-listed in its file `names`."""
+_REMOVE = Path(__file__).with_name("remove_scratch.sh")
+"""`remove_scratch.sh FOLDER SEGMENTS`: removes an engine's folder and the segments that it names."""
 
 
 class Scratch:
@@ -49,11 +44,10 @@ class Scratch:
         starter = subprocess.Popen(
             [
                 "/bin/sh",
-                "-c",
-                f"exec 3<&0; ( read _ <&3; sleep 1; {_REMOVE} ) & echo $!",
-                "mrl-remover",
+                str(_REMOVE),
                 str(self.folder),
                 str(segments),
+                "when-input-ends",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -101,9 +95,7 @@ def sweep(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
         owner = _OURS.fullmatch(folder.name)
         if owner and not ProcessId(int(owner[1]), int(owner[2])).alive():
             dead.append(folder)
-            subprocess.run(
-                ["/bin/sh", "-c", _REMOVE, "mrl-sweep", str(folder), str(segments)], check=False, timeout=10
-            )
+            subprocess.run(["/bin/sh", str(_REMOVE), str(folder), str(segments)], check=False, timeout=10)
     return dead
 
 

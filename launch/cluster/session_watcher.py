@@ -1,0 +1,50 @@
+"""Cleans up after a driver, however it ended: `session_watcher.py SESSION FOLDER`, started by it with a pipe as standard input.
+
+Waits until the driver is gone (the pipe closes), gives the session's processes some seconds to follow it, kills what is left of
+exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment says so, or when
+it has a file of the folder open: Ray's agents overwrite their environment with a process title. The driver itself, which keeps
+Ray's log open while it leaves, is never killed. Imports nothing that is not Python's own: it starts before all else.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+
+GRACE_SECONDS = 8.0
+LONGEST_SECONDS = 40.0
+
+
+def belongs(pid: int, session: str, folder: str) -> bool:
+    """Whether a process is of the session; not where it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environment:
+            if f"MRL_SESSION={session}".encode() in environment.read().split(b"\0"):
+                return True
+        files = f"/proc/{pid}/fd"
+        return any(os.readlink(f"{files}/{number}").startswith(folder) for number in os.listdir(files))
+    except OSError:
+        return False
+
+
+def main(session: str, folder: str) -> None:
+    os.setsid()
+    spared = {os.getpid(), os.getppid()}
+    sys.stdin.read()
+    start = time.monotonic()
+    while (waited := time.monotonic() - start) < LONGEST_SECONDS:
+        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - spared
+        left = [pid for pid in pids if belongs(pid, session, folder)]
+        if not left:
+            break
+        for pid in left if waited > GRACE_SECONDS else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
