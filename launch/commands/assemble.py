@@ -10,16 +10,15 @@ import dataclasses
 import gc
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
 from mrl.data.load import Dataset
+from mrl.data.tokenise import decoder
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import cluster, has_gpus
 from mrl.launch.commands.check import check
@@ -156,25 +155,6 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         stack.callback(hybrid.close)
         hybrid.start()
         yield hybrid
-
-
-def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.ndarray]], list[str]]:
-    """Token arrays [T] to texts without special tokens, many at a time; spaces stay as the policy wrote them.
-
-    `ends`: the end-of-text tokens, of which a last one is no text either where the tokenizer does not call it special.
-    """
-
-    def decode(tokens: list[np.ndarray]) -> list[str]:
-        rows = [t.tolist() for t in tokens]
-        rows = [row[:-1] if row and row[-1] in ends else row for row in rows]
-        if tokenizer.is_fast:
-            return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
-        return [
-            tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for row in rows
-        ]
-
-    return decode
 
 
 def _environment(config: Config) -> dict[str, str]:

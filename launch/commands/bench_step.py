@@ -18,7 +18,6 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.launch.commands.assemble import Parts, assembled
-from mrl.loops.batch import pack
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.on_policy import OnPolicyLoop, denominators
@@ -27,6 +26,7 @@ from mrl.observe import metrics_log
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import Round
 from mrl.samples import Group, Prompt
+from mrl.training.batch import pack
 
 
 def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:

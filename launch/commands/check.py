@@ -15,6 +15,7 @@ from mrl.capacity import requirements
 from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.load import Dataset, load_data
+from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.families import family_of, require_trainable
@@ -131,7 +132,7 @@ def check_tokenizer(config: Config) -> Any:
     """The tokenizer of the model's folder, whose ids are rows of the model's embedding; None where there is no model."""
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # that is check_policy's to say
-    size, tokenizer = int(read_config(config.model.path)["vocab_size"]), load_tokenizer(config)
+    size, tokenizer = int(read_config(config.model.path)["vocab_size"]), load_tokenizer(config.model.path)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= size:
         raise ConfigError(
@@ -159,24 +160,6 @@ def check_rewards(config: Config, prompts: Sequence[Prompt]) -> None:
         try_verifiers(config.reward, prompts)
     except RewardError as error:
         raise ConfigError(f"reward: {error}") from error
-
-
-def load_tokenizer(config: Config) -> Any:
-    """The tokenizer of the model's folder; ConfigError where there is none that transformers loads without foreign code."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=False)
-        # A folder without a tokenizer's files gives an empty one of the family's class.
-        reason = "" if tokenizer.encode("1", add_special_tokens=False) else "its vocabulary is empty"
-    except Exception as error:  # what the readers of each kind of file raise
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    if reason:
-        raise ConfigError(
-            f"model.path = {config.model.path} holds no tokenizer that transformers loads ({reason}); put tokenizer.json and "
-            "tokenizer_config.json beside config.json"
-        )
-    return tokenizer
 
 
 def _check_weights(folder: str, policy: str) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from mrl.config.root import Config
 from mrl.data.load import load_validation
+from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.errors import ConfigError, DataError
-from mrl.launch.commands.assemble import decoder
-from mrl.launch.commands.check import load_tokenizer
 from mrl.loops.collect import Collector
 from mrl.loops.validate import validate
 from mrl.observe.phases import PhaseClock
@@ -68,7 +67,7 @@ def _new_folder(path: str) -> Path:
 
 def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
     """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.model.path)
     dataset = load_validation(config.data, config.reward, tokenizer)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(config.loop.validation.num_prompts)

@@ -21,9 +21,9 @@ from mrl.errors import WeightSyncError
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.train_actor import TrainActor
-from mrl.loops.batch import merge, split
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Role, TrainBatch
+from mrl.training.batch import merge, split
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -1,15 +1,33 @@
-"""Prompts to token ids: the tokenizer's own chat template for messages, its plain encoding for text."""
+"""Between texts and token ids: prompts by the tokenizer's own chat template or its plain encoding, responses back to text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mrl.data.shapes import Row
-from mrl.errors import DataError
+from mrl.errors import ConfigError, DataError
+
+
+def load_tokenizer(model_path: str) -> Any:
+    """The tokenizer of the model's folder; ConfigError where there is none that transformers loads without foreign code."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        # A folder without a tokenizer's files gives an empty one of the family's class.
+        reason = "" if tokenizer.encode("1", add_special_tokens=False) else "its vocabulary is empty"
+    except Exception as error:  # what the readers of each kind of file raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if reason:
+        raise ConfigError(
+            f"model.path = {model_path} holds no tokenizer that transformers loads ({reason}); put tokenizer.json and "
+            "tokenizer_config.json beside config.json"
+        )
+    return tokenizer
 
 
 def render(
@@ -56,6 +74,25 @@ def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> l
                 tokens = _without_closing(tokens, texts[i], tokenizer)
             encoded[i] = np.asarray(tokens, dtype=np.int32)
     return [tokens for tokens in encoded if tokens is not None]
+
+
+def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.ndarray]], list[str]]:
+    """Token arrays [T] to texts without special tokens, many at a time; spaces stay as the policy wrote them.
+
+    `ends`: the end-of-text tokens, of which a last one is no text either where the tokenizer does not call it special.
+    """
+
+    def decode(tokens: list[np.ndarray]) -> list[str]:
+        rows = [t.tolist() for t in tokens]
+        rows = [row[:-1] if row and row[-1] in ends else row for row in rows]
+        if tokenizer.is_fast:
+            return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
+        return [
+            tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for row in rows
+        ]
+
+    return decode
 
 
 def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:

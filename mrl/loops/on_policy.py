@@ -29,13 +29,13 @@ from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
 from mrl.loops import mismatch, nan_guard
-from mrl.loops.batch import ages, minibatches, pack, policy_versions
 from mrl.loops.checkpoints import Checkpoints, Saver
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.recorder import Recorder
 from mrl.loops.validate import validate
 from mrl.samples import Group, Prompt, Role, TrainBatch
+from mrl.training.batch import ages, minibatches, pack, policy_versions
 
 METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
 """The first word of the metrics of a role's optimizer steps."""

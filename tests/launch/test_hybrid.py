@@ -13,10 +13,10 @@ from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import MrlError
 from mrl.launch.cluster.cluster import cluster
-from mrl.loops.batch import pack, policy_versions
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import denominators
 from mrl.samples import Group, Prompt, Sample, Verdict, VerdictKind
+from mrl.training.batch import pack, policy_versions
 from mrl.training.hf import export
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.tiny_models import reference_logprobs, write_model

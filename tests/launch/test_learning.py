@@ -11,10 +11,9 @@ import pytest
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.data.load import load_data
+from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.cluster import cluster
-from mrl.launch.commands.assemble import decoder
-from mrl.launch.commands.check import load_tokenizer
 from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
@@ -122,7 +121,7 @@ def run(
     path = config.model.path
     hybrid.train.on_all(lambda actor: actor.worker.policy.load_hf(path))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
-    folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config)
+    folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config.model.path)
     dataset = load_data(config.data, config.reward, tokenizer)
     recorder = Recorder(config, folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool:

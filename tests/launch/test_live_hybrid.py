@@ -15,12 +15,10 @@ from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data
+from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
-from mrl.launch.commands.assemble import decoder
-from mrl.launch.commands.check import load_tokenizer
 from mrl.launch.workers.colocated import Hybrid
-from mrl.loops.batch import pack, policy_versions, split
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
@@ -31,6 +29,7 @@ from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rewards.pool.pool import RewardPool
+from mrl.training.batch import pack, policy_versions, split
 from tests.launch.hybrid_runs import running, sampled, tiny_config
 from tests.launch.test_hybrid import groups_of
 
@@ -82,7 +81,7 @@ def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) 
     config = Config.model_validate(
         config.model_dump() | {"reward": reward.model_dump(), "loop": config.loop.model_dump() | loop}
     )
-    run_folder, clock, tokenizer = RunFolder(folder), PhaseClock(), load_tokenizer(config)
+    run_folder, clock, tokenizer = RunFolder(folder), PhaseClock(), load_tokenizer(config.model.path)
     supply = GroupSupply(config, load_data(config.data, config.reward, tokenizer).stream(0))
     recorder = Recorder(config, run_folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as reward_workers:

@@ -11,7 +11,6 @@ from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.loops.batch import pack
 from mrl.loops.on_policy import denominators
 from mrl.samples import (
     Group,
@@ -22,6 +21,7 @@ from mrl.samples import (
     Verdict,
     VerdictKind,
 )
+from mrl.training.batch import pack
 
 
 def sample(

@@ -9,7 +9,7 @@ import numpy as np
 from mrl.loops.group_json import from_json, to_json
 from mrl.rewards.instructions.verifier import Check
 from mrl.samples import Group, Prompt, Verdict, VerdictKind
-from tests.mrl.loops.test_batch import sample
+from tests.mrl.training.test_batch import sample
 
 
 def same(left: object, right: object) -> bool:

@@ -5,7 +5,7 @@ import pytest
 
 from mrl.errors import WeightSyncError
 from mrl.loops.mismatch import check, measure
-from tests.mrl.loops.test_batch import batch_of
+from tests.mrl.training.test_batch import batch_of
 
 
 def test_near_ties_are_counted_apart() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.loops.batch import pack
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe.metrics_log import without_volatile
+from mrl.training.batch import pack
 from tests.mrl.loops.table_policy import TableRun, config_of, logprobs_of
 
 DAPO = {

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from mrl.config.sections.rollout import RolloutSection
-from mrl.launch.commands.assemble import decoder
+from mrl.data.tokenise import decoder
 from mrl.prepare.tokenizer import write_characters
 from mrl.rollout.request import Request, Response
 from mrl.samples import Status

@@ -13,7 +13,6 @@ import pytest
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import NumericError
-from mrl.loops.batch import pack
 from mrl.loops.collect import trainable
 from mrl.loops.nan_guard import BadNumbers, check_batch, check_rewards, check_update
 from mrl.observe.samples_log import write_named
@@ -25,6 +24,7 @@ from mrl.samples import (
     Verdict,
     VerdictKind,
 )
+from mrl.training.batch import pack
 
 
 def sample(

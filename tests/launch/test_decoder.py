@@ -1,4 +1,4 @@
-"""Pieces of a run that need no worker."""
+"""Responses become text many at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from mrl.launch.commands.assemble import decoder
+from mrl.data.tokenise import decoder
 
 
 def test_many_texts_at_once_are_those_of_one_by_one(task: Path) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.loops.batch import merge, minibatches, pack, policy_versions, split
 from mrl.samples import (
     Group,
     Prompt,
@@ -16,6 +15,7 @@ from mrl.samples import (
     Verdict,
     VerdictKind,
 )
+from mrl.training.batch import merge, minibatches, pack, policy_versions, split
 
 
 def sample(prompt: int, index: int, num_prompt: int, num_response: int) -> Sample:
