@@ -13,7 +13,7 @@ that the outcome does not depend on which response finishes first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -97,12 +97,8 @@ class Collector:
                 arrived.append((sample, prompt))
             self._reward_workers.submit_all(arrived)
             verdicts.update(self._reward_workers.collect(0.0))
-            if time.monotonic() > deadline:
-                missing = [k for k in requested.request_ids() if k not in samples]
-                raise RolloutError(
-                    f"{len(missing)} of {len(requested)} responses (first: {missing[:3]}) were not finished within "
-                    f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase generate"
-                )
+            if len(samples) < len(requested) and time.monotonic() > deadline:
+                raise RolloutError(self._late("responses", requested.request_ids(), samples))
         return samples
 
     def _await_verdicts(self, samples: dict[str, Sample], verdicts: dict[str, Verdict]) -> None:
@@ -111,12 +107,15 @@ class Collector:
         while len(verdicts) < len(samples):
             with self.clock.waiting():
                 verdicts.update(self._reward_workers.collect(1.0))
-            if time.monotonic() > deadline:
-                missing = [k for k in samples if k not in verdicts]
-                raise RewardError(
-                    f"{len(missing)} of {len(samples)} verdicts (first: {missing[:3]}) were not there within "
-                    f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase reward"
-                )
+            if len(verdicts) < len(samples) and time.monotonic() > deadline:
+                raise RewardError(self._late("verdicts", samples, verdicts))
+
+    def _late(self, what: str, ids: Collection[str], arrived: Container[str]) -> str:
+        missing = [each for each in ids if each not in arrived]
+        return (
+            f"{len(missing)} of {len(ids)} {what} (first: {missing[:3]}) did not arrive within "
+            f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase {self.clock.current}"
+        )
 
 
 def sampling_of(config: Config) -> Sampling:

@@ -14,6 +14,8 @@ from mrl.launch.commands.assemble import hybrid_engine
 from mrl.launch.workers.colocated import Hybrid
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling
+from mrl.samples import Group
+from tests.support.samples import make_groups, make_sample, verdict_of
 
 
 def tiny_config(model: Path, folder: Path, *words: str) -> Config:
@@ -75,3 +77,23 @@ def sampled(
         found |= {r.request_id: r for r in hybrid.rollout.poll(1.0)}
         assert time.monotonic() < deadline, f"{len(found)} of {len(prompts)} responses after {seconds} s"
     return [found[name] for name in wanted.request_ids()]
+
+
+def groups_of(prompts: list[np.ndarray], responses: list[Response], version: int) -> list[Group]:
+    """Groups of two samples, of each pair of equal prompts; the second one is right."""
+    samples = [
+        make_sample(
+            number - number % 2,
+            number % 2,
+            prompt_tokens=prompt,
+            response_tokens=response.tokens,
+            loss_mask=np.ones(len(response.tokens), np.bool_),
+            rollout_logprobs=response.logprobs,
+            policy_versions=response.policy_versions,
+            status=response.status,
+            verdict=verdict_of(float(number % 2)),
+        )
+        for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
+    ]
+    assert all((s.policy_versions == version).all() for s in samples)
+    return make_groups(samples)

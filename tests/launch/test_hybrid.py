@@ -15,10 +15,9 @@ from mrl.errors import MrlError
 from mrl.launch.cluster.cluster import cluster
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import denominators
-from mrl.samples import Group, Prompt, Sample, Verdict, VerdictKind
 from mrl.training.batch import pack, policy_versions
 from mrl.training.hf import export
-from tests.launch.hybrid_runs import running, sampled, tiny_config
+from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
 from tests.tiny_models import reference_logprobs, write_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -64,29 +63,6 @@ MEMORY_CAP = 2500 << 20
 def ray_cluster() -> Iterator[None]:
     with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=4):
         yield
-
-
-def groups_of(prompts: list[np.ndarray], responses: list, version: int) -> list[Group]:
-    """One group of two samples per pair of equal prompts, rewarded by the parity of the first token."""
-    groups = []
-    for i in range(0, len(prompts), 2):
-        samples = tuple(
-            Sample(
-                prompt_index=i,
-                sample_index=j,
-                prompt_tokens=prompts[i + j],
-                response_tokens=r.tokens,
-                loss_mask=np.ones(len(r.tokens), np.bool_),
-                rollout_logprobs=r.logprobs,
-                policy_versions=r.policy_versions,
-                status=r.status,
-                verdict=Verdict(VerdictKind.SCORED, float(j)),
-            )
-            for j, r in enumerate(responses[i : i + 2])
-        )
-        assert all((s.policy_versions == version).all() for s in samples)
-        groups.append(Group(Prompt(i, prompts[i], "", None), samples))
-    return groups
 
 
 @pytest.mark.parametrize(

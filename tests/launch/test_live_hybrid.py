@@ -30,8 +30,7 @@ from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rewards.pool.pool import RewardPool
 from mrl.training.batch import pack, policy_versions, split
-from tests.launch.hybrid_runs import running, sampled, tiny_config
-from tests.launch.test_hybrid import groups_of
+from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

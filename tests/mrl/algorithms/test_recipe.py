@@ -14,14 +14,12 @@ from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.loops.on_policy import denominators
 from mrl.samples import (
     Group,
-    Prompt,
     Sample,
     Status,
     TrainBatch,
-    Verdict,
-    VerdictKind,
 )
 from mrl.training.batch import pack
+from tests.support.samples import make_groups, make_sample, verdict_of
 
 
 def sample(
@@ -38,30 +36,22 @@ def sample(
     """A response of `length` tokens whose second is the environment's."""
     mask = np.ones(length, dtype=bool)
     mask[1:2] = False
-    kind = VerdictKind.NO_REWARD if value is None else VerdictKind.SCORED
     values = None if token_values is None else np.array(token_values, dtype=np.float32)
-    return Sample(
-        prompt_index=prompt,
-        sample_index=index,
-        prompt_tokens=np.array([7, 8], dtype=np.int32),
-        response_tokens=np.arange(length, dtype=np.int32),
+    return make_sample(
+        prompt,
+        index,
+        length=length,
         loss_mask=mask,
+        prompt_tokens=np.array([7, 8], dtype=np.int32),
         rollout_logprobs=np.full(length, -1.0, dtype=np.float32),
-        policy_versions=np.zeros(length, dtype=np.int32),
         status=status,
         domain=domain,
-        verdict=Verdict(kind=kind, value=value, parts=parts or {}, token_values=values),
+        verdict=verdict_of(value, parts=parts or {}, token_values=values),
     )
 
 
 def groups_of(*samples: Sample) -> list[Group]:
-    found: dict[int, list[Sample]] = {}
-    for one in samples:
-        found.setdefault(one.prompt_index, []).append(one)
-    prompts = {
-        n: Prompt(index=n, tokens=np.array([7, 8], np.int32), text="", ground_truth=None) for n in found
-    }
-    return [Group(prompt=prompts[n], samples=tuple(found[n])) for n in found]
+    return make_groups(samples)
 
 
 def per_sample(batch: TrainBatch, name: str = "advantages") -> list[float]:

@@ -5,8 +5,9 @@ It samples, computes log-probs and takes gradient steps for real; only the engin
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ class TableRanks:
         """What was trained on, minibatch by minibatch."""
         self.saved: dict[Path, tuple[dict[str, Any], Tensor]] = {}
         """The loop's state and the table of each checkpoint."""
+        self.dies: Exception | None = None
+        """What the next update raises."""
+        self.save_fails: Exception | None = None
         self.called: list[str] = []
         """The passes over the model, in order."""
 
@@ -95,6 +99,8 @@ class TableRanks:
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float]
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        if self.dies is not None:
+            raise self.dies
         self.called.append("update")
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
@@ -120,6 +126,9 @@ class TableRanks:
         return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
 
     def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None:
+        if self.save_fails is not None:
+            raise self.save_fails
+        path.mkdir(parents=True)
         self.saved[path] = dict(state), self.table.detach().clone()
 
 
@@ -132,8 +141,12 @@ class TableEngines:
         self._responses: list[Response] = []
         self.damage = torch.zeros(VOCAB, VOCAB)
         """Added to what a sync moves."""
+        self.dies: Exception | None = None
+        """What the next sync raises."""
 
     def sync(self, version: int) -> dict[str, float]:
+        if self.dies is not None:
+            raise self.dies
         self.version, self._table = version, self.train.table.detach().clone() + self.damage
         return {}
 
@@ -189,8 +202,10 @@ class EvenIsRight:
 class TableRun:
     """A loop over the table."""
 
-    def __init__(self, config: Config) -> None:
-        self.engines, clock = TableEngines(config), PhaseClock()
+    def __init__(
+        self, config: Config, *, first_step: int = 0, should_stop: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self.engines, clock, self._config = TableEngines(config), PhaseClock(), config
         self.train = self.engines.train
         self.groups: list[Sequence[Group]] = []
         """Of each step."""
@@ -209,10 +224,26 @@ class TableRun:
             collector,
             GroupSupply(config, PromptStream(prompts, seed=1)),
             [],
-            Recorder(config, self._folder, clock, first_step=0),
+            Recorder(config, self._folder, clock, first_step=first_step),
             Checkpoints(config, self._folder),
+            should_stop=should_stop,
         )
         self.loop.on_batch = self.groups.append
+
+    def finished(self) -> str:
+        """Why the run ended, all steps on end."""
+        self.loop.start()
+        return self.loop.run()
+
+    def resumed(self) -> TableRun:
+        """A new start of the same run, from its last checkpoint; state travels as JSON."""
+        state, table = self.train.saved[max(self.train.saved)]
+        self._folder.close()
+        run = TableRun(self._config, first_step=int(state["next_step"]))
+        with torch.no_grad():
+            run.train.table.copy_(table)
+        run.loop.restore(json.loads(json.dumps(state)))
+        return run
 
     def rows(self) -> list[dict[str, Any]]:
         """metrics.jsonl so far."""

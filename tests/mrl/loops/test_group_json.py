@@ -9,7 +9,7 @@ import numpy as np
 from mrl.loops.group_json import from_json, to_json
 from mrl.rewards.instructions.verifier import Check
 from mrl.samples import Group, Prompt, Verdict, VerdictKind
-from tests.mrl.training.test_batch import sample
+from tests.support.samples import make_sample
 
 
 def same(left: object, right: object) -> bool:
@@ -28,8 +28,8 @@ def test_a_group_comes_back_equal_to_the_last_bit() -> None:
     verdict = Verdict(
         VerdictKind.SCORED, 0.1 + 0.2, "why", {"maths": 1.0}, token_values=np.array([0.1, 0.7], np.float32)
     )
-    scored = dataclasses.replace(sample(3, 0, 2, 2), verdict=verdict)
+    scored = dataclasses.replace(make_sample(3, 0, num_prompt=2, length=2), verdict=verdict)
     row = {"seen": datetime.date(2026, 1, 2), "picture": b"\x00", "a": [1, 2]}
     prompt = Prompt(3, scored.prompt_tokens, "1+1=", Check("no_commas", {}), metadata=row)
-    group = Group(prompt, (scored, sample(3, 1, 2, 4)))
+    group = Group(prompt, (scored, make_sample(3, 1, num_prompt=2, length=4)))
     assert same(group, from_json(json.loads(json.dumps(to_json(group))), {3: prompt}.__getitem__))

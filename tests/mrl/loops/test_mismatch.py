@@ -5,11 +5,11 @@ import pytest
 
 from mrl.errors import WeightSyncError
 from mrl.loops.mismatch import check, measure
-from tests.mrl.training.test_batch import batch_of
+from tests.support.samples import make_batch
 
 
 def test_near_ties_are_counted_apart() -> None:
-    batch = batch_of([(1, 3), (1, 2)])
+    batch = make_batch([(1, 3), (1, 2)])
     trainer = batch.arrays["rollout_logprobs"].copy()
     trainer[2] += 0.5
     trainer[5] -= 1e-3
@@ -22,7 +22,7 @@ def test_near_ties_are_counted_apart() -> None:
 
 
 def test_tokens_of_an_earlier_version_are_left_out() -> None:
-    batch = batch_of([(1, 3), (1, 2)])
+    batch = make_batch([(1, 3), (1, 2)])
     trainer = batch.arrays["rollout_logprobs"] + np.float32(0.25)
     trainer[4:] += 1.0
     versions = np.array([0, 1, 1, 1, 0, 0, 0])

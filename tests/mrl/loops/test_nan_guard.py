@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,34 +19,23 @@ from mrl.loops.nan_guard import BadNumbers, check_batch, check_rewards, check_up
 from mrl.observe.samples_log import write_named
 from mrl.samples import (
     Group,
-    Prompt,
     Sample,
     Status,
     Verdict,
     VerdictKind,
 )
 from mrl.training.batch import pack
+from tests.support.samples import make_groups, make_sample, verdict_of
 
 
-def sample(
-    prompt: int, index: int, value: float | None, *, length: int = 3, status: Status = Status.FINISHED
-) -> Sample:
-    kind = VerdictKind.NO_REWARD if value is None else VerdictKind.SCORED
-    return Sample(
-        prompt_index=prompt,
-        sample_index=index,
-        prompt_tokens=np.array([7], np.int32),
-        response_tokens=np.arange(length, dtype=np.int32),
-        loss_mask=np.ones(length, np.bool_),
-        rollout_logprobs=np.full(length, -0.5, np.float32),
-        policy_versions=np.zeros(length, np.int32),
-        status=status,
-        verdict=Verdict(kind, value),
-    )
+def sample(prompt: int, index: int, value: float | None, **fields: Any) -> Sample:
+    return make_sample(prompt, index, verdict=verdict_of(value), **fields)
 
 
 def group(number: int, *samples: Sample) -> Group:
-    return Group(Prompt(number, samples[0].prompt_tokens, "", None), samples)
+    (made,) = make_groups(samples)
+    assert made.prompt.index == number
+    return made
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -58,7 +48,8 @@ def test_a_reward_that_is_no_number_is_named_and_written_down(value: float, tmp_
     write_named(tmp_path / "bad.jsonl", 3, error.groups, error.sample_ids, reason=str(error))
     (row,) = map(json.loads, (tmp_path / "bad.jsonl").read_text().splitlines())
     assert (row["step"], row["sample_id"], row["reward"]) == (3, "4.1", str(value))
-    assert row["tokens"] == [7, 0, 1, 2] and "not finite" in row["why"]
+    bad = groups[0].samples[1]
+    assert row["tokens"] == [*bad.prompt_tokens, *bad.response_tokens] and "not finite" in row["why"]
 
 
 def test_an_infinite_process_reward_is_named_and_a_missing_one_is_fine() -> None:
@@ -129,5 +120,6 @@ def test_all_truncated_is_trained_on_like_any_response(name: str) -> None:
 
 def test_an_empty_response_is_left_out_and_an_empty_group_is_gone() -> None:
     empty = sample(0, 1, 0.0, length=0)
-    assert [len(g.samples) for g in trainable([group(0, sample(0, 0, 1.0), empty), group(1, empty)])] == [1]
-    assert pack(trainable([group(1, empty)])).num_tokens == 0
+    alone = group(1, sample(1, 0, 0.0, length=0))
+    assert [len(g.samples) for g in trainable([group(0, sample(0, 0, 1.0), empty), alone])] == [1]
+    assert pack(trainable([alone])).num_tokens == 0

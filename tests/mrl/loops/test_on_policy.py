@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.errors import WeightSyncError
+from mrl.errors import CheckpointError, WeightSyncError, WorkerLost
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe.metrics_log import without_volatile
 from mrl.training.batch import pack
@@ -140,3 +140,84 @@ def test_log_probs_that_are_no_numbers_are_named_before_a_parameter_changes(
     ids = {s.sample_id for g in run.groups[-1] for s in g.samples}
     assert 0 < len(caught.value.sample_ids) < len(ids)
     assert torch.equal(run.train.table.nan_to_num(), before.nan_to_num()) and not run.rows()
+
+
+SAVES = ("loop.checkpoint={every_steps: 1, keep: 9}",)
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    """Surplus, controllers, the table and every row, to the last bit."""
+    whole = TableRun(config_of(tmp_path, DAPO, "run.name=whole"))
+    whole.loop.start()
+    for _ in range(6):
+        whole.loop.step()
+    first = TableRun(config_of(tmp_path, DAPO, "run.name=parts", *SAVES))
+    first.loop.start()
+    for _ in range(3):
+        first.loop.step()
+    second = first.resumed()
+    assert second.loop.next_step == 4
+    second.loop.start()
+    for _ in range(3):
+        second.loop.step()
+    assert torch.equal(second.train.table, whole.train.table)
+    assert [without_volatile(row) for row in second.rows()] == [without_volatile(row) for row in whole.rows()]
+
+
+def test_a_death_in_the_sync_loses_neither_step_nor_row(tmp_path: Path) -> None:
+    """The checkpoint comes before the sync and holds the row that the death keeps from being written."""
+    run = TableRun(config_of(tmp_path, DAPO, *SAVES))
+    run.loop.start()
+    run.loop.step()
+    run.engines.dies = WorkerLost("engine 0 died in phase sync")
+    with pytest.raises(WorkerLost, match="phase sync"):
+        run.loop.step()
+    assert [row["step"] for row in run.rows()] == [1] and len(run.train.saved) == 2
+    again = run.resumed()
+    assert again.loop.next_step == 3 and [row["step"] for row in again.rows()] == [1, 2]
+    again.loop.start()
+    again.loop.step()
+    assert [row["step"] for row in again.rows()] == [1, 2, 3] and again.engines.version == 3
+
+
+def test_a_death_before_the_update_repeats_the_step(tmp_path: Path) -> None:
+    run = TableRun(config_of(tmp_path, DAPO, *SAVES))
+    run.loop.start()
+    run.loop.step()
+    before = run.train.table.detach().clone()
+    run.train.dies = WorkerLost("trainer rank 1 died in phase update")
+    with pytest.raises(WorkerLost, match="phase update"):
+        run.loop.step()
+    again = run.resumed()
+    assert again.loop.next_step == 2 and torch.equal(again.train.table, before)
+
+
+def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_syncs(tmp_path: Path) -> None:
+    run = TableRun(config_of(tmp_path, DAPO | {"filter": DAPO["filter"] | {"min_reward_range": 2.0}}))
+    run.loop.start()
+    run.loop.step()
+    (row,) = run.rows()
+    assert (row["rollout/groups"], row["group/short"], row["group/rounds"]) == (0, 4, 4)
+    assert not any(name.startswith(("optim/", "policy/loss")) for name in row)
+    assert run.train.called == [] and run.engines.version == 1
+
+
+def test_a_request_to_stop_finishes_the_step_and_saves(tmp_path: Path) -> None:
+    run = TableRun(config_of(tmp_path, {}, "loop.steps=5"), should_stop=lambda: "SIGINT")
+    run.loop.start()
+    assert run.loop.run() == "SIGINT"
+    ((state, table),) = run.train.saved.values()
+    assert state["next_step"] == 2 and torch.equal(table, run.train.table)
+    assert TableRun(config_of(tmp_path, {}, "loop.steps=2", "run.name=other")).finished() == "done"
+
+
+def test_failed_saves_are_loud_and_end_the_run_at_their_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TableRun(config_of(tmp_path, {}, "loop.checkpoint={every_steps: 1, max_failed: 2}"))
+    run.loop.start()
+    run.train.save_fails = CheckpointError("the disk is full")
+    run.loop.step()
+    assert "checkpoint of step 1 FAILED, training goes on: the disk is full" in caplog.text
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        run.loop.step()

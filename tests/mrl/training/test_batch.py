@@ -10,39 +10,15 @@ from mrl.samples import (
     Group,
     Prompt,
     Sample,
-    Status,
-    TrainBatch,
     Verdict,
     VerdictKind,
 )
 from mrl.training.batch import merge, minibatches, pack, policy_versions, split
-
-
-def sample(prompt: int, index: int, num_prompt: int, num_response: int) -> Sample:
-    rng = np.random.default_rng((prompt, index))
-    return Sample(
-        prompt_index=prompt,
-        sample_index=index,
-        prompt_tokens=rng.integers(0, 50, num_prompt).astype(np.int32),
-        response_tokens=rng.integers(0, 50, num_response).astype(np.int32),
-        loss_mask=np.ones(num_response, np.bool_),
-        rollout_logprobs=-rng.random(num_response).astype(np.float32),
-        policy_versions=np.zeros(num_response, np.int32),
-        status=Status.FINISHED,
-    )
-
-
-def batch_of(lengths: list[tuple[int, int]], group_size: int = 2) -> TrainBatch:
-    groups = []
-    for start in range(0, len(lengths), group_size):
-        number = start // group_size
-        samples = [sample(number, i, p, r) for i, (p, r) in enumerate(lengths[start : start + group_size])]
-        groups.append(Group(Prompt(number, samples[0].prompt_tokens, "", None), tuple(samples)))
-    return pack(groups)
+from tests.support.samples import make_batch, make_sample
 
 
 def test_pack_puts_prompt_and_response_together_and_masks_the_prompt() -> None:
-    batch = batch_of([(2, 3), (1, 1)])
+    batch = make_batch([(2, 3), (1, 1)])
     assert batch.cu_seqlens.tolist() == [0, 5, 7]
     assert batch.loss_mask.tolist() == [False, False, True, True, True, False, True]
     assert (batch.arrays["rollout_logprobs"][~batch.loss_mask] == 0).all()
@@ -52,7 +28,8 @@ def test_pack_puts_prompt_and_response_together_and_masks_the_prompt() -> None:
 
 def test_versions_lie_where_pack_puts_the_tokens() -> None:
     first, second = (
-        dataclasses.replace(sample(0, i, 2, 3), policy_versions=np.full(3, 4 + i, np.int32)) for i in range(2)
+        dataclasses.replace(make_sample(0, i, num_prompt=2), policy_versions=np.full(3, 4 + i, np.int32))
+        for i in range(2)
     )
     groups = [Group(Prompt(0, first.prompt_tokens, "", None), (first, second))]
     assert policy_versions(groups).tolist() == [0, 0, 4, 4, 4, 0, 0, 5, 5, 5]
@@ -68,7 +45,7 @@ def test_pack_of_nothing_is_an_empty_batch() -> None:
 def test_split_covers_every_sample_once_and_merge_restores_the_order(
     lengths: list[tuple[int, int]], parts: int
 ) -> None:
-    batch = batch_of(lengths)
+    batch = make_batch(lengths)
     chosen = split(batch, parts)
     assert sorted(np.concatenate(chosen).tolist()) == list(range(batch.num_samples))
     loads = [batch.lengths()[c].sum() for c in chosen]
@@ -80,7 +57,7 @@ def test_split_covers_every_sample_once_and_merge_restores_the_order(
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5)), min_size=1, max_size=30), st.integers(1, 9))
 def test_minibatches_keep_groups_whole(lengths: list[tuple[int, int]], count: int) -> None:
-    batch = batch_of(lengths, group_size=3)
+    batch = make_batch(lengths, group_size=3)
     pieces = minibatches(batch, count)
     assert np.concatenate(pieces).tolist() == list(range(batch.num_samples))
     assert all(len(p) for p in pieces)
@@ -90,7 +67,9 @@ def test_minibatches_keep_groups_whole(lengths: list[tuple[int, int]], count: in
 
 def test_a_verdict_changes_nothing_else_of_a_sample() -> None:
     verdict = Verdict(VerdictKind.SCORED, 1.0)
-    before = dataclasses.replace(sample(3, 1, 2, 4), attempt=2, tag="t", response_text="x")
+    before = dataclasses.replace(
+        make_sample(3, 1, num_prompt=2, length=4), attempt=2, tag="t", response_text="x"
+    )
     after = before.with_verdict(verdict)
     names = [field.name for field in dataclasses.fields(Sample)]
     assert names[-1] == "verdict" and after.verdict is verdict and before.verdict is None

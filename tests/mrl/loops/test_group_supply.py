@@ -1,0 +1,99 @@
+"""The supply over scripted engines: refills, surplus, budget, order and resume, without one engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mrl.errors import RewardError, RolloutError
+from mrl.loops.nan_guard import BadNumbers
+from tests.mrl.loops.scripted import Scripted, mixed, useful
+
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 3, "on_exhausted": "train_on_fewer"}}
+
+
+def test_without_a_filter_a_step_is_one_round(tmp_path: Path) -> None:
+    script = Scripted(tmp_path, {}, reward=lambda prompt, sample: 1.0)
+    assert script.step()[0] == [0, 1, 2, 3] and script.step()[0] == [4, 5, 6, 7]
+    assert script.asked() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_refills_are_whole_rounds_and_what_is_over_serves_the_next_step(tmp_path: Path) -> None:
+    """Three of the first four groups teach nothing: a second whole round follows, and one group is left over."""
+    script = Scripted(tmp_path, FILTER, reward=useful(2, *range(4, 100)))
+    chosen, metrics = script.step()
+    assert chosen == [2, 4, 5, 6] and script.asked() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert (metrics["group/rounds"], metrics["group/resampled"], metrics["group/surplus"]) == (2, 4, 1)
+    assert (metrics["group/short"], metrics["rollout/groups"], metrics["policy/age_steps"]) == (0, 4, 0)
+    assert metrics["group/all_correct_frac"] == 3 / 8
+    chosen, metrics = script.step(version=1)
+    assert chosen == [7, 8, 9, 10], "the surplus comes first, by prompt index"
+    assert script.asked()[2:] == [[8, 9, 10, 11]]
+    assert (metrics["policy/age_steps"], metrics["group/aged_frac"]) == (1, 0.25)
+    assert metrics["policy/aged_token_frac"] == 0.25
+
+
+def test_groups_are_chosen_by_prompt_and_never_by_who_finished_first(tmp_path: Path) -> None:
+    """The script answers last first; the same groups are chosen as by any other order of answers."""
+    script = Scripted(tmp_path, FILTER, reward=useful(1, 3, 4, 5, 6, 7))
+    assert script.step()[0] == [1, 3, 4, 5]
+    assert [group["prompt"] for group in script.supply.state()["surplus"]] == [6, 7]
+
+
+def test_a_step_of_surplus_alone_asks_nobody_and_measures_no_version(tmp_path: Path) -> None:
+    """Two rounds left four groups over."""
+    script = Scripted(tmp_path, FILTER, "loop.prompts_per_step=3", reward=useful(2, 3, 4, 5, 6, 7, 8))
+    assert script.step()[0] == [2, 3, 4] and script.asked() == [[0, 1, 2], [3, 4, 5]]
+    assert script.step(version=1)[0] == [5, 6, 7]
+    script.supply.restore(script.supply.state() | {"surplus": script.supply.state()["surplus"] * 3})
+    before = len(script.asked())
+    supplied = script.supply.take(script.collector, version=2)
+    assert supplied.served_version == -1 and len(script.asked()) == before
+    assert supplied.metrics["group/rounds"] == 0 and supplied.metrics["reward/no_reward_frac"] == 0
+
+
+def test_the_served_version_is_that_of_new_samples(tmp_path: Path) -> None:
+    script = Scripted(tmp_path, FILTER, reward=useful(2, *range(4, 100)))
+    assert script.supply.take(script.collector, version=0).served_version == 0
+    script.rollout.version = 7
+    assert script.supply.take(script.collector, version=7).served_version == 7
+
+
+@pytest.mark.parametrize(("limit", "rounds"), [("max_rounds: 2", 2), ("max_prompts: 9", 3)])
+def test_a_budget_ends_in_fewer_groups_or_in_an_error(limit: str, rounds: int, tmp_path: Path) -> None:
+    words = f"algorithm.filter={{min_reward_range: 0.0, {limit}, on_exhausted: train_on_fewer}}"
+    script = Scripted(tmp_path, {}, words, reward=useful(1))
+    chosen, metrics = script.step()
+    assert chosen == [1] and len(script.asked()) == rounds
+    assert (metrics["group/short"], metrics["group/rounds"]) == (3, rounds)
+    strict = Scripted(tmp_path, {}, words.replace("train_on_fewer", "stop"), reward=useful(1))
+    with pytest.raises(RolloutError, match=f"found 1 of 4 groups in {rounds} rounds; .* all right"):
+        strict.step()
+
+
+def test_a_resumed_supply_goes_on_with_the_same_groups(tmp_path: Path) -> None:
+    """State travels as JSON; surplus keeps its samples, versions and rewards."""
+    reward = useful(2, *range(4, 100))
+    whole, first = (Scripted(tmp_path, FILTER, reward=reward) for _ in range(2))
+    expected = [whole.step(version) for version in range(4)]
+    assert [first.step(version) for version in range(2)] == expected[:2]
+    resumed = Scripted(tmp_path, FILTER, reward=reward)
+    resumed.supply.restore(json.loads(json.dumps(first.supply.state())))
+    assert [resumed.step(version) for version in range(2, 4)] == expected[2:]
+
+
+def test_too_many_samples_without_a_reward_end_the_run(tmp_path: Path) -> None:
+    words = "loop.max_no_reward_fraction=0.25"
+    Scripted(tmp_path, {}, words, reward=lambda prompt, sample: None if sample == 0 else 1.0).step()
+    script = Scripted(tmp_path, {}, words, reward=lambda prompt, sample: None if sample < 2 else 1.0)
+    with pytest.raises(RewardError, match=r"50\.0% of this step's samples have no reward"):
+        script.step()
+
+
+def test_a_reward_that_is_no_number_names_its_sample_before_the_filter(tmp_path: Path) -> None:
+    script = Scripted(tmp_path, FILTER, reward=lambda p, s: np.inf if (p, s) == (2, 1) else mixed(p, s))
+    with pytest.raises(BadNumbers, match=r"1 sample\(s\): 2\.1;"):
+        script.step()

@@ -1,0 +1,56 @@
+"""One builder of samples, groups and batches for all tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
+from mrl.training.batch import pack
+
+
+def make_sample(
+    prompt: int = 0, index: int = 0, *, num_prompt: int = 1, length: int = 3, **fields: Any
+) -> Sample:
+    """A finished response of `length` random tokens to a random prompt, without a verdict; `fields` go before all of it."""
+    rng = np.random.default_rng((prompt, index))
+    sample = Sample(
+        prompt_index=prompt,
+        sample_index=index,
+        prompt_tokens=rng.integers(0, 50, num_prompt).astype(np.int32),
+        response_tokens=rng.integers(0, 50, length).astype(np.int32),
+        loss_mask=np.ones(length, np.bool_),
+        rollout_logprobs=-rng.random(length).astype(np.float32),
+        policy_versions=np.zeros(length, np.int32),
+        status=Status.FINISHED,
+    )
+    return dataclasses.replace(sample, **fields)
+
+
+def verdict_of(value: float | None, **fields: Any) -> Verdict:
+    """A verdict with this reward; None is one without a reward."""
+    kind = VerdictKind.NO_REWARD if value is None else VerdictKind.SCORED
+    return Verdict(kind=kind, value=value, **fields)
+
+
+def make_groups(samples: Iterable[Sample]) -> list[Group]:
+    """The samples by prompt, in the order of their prompts' first samples."""
+    by_prompt: dict[int, list[Sample]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample.prompt_index, []).append(sample)
+    return [
+        Group(Prompt(index, members[0].prompt_tokens, "", None), tuple(members))
+        for index, members in by_prompt.items()
+    ]
+
+
+def make_batch(lengths: list[tuple[int, int]], *, group_size: int = 2) -> TrainBatch:
+    """Samples of (prompt, response) lengths, packed; each `group_size` of them are one group."""
+    samples = [
+        make_sample(*divmod(number, group_size), num_prompt=num_prompt, length=length)
+        for number, (num_prompt, length) in enumerate(lengths)
+    ]
+    return pack(make_groups(samples))
