@@ -53,6 +53,12 @@ def test_answers_are_verified(folder: Path) -> None:
     assert [line.split()[0] for line in lines] == ["1.0", "1.0", "1.0", "0.0", "0.0"]
 
 
+def test_advantages_and_losses_teach_without_engines(folder: Path) -> None:
+    lines = python(folder, "examples/train_without_engines.py").splitlines()
+    rewards = [float(line.split()[3]) for line in lines]
+    assert len(rewards) == 5 and rewards[0] < 0.2 and rewards[-1] > 0.9
+
+
 def test_a_weight_sync_is_planned(folder: Path) -> None:
     needed, crossing, bound, _ = python(folder, "examples/plan_weight_sync.py").splitlines()
     assert "engines need 244.4 GB" in needed
