@@ -1,11 +1,12 @@
 """The layers: which package may import which, and which engines it may touch."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.structure import imports
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,16 +66,6 @@ def modules() -> dict[str, Path]:
             inner = file.relative_to(ROOT / folder).with_suffix("").parts
             named[".".join((package, *inner)).removesuffix(".__init__")] = file
     return named
-
-
-def imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def layer(name: str) -> int:

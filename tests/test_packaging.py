@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.structure import imports
 from mrl.files import CONFIGS, shipped
-from tests.test_layers import ROOT, imports, modules
+from tests.test_layers import ROOT, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {
