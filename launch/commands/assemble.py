@@ -110,6 +110,7 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         for warning in config.warnings:
             log.warning(warning)
         print(inputs.dataset.report.text(), flush=True)
+        print(_starting(config), flush=True)
     with contextlib.ExitStack() as stack:
         with clock.phase("cluster"):
             stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
@@ -119,6 +120,12 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
         yield Parts(config, hybrid, reward_workers, inputs.dataset, inputs.tokenizer, clock)
+
+
+def _starting(config: Config) -> str:
+    """What the minute of silence that follows is spent on."""
+    world = config.training.layout.world_size
+    return f"starting Ray, {world} trainer ranks and {config.num_engines} engines on {world} slots"
 
 
 def reward_processes(

@@ -8,14 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mrl.samples import (
-    Group,
-    Prompt,
-    Sample,
-    Status,
-    Verdict,
-    VerdictKind,
-)
+from mrl.errors import CheckpointError
+from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 
 ARRAYS = {
     "prompt_tokens": np.int32,
@@ -34,7 +28,13 @@ def to_json(group: Group) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> Group:
-    return Group(prompt_at(value["prompt"]), tuple(_sample(s) for s in value["samples"]))
+    """The group of `to_json`'s value. CheckpointError where another release saved it, whose samples have other fields."""
+    try:
+        return Group(prompt_at(value["prompt"]), tuple(_sample(s) for s in value["samples"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's surplus groups were saved by another release of mrl ({error}); finish the run with that one"
+        ) from error
 
 
 def _sample(value: dict[str, Any]) -> Sample:

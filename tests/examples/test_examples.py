@@ -20,6 +20,7 @@ EXAMPLES = sorted(
 SCREEN = (
     r"data: rows: 180, validation_rows: 36, .*",
     r"data: read by reward functions alone: .*",
+    r"starting Ray, \d+ trainer ranks and \d+ engines on \d+ slots",
     r"all workers up and serving after [\d.]+ s \(.*\); logs in runs/reversed_words/logs/latest",
     r"step \d/2  .*\d s  \(\d+ min left\)",
 )

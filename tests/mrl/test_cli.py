@@ -1,5 +1,8 @@
 """The command's words: configuration may stand on both sides of an option; what nobody knows is refused."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +32,13 @@ def test_unknown_words_are_refused(words: list[str], capsys: pytest.CaptureFixtu
 def test_an_unknown_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", QUICKSTART, "--dry-run", "loop.step=7"]) == 2
     assert "steps" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    """As in `mrl settings | head -1`; here nobody reads at all."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "mrl.cli", "settings"]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -5,7 +5,9 @@ import datetime
 import json
 
 import numpy as np
+import pytest
 
+from mrl.errors import CheckpointError
 from mrl.loops.group_json import from_json, to_json
 from mrl.rewards.instructions.verifier import Check
 from mrl.samples import Group, Prompt, Verdict, VerdictKind
@@ -33,3 +35,12 @@ def test_a_group_comes_back_equal_to_the_last_bit() -> None:
     prompt = Prompt(3, scored.prompt_tokens, "1+1=", Check("no_commas", {}), metadata=row)
     group = Group(prompt, (scored, make_sample(3, 1, num_prompt=2, length=4)))
     assert same(group, from_json(json.loads(json.dumps(to_json(group))), {3: prompt}.__getitem__))
+
+
+def test_a_group_of_another_release_says_so() -> None:
+    sample = make_sample(3, 0, num_prompt=2, length=2)
+    prompt = Prompt(3, sample.prompt_tokens, "1+1=", "2")
+    value = to_json(Group(prompt, (sample,)))
+    value["samples"][0]["sampler_logprobs"] = value["samples"][0].pop("rollout_logprobs")
+    with pytest.raises(CheckpointError, match=r"another release.*sampler_logprobs"):
+        from_json(json.loads(json.dumps(value)), {3: prompt}.__getitem__)
