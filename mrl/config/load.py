@@ -54,10 +54,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _explain(problem: Any, origins: Origins) -> str:
     *above, key = [str(part) for part in problem["loc"]] or [""]
     section, parts = section_at(above)
+    holder, setting = (section_at(above[:-1])[0], above[-1]) if key.isdigit() and above else (section, key)
     path, value = ".".join([*parts, key]), problem["input"]
-    origin = _origin(path, origins)
-    if section and (new := renamed(section, key, value)):
-        old = repr(value) if key in section.model_fields else "the setting"
+    origin = _origin(path, origins) or (_origin(".".join(parts), origins) if key.isdigit() else "")
+    if holder and (new := renamed(holder, setting, value)):
+        old = repr(value) if setting in holder.model_fields else "the setting"
         return f"{path}: {old} is renamed to {new}{origin}"
     if problem["type"] == "extra_forbidden":
         return f"{path}: unknown key{origin}{answer(key) or _nearest(key, section)}"

@@ -8,7 +8,7 @@ from mrl.config.sections.algorithm import AlgorithmSection, KlSection
 from mrl.config.sections.base import Section
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.loop import LoopSection
-from mrl.config.sections.reward import RewardPart, RewardSection, RewardSpec
+from mrl.config.sections.reward import MathsRules, RewardPart, RewardSection, RewardSpec
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.shaping import FilterSection, ShapingSection
 from mrl.config.sections.sync import SyncSection
@@ -25,6 +25,8 @@ RENAMED: dict[type[Section], dict[str, str]] = {
         "max_unjudged_fraction": "max_no_reward_fraction",
     },
     **{key: {"lowest": "min_reward", "unjudged_alarm": "no_reward_alarm"} for key in _REWARD},
+    MathsRules: {"several": "on_conflict"},
+    RewardSection: {"pool_workers": "workers", "lowest": "min_reward", "unjudged_alarm": "no_reward_alarm"},
     RolloutSection: {
         "compiled": "enforce_eager, which says the opposite: compiled: false is enforce_eager: true",
         "memory_fraction": "gpu_memory_utilization",
@@ -38,6 +40,7 @@ RENAMED: dict[type[Section], dict[str, str]] = {
 
 RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
     **{key: {("truncated", "judge"): "score", ("truncated", "lowest"): "min_reward"} for key in _REWARD},
+    MathsRules: {("extraction", "hashes"): "gsm8k", ("extraction", "whole"): "whole_response"},
     AlgorithmSection: {
         ("old_logprobs", "sampler"): "rollout",
         (

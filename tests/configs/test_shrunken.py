@@ -48,7 +48,7 @@ data:
   validation: null
   format: auto
   max_prompt_tokens: 16
-reward: {{kind: plugin, path: "{folder}/verifier.py:compute_score", style: verl, pool_workers: 1}}
+reward: {{kind: plugin, path: "{folder}/verifier.py:compute_score", style: verl, workers: 1}}
 algorithm:
   minibatches: 1
   shaping:

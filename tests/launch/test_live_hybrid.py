@@ -75,7 +75,7 @@ def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) 
     config, hybrid = live
     hybrid.rest()
     reward = RewardSection.model_validate(
-        {"kind": "plugin", "style": "verl", "path": f"{REWARDS}:{reward}", "pool_workers": 1}
+        {"kind": "plugin", "style": "verl", "path": f"{REWARDS}:{reward}", "workers": 1}
     )
     config = Config.model_validate(
         config.model_dump() | {"reward": reward.model_dump(), "loop": config.loop.model_dump() | loop}

@@ -31,7 +31,7 @@ model:
   max_length: 16
   new: {{num_layers: 2, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4, expert_size: 32}}
 data: {{train: {folder}/data/train.jsonl, max_prompt_tokens: 8}}
-reward: {{kind: maths, maths: {{extraction: [whole], symbolic: false}}, pool_workers: 1}}
+reward: {{kind: maths, maths: {{extraction: [whole_response], symbolic: false}}, workers: 1}}
 training:
   layout: {{ep: 2, dp: 2}}
   dtype: float32

@@ -14,14 +14,15 @@ Style = Literal["native", "verl", "trl", "openrlhf"]
 class MathsRules(Section):
     """What counts as the final answer and which forms are equal."""
 
-    extraction: tuple[Literal["boxed", "hashes", "answer", "whole", "last_number"], ...] = (
+    extraction: tuple[Literal["boxed", "gsm8k", "answer", "whole_response", "last_number"], ...] = (
         "boxed",
-        "hashes",
+        "gsm8k",
         "answer",
-        "whole",
+        "whole_response",
     )
-    """Places a final answer may stand in, tried in this order."""
-    several: Literal["wrong", "last"] = "wrong"
+    """Places a final answer may stand in, tried in this order: \\boxed{}, behind GSM8K's ####, behind "the answer is", all of
+    the response, the last number in it."""
+    on_conflict: Literal["wrong", "last"] = "wrong"
     """A response with different final answers in the same place: wrong, or the last one counts."""
     percent: Literal["ignore", "value", "wrong"] = "ignore"
     """A percent sign in the answer is dropped, divides by 100, or makes the answer wrong unless the ground
@@ -116,7 +117,7 @@ class RewardPart(Section):
     memory_mib: int = Field(default=2048, ge=128)
     """Private memory of a reward worker."""
     workers: int | None = Field(default=None, ge=1)
-    """Processes for this verifier; by default the pool's number."""
+    """Processes for this verifier; by default `reward.workers`."""
     concurrency: int = Field(default=64, ge=1)
     """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code
     services."""
@@ -165,8 +166,8 @@ class RewardSection(RewardSpec):
 
     domains: dict[str, RewardSpec] = {}
     """The verifier of each domain; a domain that is not named here has the verifier above."""
-    pool_workers: int = Field(default=2, ge=1)
-    """Processes per kind of work (on each node that has any)."""
+    workers: int = Field(default=2, ge=1)  # type: ignore[assignment] a part without a number has this one
+    """Processes for each kind of work (on each node that has any), where a part says no other number."""
     nodes: Literal["driver", "all"] = "driver"
     """Reward processes run on the driver's node, or on every node of the run, each with its share of the
     prompts."""

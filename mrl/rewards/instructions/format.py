@@ -9,7 +9,7 @@ from mrl.rewards.contract import Request, RewardKind, Stage, scored
 from mrl.rewards.maths.answers import final_answer
 from mrl.samples import Verdict
 
-_PLACES = MathsRules(extraction=("boxed", "hashes", "answer"))
+_PLACES = MathsRules(extraction=("boxed", "gsm8k", "answer"))
 
 
 def verify_format(response: str, rules: FormatRules) -> Verdict:

@@ -45,9 +45,9 @@ def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
     if any(len(text) > rules.max_answer_chars for text in candidates):
         return Answer(None, f"final answer longer than {rules.max_answer_chars} characters ({place})")
     answers = list(dict.fromkeys(tidy(text) for text in candidates))
-    if len(answers) > 1 and rules.several == "wrong":
+    if len(answers) > 1 and rules.on_conflict == "wrong":
         return Answer(None, f"{len(answers)} different final answers ({place})")
-    answer = answers[-1] if rules.several == "wrong" else tidy(candidates[-1])
+    answer = answers[-1] if rules.on_conflict == "wrong" else tidy(candidates[-1])
     return Answer(answer) if answer else Answer(None, f"empty final answer ({place})")
 
 
@@ -84,7 +84,7 @@ def _braced(text: str, start: int, limit: int) -> str | None:
     return text[start:end] if end == start + limit + 1 else None
 
 
-def _hashes(text: str, rules: MathsRules) -> list[str]:
+def _gsm8k(text: str, rules: MathsRules) -> list[str]:
     return _rests_of_lines(text, [match.end() for match in re.finditer("####", text)], rules)
 
 
@@ -105,7 +105,7 @@ def _last_number(text: str, rules: MathsRules) -> list[str]:
     return [candidates[-1].rstrip(",")] if candidates else []
 
 
-def _whole(text: str, rules: MathsRules) -> list[str]:
+def _whole_response(text: str, rules: MathsRules) -> list[str]:
     """The response itself, where it is nothing but a number."""
     text = text.strip()
     if not text or len(text) > rules.max_answer_chars or "\n" in text:
@@ -115,8 +115,8 @@ def _whole(text: str, rules: MathsRules) -> list[str]:
 
 _PLACES = {
     "boxed": _boxed,
-    "hashes": _hashes,
+    "gsm8k": _gsm8k,
     "answer": _answer,
     "last_number": _last_number,
-    "whole": _whole,
+    "whole_response": _whole_response,
 }

@@ -19,7 +19,7 @@ from mrl.samples import Verdict
 NAME = "maths"
 VERSION = "1"
 
-_LAST_BOX = {"extraction": ("boxed",), "several": "last"}
+_LAST_BOX = {"extraction": ("boxed",), "on_conflict": "last"}
 
 _exact_ground_truth = functools.lru_cache(maxsize=4096)(exact_number)
 

@@ -47,10 +47,10 @@ def test_no_single_final_answer(response: str) -> None:
 
 
 def test_rules_choose_places_and_the_last_of_several() -> None:
-    last = MathsRules(several="last")
+    last = MathsRules(on_conflict="last")
     assert final_answer("\\boxed{1} \\boxed{2}", last).text == "2"
     assert final_answer("it is 3, no, 4 apples", MathsRules(extraction=("last_number",))).text == "4"
-    assert final_answer("\\boxed{3}\n#### 4", MathsRules(extraction=("hashes", "boxed"))).text == "4"
+    assert final_answer("\\boxed{3}\n#### 4", MathsRules(extraction=("gsm8k", "boxed"))).text == "4"
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_code_in_the_pool(make_pair: Any, score_all: Any) -> None:
-    section = RewardSection(kind="code", pool_workers=2)
+    section = RewardSection(kind="code", workers=2)
     response = "```python\ndef add(a, b):\n    return a + b\n```"
     with RewardPool(section) as pool:
         score_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
@@ -200,7 +200,7 @@ def test_code_in_the_pool(make_pair: Any, score_all: Any) -> None:
 def test_throughput(make_pair: Any, score_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """20 short tasks a second on two free cores; not in CI, because a busy machine would decide."""
     response = "```python\ndef add(a, b):\n    return a + b\n```"
-    with RewardPool(RewardSection(kind="code", pool_workers=2)) as pool:
+    with RewardPool(RewardSection(kind="code", workers=2)) as pool:
         score_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
         start = time.monotonic()
         score_all(pool, [make_pair(n, response, ADD) for n in range(200)])

@@ -92,7 +92,7 @@ def service() -> Iterator[tuple[str, type[Service]]]:
 
 def section(url: str, **fields: Any) -> RewardSection:
     return RewardSection(
-        kind="code_service", path=url, code=CodeRules(seconds=3.0), pool_workers=1, **{"retries": 0, **fields}
+        kind="code_service", path=url, code=CodeRules(seconds=3.0), workers=1, **{"retries": 0, **fields}
     )
 
 

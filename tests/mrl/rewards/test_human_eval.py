@@ -59,7 +59,7 @@ def test_canonical_solutions_are_accepted_and_wrong_programs_are_not(
         for position, program in enumerate(programs):
             response = f"```python\n{program}\n```"
             pairs.append(make_pair(number, response, task, sample_index=position))
-    section = RewardSection(kind="code", code=RULES, pool_workers=2, deadline_seconds=60.0)
+    section = RewardSection(kind="code", code=RULES, workers=2, deadline_seconds=60.0)
     with RewardPool(section) as pool:
         verdicts = score_all(pool, pairs, seconds=240.0)
     rejected = [row["task_id"] for n, row in enumerate(rows) if verdicts[f"{n}.0"].value != 1.0]

@@ -55,7 +55,7 @@ def test_a_kind_is_one_class_and_one_registration(
     make_pair: Any, score_all: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, "vowels", Vowels)
-    section = VowelSection.model_validate({"kind": "vowels", "vowels": {"each": 2.0}, "pool_workers": 1})
+    section = VowelSection.model_validate({"kind": "vowels", "vowels": {"each": 2.0}, "workers": 1})
     truths = [parse_ground_truth(raw, domain="x", section=section, place="f:1") for raw in ("2", 5)]
     with pytest.raises(DataError, match="f:1: 'two' is no number of vowels"):
         parse_ground_truth("two", domain="x", section=section, place="f:1")

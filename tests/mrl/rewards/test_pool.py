@@ -22,7 +22,7 @@ PLUGINS = str(Path(__file__).with_name("plugins_for_tests.py"))
 
 
 def plugin(name: str, **fields: Any) -> RewardSection:
-    return RewardSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"pool_workers": 1, **fields})
+    return RewardSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"workers": 1, **fields})
 
 
 def test_maths_verdicts_by_both_stages(make_pair: Any, score_all: Any) -> None:
@@ -42,13 +42,13 @@ def test_maths_verdicts_by_both_stages(make_pair: Any, score_all: Any) -> None:
 def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(make_pair: Any) -> None:
     """12 samples that hang for the whole deadline among 200: exact verdicts before them, and each hang ends one worker."""
     section = RewardSection(
-        kind="plugin", path=f"{PLUGINS}:dies_of", deadline_seconds=0.5, retries=0, pool_workers=2
+        kind="plugin", path=f"{PLUGINS}:dies_of", deadline_seconds=0.5, retries=0, workers=2
     )
     both = RewardSection(
         kind="maths",
         domains={"hanging": section.model_copy(update={"domains": {}})},
         retries=0,
-        pool_workers=2,
+        workers=2,
     )
     with RewardPool(both) as pool:
         warm = make_pair(9999, "1", "1", domain="hanging")
@@ -341,9 +341,7 @@ def test_a_plugin_edited_during_a_run_does_not_change_the_run(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def score(request): return 1.0\n")
-    section = RewardSection(
-        kind="plugin", path=f"{file}:score", tasks_per_worker=1, pool_workers=1, retries=0
-    )
+    section = RewardSection(kind="plugin", path=f"{file}:score", tasks_per_worker=1, workers=1, retries=0)
     with RewardPool(section) as pool:
         assert score_all(pool, [make_pair(0, "x", "1")])["0.0"].value == 1.0
         file.write_text("def score(request): return 2.0\n")
@@ -410,7 +408,7 @@ def hanging(n: int) -> str:
 def test_symbolic_samples_that_hang_are_wrong_and_cost_their_deadline(make_pair: Any, score_all: Any) -> None:
     pairs = [make_pair(n, hanging(n), "x+1") for n in range(3)]
     pairs += [make_pair(10 + n, f"\\boxed{{1+x+{n}}}", f"x+{n + 1}") for n in range(5)]
-    with RewardPool(RewardSection(kind="maths", deadline_seconds=0.5, pool_workers=1)) as pool:
+    with RewardPool(RewardSection(kind="maths", deadline_seconds=0.5, workers=1)) as pool:
         verdicts = score_all(pool, pairs)
         counts = pool.counts()
     assert [verdicts[f"{n}.0"].value for n in range(3)] == [0.0] * 3
@@ -422,7 +420,7 @@ def test_symbolic_samples_that_hang_are_wrong_and_cost_their_deadline(make_pair:
 @pytest.mark.slow
 def test_throughput_and_delays(make_pair: Any, score_all: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The rates of the recipe on two free cores; not in CI, because a busy machine would decide."""
-    with RewardPool(RewardSection(kind="maths", pool_workers=2)) as pool:
+    with RewardPool(RewardSection(kind="maths", workers=2)) as pool:
         score_all(
             pool,
             [
@@ -439,7 +437,7 @@ def test_throughput_and_delays(make_pair: Any, score_all: Any, capsys: pytest.Ca
             pool, [make_pair(n, f"\\boxed{{{n}+2\\sqrt{{3}}}}", f"{n}+\\sqrt{{12}}") for n in range(400)]
         )
         symbolic = 400 / (time.monotonic() - start)
-    section = RewardSection(kind="maths", deadline_seconds=2.0, pool_workers=2)
+    section = RewardSection(kind="maths", deadline_seconds=2.0, workers=2)
     with RewardPool(section) as pool:
         score_all(pool, [make_pair(-1, "#### 1", "1"), make_pair(-2, "\\boxed{1+x}", "x+1")])
         start = time.monotonic()
