@@ -4,8 +4,8 @@ Consumes: a microbatch's new log-probs and entropies (or values), its arrays, an
 this microbatch's share of the step's loss (shares are added over microbatches and ranks) and metrics of the same kind.
 Not its business: forward passes, gradients, optimizer, coefficients' movement (controllers.AlgorithmState).
 
-Every objective is called with [N] tensors of one packed microbatch and its Segments. Its inputs are checked at its
-door, all at once, so that the host waits for the device one single time; it raises NotFiniteError there.
+Every objective is called with [N] tensors of one packed microbatch and its Segments. Its inputs are checked where
+they enter, all at once, so that the host waits for the device one single time; it raises NotFiniteError there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokens of one packed batch: whose they are, and the door where their values are checked, once.
+"""The tokens of one packed batch: whose they are, and the one place where their values are checked.
 
 Owns sums over sequences, the wording of refusals, and what metrics are divided by. Knows no rewards and no losses.
 

@@ -1,4 +1,4 @@
-"""A small task and a random tiny model, made once for all tests of the launch room."""
+"""A small task and a random tiny model, made once for all tests of launch."""
 
 from pathlib import Path
 

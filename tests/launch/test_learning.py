@@ -65,7 +65,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
     strangers = [line for line in screen.splitlines() if not line.startswith("sft")]
     assert not strangers, f"lines that are not ours: {strangers[:5]}"
     for rank in range(2):
-        assert (folder / f"runs/quickstart/logs/sft-start/rank-{rank}.log").stat().st_size
+        assert (folder / f"runs/quickstart/logs/sft/rank-{rank}.log").stat().st_size
     config = load([quickstart], [*words, f"model.path={folder}/sft"])
     with (
         cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),

@@ -312,7 +312,7 @@ class CountHostSynchronisations(TorchFunctionMode):
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_the_host_waits_for_the_device_once_a_microbatch(name, correction, batch) -> None:
-    """Inputs are checked at the door and nowhere else, whatever the loss, its terms and its corrections."""
+    """Inputs are checked where they enter and nowhere else, whatever the loss, its terms and its corrections."""
     packed = batch.packed()
     section = AlgorithmSection.model_validate(
         EVERYTHING | {"loss": {"name": name}, "correction": {"kind": correction}}
