@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
-PACKAGES := bubblewrap shellcheck slurm-wlm munge
+PACKAGES := bubblewrap shellcheck slurm-wlm munge nodejs
 
 .PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow gpu-smoke lint docs lock setup system-packages clean
 
@@ -27,7 +27,7 @@ setup: .venv/installed
 	$(BIN)/python -m compileall -q $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
 	touch $@
 
-# Debian packages for the tests of the sandbox and of Slurm; a plain user is told what is missing.
+# Debian packages: for the tests of the sandbox and of Slurm, and what pyright runs on; a plain user is told what is missing.
 system-packages:
 	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ]; then \
@@ -59,7 +59,7 @@ test: setup system-packages
 gpu-smoke:
 	$(BIN)/python -m mrl.launch.gpu_smoke
 
-lint: setup
+lint: setup system-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell $$(git ls-files)
