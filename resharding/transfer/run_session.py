@@ -86,9 +86,7 @@ def run_session(
         ranks.together(lambda: [feed.sender.open(session, feed.content, lease=lease) for feed in feeds])
         ranks.together(lambda: _connect(senders, session, mesh))
         moved = move()
-        proving = time.monotonic()
-        proofs = prove() if session.full else [None] * len(senders)
-        proving = time.monotonic() - proving
+        proofs, proving = _timed(prove) if session.full else ([None] * len(senders), 0.0)
         verified = ranks.together(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
         mark = time.monotonic()
         ranks.together(lambda: [sender.commit() for sender in senders])
@@ -107,6 +105,12 @@ def run_session(
         wait_seconds=max((sender.wait_seconds for sender in senders), default=0.0),
         receiver_seconds=_longest([v.seconds for v in verified]),
     )
+
+
+def _timed(prove: Callable[[], Sequence[str]]) -> tuple[Sequence[str], float]:
+    """The proofs and the seconds that they took."""
+    started = time.monotonic()
+    return prove(), time.monotonic() - started
 
 
 def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMesh | None) -> None:

@@ -189,7 +189,7 @@ def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_boun
         assert {"pack", "exchange", "wait", "unpack", "process", "commit", "moving"} <= set(run["seconds"])
         assert len(run["every_moving"]) == 2 and min(run["every_moving"]) > 0
         assert run["peak_extra_bytes"]["total"] >= 2 * report["bucket_bytes"]
-        assert (run["seconds"]["prove"] > 1e-5) == (run["verify"] == "full")
+        assert (run["seconds"]["prove"] > 0) == (run["verify"] == "full")
         assert run["gb_per_second"] > 0 and run["times_plain_copy"] > 0 and run["plan_seconds"] > 0
     moved = runs["planned", "off"]["bytes"]
     assert moved["local"] + moved["in_node"] + moved["across_nodes"] == report["bytes_needed"] > 0

@@ -184,7 +184,7 @@ def test_a_session_that_is_not_full_is_committed_without_a_proof() -> None:
         target=lambda: slot.receiver.receive(session, WholeTensors(slot.storage), Windows(slot.storage))
     )
     thread.start()
-    assert slot.weight_sync.send(session)["prove_seconds"] < 1e-3
+    assert slot.weight_sync.send(session)["prove_seconds"] == 0
     thread.join(60)
     assert slot.outcome(0) == (True, None)
     slot.close()
