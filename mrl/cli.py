@@ -28,12 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parse(arguments)
     try:
-        code = options.run(options)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # `mrl settings | head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return options.run(options)
     except (ConfigError, DataError) as error:
         print(f"mrl: {error}", file=sys.stderr)
         return 2
@@ -127,6 +122,15 @@ def _load(options: argparse.Namespace):
     return load(*split_arguments(options.config))
 
 
+def _answer(text: str) -> int:
+    """Prints what a command was asked for; a reader that leaves early (`mrl settings | head`) has what it wanted."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
 def _train(options: argparse.Namespace) -> int:
     config = _load(options)
     if options.dry_run:
@@ -168,8 +172,7 @@ def _make(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from mrl.observe.metrics_log import curves
 
-    print(curves(options.folder))
-    return 0
+    return _answer(curves(options.folder))
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -198,8 +201,7 @@ def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.report import capacity_report
 
     report = capacity_report(_load(options), load_hardware(options.hardware))
-    print(json.dumps(report.tree, indent=1) if options.json else report.table())
-    return 0
+    return _answer(json.dumps(report.tree, indent=1) if options.json else report.table())
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -211,15 +213,13 @@ def _bench(options: argparse.Namespace) -> int:
         raise ConfigError(f"mrl bench measures 'step' (mrl bench step CONFIG...), not {options.config[0]!r}")
     options.config = options.config[1:]
     figures = bench_step(_load(options), num_steps=options.steps)
-    print(json.dumps(figures, indent=1) if options.json else table(figures))
-    return 0
+    return _answer(json.dumps(figures, indent=1) if options.json else table(figures))
 
 
 def _settings(options: argparse.Namespace) -> int:
     from mrl.config.describe import describe
 
-    print(describe(options.path))
-    return 0
+    return _answer(describe(options.path))
 
 
 if __name__ == "__main__":
