@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def gather(number: int, folder: str) -> NodeFacts:
     return NodeFacts(
         number=number,
         host=socket.gethostname(),
-        versions=_versions() | driver,
+        versions={"python": platform.python_version()} | installed_versions(PACKAGES) | driver,
         memory_bytes=psutil.virtual_memory().available,
         shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
         disk_bytes=free,
@@ -120,14 +121,15 @@ def write_speed(folder: Path) -> float:
         return PROBE_BYTES / max(1e-6, time.monotonic() - start)
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions by name; a package that is not installed is left out."""
+    versions = {}
+    for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _gpus() -> tuple[tuple[float, ...], dict[str, str]]:

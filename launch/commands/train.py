@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import time
 from pathlib import Path
 
 from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.errors import MrlError, WorkerLost
+from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.stopping import StopSignals
@@ -32,7 +32,7 @@ def train(config: Config) -> int:
     signals = StopSignals()
     try:
         with signals:
-            folder.write_config(dump(config), _versions())
+            folder.write_config(dump(config), installed_versions(PACKAGES))
             logs = _log_folder(folder)
             exports = Exports(config.export, folder.path, run_name=config.run.name)
             with contextlib.closing(exports):
@@ -104,13 +104,3 @@ def _log_folder(folder: RunFolder) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(attempt.name)
     return attempt
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
