@@ -1,6 +1,6 @@
 """The hybrid engine: trainer ranks and engines on the same slots, and the weight sync between them.
 
-| moment | trainer | engines |
+| stage | trainer | engines |
 |---|---|---|
 | generate | all of it off-loaded | awake, serve version v |
 | train | on the slot: forward, update, checkpoint | asleep |
