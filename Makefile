@@ -1,6 +1,7 @@
 # make help lists the targets
 SHELL := /bin/bash
-PYTHON ?= python3.11
+# python3.12, where one runs; pyenv's own where its global version is another
+PYTHON ?= $(shell for p in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false

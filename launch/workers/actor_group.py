@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mrl.config.root import Config
 from mrl.errors import MrlError, WorkerLost
@@ -37,7 +37,7 @@ S = TypeVar("S", bound=Sized)
 T = TypeVar("T", bound=Sized)
 
 
-class ActorGroup(Generic[A]):
+class ActorGroup[A: Actor]:
     """Actors that are never restarted; number i is `<kind> i`.
 
     What an actor shall do is given as a function of it (`TrainActor.send`, or a lambda), so that a checker compares arguments
@@ -146,7 +146,7 @@ class ActorGroup(Generic[A]):
         return results
 
 
-def wait_all(
+def wait_all[R](
     calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float, clock: PhaseClock
 ) -> dict[str, R]:
     """Results of remote calls by worker name ("trainer rank 1", "engine 0"); the clock counts what was spent waiting.

@@ -34,7 +34,14 @@ class GroupedExperts(MegatronModule):
     expert's width divided by the expert tensor parallel size; H the hidden size.
     """
 
-    def __init__(self, num_local_experts: int, config: TransformerConfig, *, pg_collection: Any) -> None:
+    def __init__(
+        self,
+        num_local_experts: int,
+        config: TransformerConfig,
+        *,
+        pg_collection: Any,
+        name: str | None = None,
+    ) -> None:
         super().__init__(config=config)
         self.num_local_experts = num_local_experts
         self.ep_group, self.tp_group, self.dp_group = (

@@ -3,6 +3,8 @@ config says it all."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -45,6 +47,7 @@ def _layer_spec(config: TransformerConfig, layer: int, device: torch.device) -> 
     elif config.qk_layernorm:
         attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
     if is_moe:
-        parts.mlp.submodules.router = RecordingRouter
-        parts.mlp.submodules.experts = ModuleSpec(GroupedExperts)
+        moe = parts.mlp.keywords["submodules"]
+        own = dataclasses.replace(moe, router=RecordingRouter, experts=GroupedExperts)
+        parts.mlp = functools.partial(parts.mlp, submodules=own)
     return spec

@@ -57,11 +57,15 @@ class _InProcessSave(TorchDistSaveShardedStrategy):
     def __init__(self) -> None:
         super().__init__("torch_dist", 1, thread_count=1)
 
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
+    def async_save(
+        self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore"
+    ) -> AsyncRequest:
         filesystem_async._results_queue = queue.Queue()  # type: ignore[assignment] instead of a manager process
-        return super().async_save(sharded_state_dict, checkpoint_dir)
+        return super().async_save(sharded_state_dict, checkpoint_dir, "mcore")
 
-    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any) -> AsyncRequest:
+    def _get_save_and_finalize_callbacks(
+        self, writer: Any, save_state_dict_ret: Any, async_strategy: str
+    ) -> AsyncRequest:
         metadata = save_state_dict_ret[1]
         return AsyncRequest(
             functools.partial(_write, writer), (), [functools.partial(_finish, writer, metadata)]
