@@ -1,6 +1,6 @@
 """What a config.json says about the rotary embedding (arXiv 2104.09864), YaRN included (arXiv 2309.00071).
 
-The angles themselves are computed in megatron/rotary.py; this module imports no engine.
+The angles themselves are computed in kernels/rotary.py; this module imports no engine.
 """
 
 from __future__ import annotations

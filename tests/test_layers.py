@@ -17,6 +17,7 @@ LAYERS = [
     [
         "mrl.algorithms",
         "mrl.rewards",
+        "mrl.models.kernels",
         "mrl.models.megatron",
         "mrl.resharding.planner",
         "mrl.training.platform",
@@ -114,6 +115,7 @@ PURE = {
     "mrl.observe": ("ray", "vllm", "megatron"),
     "mrl.capacity": ("ray", "vllm", "megatron"),
     "mrl.models": ("ray", "vllm", "megatron", "torch"),
+    "mrl.models.kernels": ("ray", "vllm", "megatron"),
     "mrl.resharding.planner": ("ray", "vllm", "megatron", "torch"),
 }
 """What a package does not load, folders with a line of their own in LAYERS left out."""

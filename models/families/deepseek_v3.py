@@ -191,7 +191,7 @@ def _attention_fields(hf: HfConfig) -> dict[str, Any]:
         "qk_pos_emb_head_dim": field(hf, "qk_rope_head_dim"),
         "v_head_dim": field(hf, "v_head_dim"),
         # Of the rotary settings Megatron uses these two, for the softmax scale; the angles are
-        # megatron/rotary.py's.
+        # kernels/rotary.py's.
         "rope_type": "rope",
         "rotary_scaling_factor": yarn.get("factor", 1.0),
         "mscale_all_dim": yarn.get("mscale_all_dim") or 0.0,

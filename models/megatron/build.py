@@ -19,9 +19,9 @@ from torch import Tensor
 from mrl.config.sections.training import TrainingSection
 from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
+from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.models.megatron.layer_specs import block_spec
-from mrl.models.megatron.rotary import RotaryTable
 
 
 class PackedModel(GPTModel):

@@ -3,8 +3,8 @@ Engine.
 
 Megatron's own forms need Transformer Engine, or call one expert after the other: with 128 experts a layer is
 then hundreds of small kernels. Here the rank's experts are two parameters, one expert's rows after another's,
-and tokens arrive sorted by expert. Routing and the exchange of tokens are Megatron's. Checkpoints are those
-of its sequential experts.
+and tokens arrive sorted by expert; what is computed is in models/kernels/experts.py. Routing and the exchange
+of tokens are Megatron's. Checkpoints are those of its sequential experts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import functools
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.module import MegatronModule
@@ -21,10 +20,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mrl.errors import ConfigError
+from mrl.models.kernels.experts import ALIGNED_BYTES, grouped_swiglu
 from mrl.models.layout import divide
-
-_ALIGNED_BYTES = 16
-"""What torch.nn.functional.grouped_mm asks of the length of a row."""
 
 
 class GroupedExperts(MegatronModule):
@@ -53,9 +50,9 @@ class GroupedExperts(MegatronModule):
         assert config.moe_ffn_hidden_size is not None
         self.inner = divide(config.moe_ffn_hidden_size, self.tp_group.size(), what="expert width over etp")
         for what, size in (("hidden size", hidden), ("expert width on a rank", self.inner)):
-            if size * dtype.itemsize % _ALIGNED_BYTES:
+            if size * dtype.itemsize % ALIGNED_BYTES:
                 raise ConfigError(
-                    f"{what} {size} in {dtype}: grouped products need rows of a multiple of {_ALIGNED_BYTES} bytes"
+                    f"{what} {size} in {dtype}: grouped products need rows of a multiple of {ALIGNED_BYTES} bytes"
                 )
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
         self.weight1 = _weight(num_local_experts * 2 * self.inner, hidden, dtype, device, dim=0)
@@ -67,12 +64,9 @@ class GroupedExperts(MegatronModule):
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         """hidden [n, H] sorted by expert, tokens_per_expert [E], probs [n] -> [n, H], each token weighted by
         its prob."""
-        ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32)
-        first = self.weight1.view(self.num_local_experts, 2 * self.inner, -1).transpose(1, 2)
-        second = self.weight2.view(self.num_local_experts, -1, self.inner).transpose(1, 2)
-        gate, up = functional.grouped_mm(hidden, first, offs=ends).chunk(2, dim=-1)
-        inner = (functional.silu(gate) * up * probs.unsqueeze(-1)).to(hidden.dtype)
-        return functional.grouped_mm(inner, second, offs=ends), None
+        first = self.weight1.view(self.num_local_experts, 2 * self.inner, -1)
+        second = self.weight2.view(self.num_local_experts, -1, self.inner)
+        return grouped_swiglu(hidden, first, second, tokens_per_expert, probs), None
 
     def backward_dw(self) -> None:
         """Megatron's experts may put gradients of weights off; these do not."""

@@ -19,13 +19,14 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
+from mrl.models.kernels.rotary import rotate_pairs
 from mrl.models.megatron.packed_segments import PackedSegments
-from mrl.models.megatron.rotary import rotate_pairs
 
 
 class PackedLatentAttention(MLASelfAttention):
     """Queries, keys and values of all segments at once; projections, norms and output are Megatron's."""
 
+    q_layernorm: Any
     kv_layernorm: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

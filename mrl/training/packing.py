@@ -12,7 +12,7 @@ import dataclasses
 
 import numpy as np
 
-from mrl.models.megatron.zigzag import padded, token_multiple
+from mrl.models.kernels.zigzag import padded, token_multiple
 from mrl.samples import TrainBatch
 
 

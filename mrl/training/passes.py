@@ -30,11 +30,11 @@ from torch import Tensor
 from mrl.algorithms.tokens import NotFiniteError, Segments
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
+from mrl.models.kernels.zigzag import kept
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron.build import Chunks, PackedModel
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
-from mrl.models.megatron.zigzag import kept
 from mrl.samples import TrainBatch
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from mrl.models.kernels.buckets import bucket_length, plan_buckets
+from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.megatron.packed_attention import PackedAttention
-from mrl.models.megatron.packed_segments import bucket_length, pack_segments, plan_buckets
-from mrl.models.megatron.rotary import RotaryTable
+from mrl.models.megatron.packed_segments import pack_segments
 from mrl.models.rope import Rope
 
 CONFIG = types.SimpleNamespace(kv_channels=8, multi_latent_attention=False)

@@ -12,7 +12,7 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
 
 from mrl.models import rope
-from mrl.models.megatron.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
+from mrl.models.kernels.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
 
 PUBLISHED = json.loads(
     (Path(__file__).parents[2] / "configs/models/DeepSeek-V3/config.json").read_text(encoding="utf-8")

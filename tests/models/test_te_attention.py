@@ -7,9 +7,9 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.megatron.packed_attention import FusedPackedAttention, PackedAttention, core_attention
 from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
-from mrl.models.megatron.rotary import RotaryTable
 from mrl.models.rope import Rope
 
 

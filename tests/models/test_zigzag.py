@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.models.megatron.packed_segments import pack_segments
-from mrl.models.megatron.rotary import RotaryTable
-from mrl.models.megatron.zigzag import kept, padded, token_multiple
-from mrl.models.rope import Rope
+from mrl.models.kernels.buckets import segment_buckets
+from mrl.models.kernels.zigzag import kept, padded, token_multiple
 
 
 @pytest.mark.parametrize("cp", [1, 2, 3, 8])
@@ -30,11 +28,10 @@ def test_a_padded_microbatch_splits_over_both_axes(tp: int, cp: int) -> None:
 def test_queries_and_gathered_keys_of_a_bucket_are_of_the_same_segments(cp: int) -> None:
     """Keys hold position j of a segment in slot j; each query's mask opens exactly the positions up to its own."""
     lengths = padded(np.random.default_rng(1).integers(1, 90, 20), cp)
-    rotary = RotaryTable(Rope(1e4, 8), max_length=128, dtype=torch.float32, device=torch.device("cpu"))
     ids = np.repeat(np.arange(len(lengths)), lengths) * 1000 + np.concatenate([np.arange(n) for n in lengths])
     gathered = torch.from_numpy(np.concatenate([ids[kept(lengths, cp=cp, rank=r)] for r in range(cp)]))
     for rank in range(cp):
-        packed = pack_segments(lengths, rotary=rotary, device=torch.device("cpu"), cp=cp, rank=rank)
+        packed = segment_buckets(lengths, dtype=torch.float32, device=torch.device("cpu"), cp=cp, rank=rank)
         own = torch.from_numpy(ids[kept(lengths, cp=cp, rank=rank)])
         keys = gathered[packed.keys.slot_tokens].split([a * b for a, b in packed.keys.shapes])
         queries = own[packed.queries.slot_tokens].split([a * b for a, b in packed.queries.shapes])

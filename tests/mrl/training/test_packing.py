@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.models.megatron.zigzag import token_multiple
+from mrl.models.kernels.zigzag import token_multiple
 from mrl.training.packing import count_microbatches, pack_microbatches, pack_samples, split_samples
 from mrl.training.routing import prefix_minimum
 from tests.tiny_models import random_batch

@@ -1,0 +1,86 @@
+"""Causal attention inside each of many packed segments, in torch alone.
+
+Segments are padded into a few buckets of equal length (buckets.py), and each bucket is one
+scaled-dot-product call: causal, so that padding at the end of a segment is never seen. Megatron's side is
+models/megatron/packed_attention.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from mrl.models.kernels.buckets import Buckets, SegmentBuckets
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, buckets: SegmentBuckets, *, scale: float
+) -> Tensor:
+    """query [N, H, D], key [M, G, D], value [M, G, V] -> [N, H x V]; heads H are a multiple of the groups G.
+
+    N are the tokens of `buckets.queries`, M those of `buckets.keys` (the same N tokens without context
+    parallelism). Values narrower than keys are padded to their width: of torch's kernels the fused ones want
+    one width, and the others hold all pairs of positions at once.
+    """
+    heads, width = query.shape[1], value.shape[2]
+    value = padded_to(value, query.shape[2])
+    parts = (_fill(buckets.queries, query), _fill(buckets.keys, key), _fill(buckets.keys, value))
+    outputs = []
+    for q, k, v, mask in zip(*parts, buckets.masks, strict=True):
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        outputs.append(out[..., :width].transpose(1, 2).reshape(-1, heads * width))
+    slots = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return _Scatter.apply(slots, buckets.queries.token_slots)
+
+
+def padded_to(values: Tensor, width: int) -> Tensor:
+    """Values [..., V] with zeros behind them up to `width`; as they are where they are as wide or wider."""
+    missing = width - values.shape[-1]
+    return functional.pad(values, (0, missing)) if missing > 0 else values
+
+
+def _fill(buckets: Buckets, tokens: Tensor) -> list[Tensor]:
+    """[N, H, D] -> one [segments, H, padded length, D] per bucket."""
+    slots = _Gather.apply(tokens, buckets.slot_tokens, buckets.token_slots)
+    parts = slots.split([rows * length for rows, length in buckets.shapes])
+    return [p.unflatten(0, shape).transpose(1, 2) for p, shape in zip(parts, buckets.shapes, strict=True)]
+
+
+class _Gather(torch.autograd.Function):
+    """rows[index], whose gradient is grad[inverse]: each row is used once, other uses carry zero gradient.
+
+    index_select's own backward adds rows one by one; a second gather is several times faster on CPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return grads[0].index_select(0, inverse), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    """slots[token_slots] -> tokens; the gradient of padding slots is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, slots: Tensor, token_slots: Tensor) -> Tensor:
+        ctx.save_for_backward(token_slots)
+        ctx.num_slots = slots.shape[0]
+        return slots.index_select(0, token_slots)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (token_slots,) = ctx.saved_tensors
+        grad = grads[0]
+        padded = grad.new_zeros((ctx.num_slots, *grad.shape[1:]))
+        padded[token_slots] = grad
+        return padded, None

@@ -1,0 +1,135 @@
+"""Buckets of equal length for attention over packed segments, computed from segment lengths once per
+microbatch. Torch alone; does not build batches (mrl/training/packing.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mrl.models.kernels.zigzag import kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Buckets:
+    """Where tokens stand in padded buckets. Bucket i holds `shapes[i] = (segments, padded length)`; slots of
+    all buckets follow one another."""
+
+    slot_tokens: Tensor
+    """[M] int64: the token in each slot; padding slots repeat token 0."""
+    token_slots: Tensor
+    """[N] int64: the slot of each token."""
+    shapes: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SegmentBuckets:
+    """The buckets of a microbatch's queries and keys, and what queries may see of the keys."""
+
+    queries: Buckets
+    """Of this rank's tokens."""
+    keys: Buckets
+    """Of the tokens of all context-parallel ranks, rank after rank; the queries' where there is one rank."""
+    masks: list[Tensor] | list[None]
+    """Per bucket what is added to the scores [segments, 1, queries, keys]: 0, or -inf for later keys and
+    padding. None where queries and keys are the same and plain causal attention will do."""
+
+
+def bucket_length(length: np.ndarray) -> np.ndarray:
+    """Padded length: the next multiple of 4 up to 32, then of an eighth to a quarter of the length.
+
+    >>> bucket_length(np.array([3, 4, 13, 33, 100])).tolist()
+    [4, 4, 16, 40, 112]
+    """
+    step = np.where(
+        length <= 32, 4, 2 ** np.maximum(2, np.floor(np.log2(np.maximum(length, 1))).astype(np.int64) - 2)
+    )
+    return -(-length // step) * step
+
+
+def plan_buckets(
+    lengths: np.ndarray, *, unit: int = 1
+) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
+    """(slot_tokens [M], token_slots [N], shapes) for segments of the given lengths; see Buckets.
+
+    Lengths are multiples of `unit`; buckets are those of lengths / unit, so that queries and keys fall into
+    the same.
+    """
+    padded = unit * bucket_length(lengths // unit)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    slot_tokens, shapes, base = [], [], 0
+    token_slots = np.zeros(int(starts[-1]), np.int64)
+    for size in np.unique(padded):
+        members = np.flatnonzero(padded == size)
+        columns = np.arange(size)
+        tokens = starts[members][:, None] + columns[None, :]
+        valid = columns[None, :] < lengths[members][:, None]
+        slots = base + np.arange(len(members) * size).reshape(len(members), size)
+        token_slots[tokens[valid]] = slots[valid]
+        slot_tokens.append(np.where(valid, tokens, 0).ravel())
+        shapes.append((len(members), int(size)))
+        base += len(members) * int(size)
+    return np.concatenate(slot_tokens), token_slots, tuple(shapes)
+
+
+def segment_buckets(
+    lengths: np.ndarray, *, dtype: torch.dtype, device: torch.device, cp: int = 1, rank: int = 0
+) -> SegmentBuckets:
+    """The buckets of segments of the given lengths [B], which follow one another; `rank` of `cp` has its
+    chunks of them.
+
+    Masks, with context parallelism only, are of `dtype` and hold all pairs of positions of each segment.
+    """
+    if cp == 1:
+        own = _on_device(*plan_buckets(lengths), device=device)
+        return SegmentBuckets(own, own, [None] * len(own.shapes))
+    queries = _on_device(*plan_buckets(lengths // cp, unit=2), device=device)
+    keys = _gathered_keys(lengths, cp=cp, device=device)
+    at = torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device)
+    return SegmentBuckets(queries, keys, _masks(queries, keys, at, dtype=dtype))
+
+
+def positions(lengths: np.ndarray, *, cp: int = 1, rank: int = 0) -> np.ndarray:
+    """[N] places inside their segments of the tokens that a rank keeps.
+
+    >>> positions(np.array([3, 2])).tolist()
+    [0, 1, 2, 0, 1]
+    """
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return (np.arange(len(starts)) - starts)[kept(lengths, cp=cp, rank=rank)]
+
+
+def _on_device(
+    slot_tokens: np.ndarray,
+    token_slots: np.ndarray,
+    shapes: tuple[tuple[int, int], ...],
+    *,
+    device: torch.device,
+) -> Buckets:
+    return Buckets(torch.from_numpy(slot_tokens).to(device), torch.from_numpy(token_slots).to(device), shapes)
+
+
+def _gathered_keys(lengths: np.ndarray, *, cp: int, device: torch.device) -> Buckets:
+    """Buckets of whole segments, whose tokens lie as they are gathered: rank after rank."""
+    slot_tokens, token_slots, shapes = plan_buckets(lengths, unit=2 * cp)
+    gathered = np.concatenate([kept(lengths, cp=cp, rank=rank) for rank in range(cp)])
+    return _on_device(np.argsort(gathered)[slot_tokens], token_slots[gathered], shapes, device=device)
+
+
+def _masks(queries: Buckets, keys: Buckets, positions: Tensor, *, dtype: torch.dtype) -> list[Tensor]:
+    """Slot j of a bucket's row is position j of its segment; a query at `positions` [N] sees it from there
+    on.
+
+    Padding of the queries has some token's position, so that it sees at least slot 0 and gives finite values.
+    """
+    own = positions[queries.slot_tokens].split([rows * length for rows, length in queries.shapes])
+    masks = []
+    for shape, (_, key_length), at in zip(queries.shapes, keys.shapes, own, strict=True):
+        later = torch.arange(key_length, device=at.device) > at.view(*shape, 1)
+        masks.append(
+            torch.zeros(later.shape, dtype=dtype, device=at.device).masked_fill_(later, -math.inf)[:, None]
+        )
+    return masks
