@@ -1,7 +1,7 @@
 """Where the tensors of a Hugging Face folder lie in the trainer's distributed checkpoint, whatever layout
 wrote it. Pure.
 
-Such a checkpoint holds whole tensors under Megatron's names (megatron-core 0.16.1,
+Such a checkpoint holds whole tensors under Megatron's names (megatron-core 0.19.2,
 `TransformerBlock.sharded_state_dict`): the layers of a model whose layers are all alike are one tensor with a
 leading axis, those of other models are tensors of their own, and a layer's experts are one tensor [experts,
 rows, columns]. Inside one layer and one expert, rows lie as in the name table of a single rank.

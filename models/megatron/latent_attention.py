@@ -33,6 +33,14 @@ class PackedLatentAttention(MLASelfAttention):
         super().__init__(*args, **kwargs)
         del self.rotary_pos_emb  # the microbatch brings its cosines and sines
 
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """The spec's own modules where queries are not compressed: no query has a norm there, and Megatron
+        0.19 would fuse one into their projection."""
+        if self.config.q_lora_rank is not None:
+            return super()._resolve_qk_norm_config(submodules)
+        names = ("linear_q_proj", "linear_kv_up_proj", "kv_layernorm")
+        return {name: getattr(submodules, name) for name in names}
+
     def get_query_key_value_tensors(
         self,
         hidden_states: Tensor,

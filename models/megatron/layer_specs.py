@@ -43,7 +43,10 @@ def _layer_spec(config: TransformerConfig, layer: int, device: torch.device) -> 
     attention.submodules.core_attention = core_attention(device)
     if config.multi_latent_attention:
         attention.module = PackedLatentAttention
-        attention.submodules.q_layernorm = attention.submodules.kv_layernorm = RMSNorm
+        attention.submodules.kv_layernorm = RMSNorm
+        # without a compressed query there is nothing to norm, and Megatron refuses a norm for it
+        is_compressed = getattr(config, "q_lora_rank", None) is not None
+        attention.submodules.q_layernorm = RMSNorm if is_compressed else None
     elif config.qk_layernorm:
         attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
     if is_moe:

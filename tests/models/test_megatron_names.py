@@ -113,10 +113,10 @@ def test_names_shapes_and_coordinates_equal_megatrons(hf, layout):
 class LocalSpecExperts(SequentialMLP):
     """As Megatron's local spec makes them."""
 
-    def __init__(self, num_local_experts, config, *, pg_collection):
+    def __init__(self, num_local_experts, config, *, pg_collection, name=None):
         spec = get_gpt_layer_local_spec(num_experts=8, normalization="RMSNorm")
-        parts = spec.submodules.mlp.submodules.experts.submodules
-        super().__init__(num_local_experts, config, parts, pg_collection)
+        experts = spec.submodules.mlp.keywords["submodules"].experts
+        super().__init__(num_local_experts, config, experts.keywords["submodules"], pg_collection, name=name)
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, ep=2), Layout(tp=4, ep=2, etp=2, dp=2)])

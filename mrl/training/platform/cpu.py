@@ -1,4 +1,4 @@
-"""Replaces what megatron-core 0.16.1 expects of CUDA, so that the same code runs without a GPU.
+"""Replaces what megatron-core expects of CUDA, so that the same code runs without a GPU.
 
 The one place that does so. `install()` is called explicitly by the worker, never at import, and refuses to
 run where CUDA exists. It changes torch and megatron for the whole process: call it only in processes that
@@ -147,21 +147,12 @@ def _patch_megatron() -> None:
     import megatron.core.tensor_parallel.random as rng
     import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
-    import megatron.core.transformer.multi_latent_attention as latent_attention
 
     _patch_uneven_collectives()
-    modules: Any = (grad_buffer, rng, moe_utils, dispatcher, latent_attention)
-    grad_buffer_, rng_, moe_utils_, dispatcher_, latent_attention_ = modules
+    modules: Any = (grad_buffer, rng, moe_utils, dispatcher)
+    grad_buffer_, rng_, moe_utils_, dispatcher_ = modules
     rng_._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     rng_._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-    if not hasattr(
-        moe_utils_, "te_general_gemm"
-    ):  # NameError without Transformer Engine when the router is fp32
-        moe_utils_.te_general_gemm = None
-    if not isinstance(
-        latent_attention_.TELinear, type
-    ):  # without Transformer Engine, but the import succeeds
-        latent_attention_.HAVE_TE = False
 
     def splits_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         """The original converts only CUDA tensors; all_to_all needs numbers."""
