@@ -86,38 +86,40 @@ class TrainerProof:
     def require_loaded(self, arrays: Sequence[torch.Tensor], read: ReadBoxes) -> None:
         """WeightSyncError where the parameters are not what `read` says under the cells' own names."""
         own, numbers = self._digests(arrays), list(self._answers)
-        wrong = []
-        for index, values in read([(self._answers[n].tensor, self._answers[n].box) for n in numbers]):
-            answer = self._answers[numbers[index]]
-            if _digest_of_form(answer, values.reshape(-1), _whole(values)) != own[numbers[index]]:
-                wrong.append(str(answer.cell))
+        device = arrays[0].device if arrays else torch.device("cpu")
+        seen: list[int] = []
+
+        def stored() -> Iterator[tuple[torch.Tensor, Run]]:
+            for index, values in read([(self._answers[n].tensor, self._answers[n].box) for n in numbers]):
+                seen.append(numbers[index])
+                flat = values.reshape(-1).to(device)  # each kind of device has a digest of its own
+                yield _in_form(self._answers[numbers[index]], flat, _whole(flat))
+
+        digests = matrix_digests(stored())
+        pairs = zip(seen, digests, strict=True)
+        wrong = [str(self._answers[n].cell) for n, digest in pairs if digest != own[n]]
         if wrong:
             raise WeightSyncError(
                 f"the trainer's parameters are not the tensors of the folder it loaded, in {len(wrong)} boxes: {wrong[:_NAMED]}"
             )
 
     def _digests(self, arrays: Sequence[torch.Tensor]) -> np.ndarray:
+        """[cells] uint64: of those that this rank answers for, 0 of the others."""
+        placed = [(n, arrays[index]) for index, numbers in self._by_tensor.items() for n in numbers]
         result = np.zeros(self._count, np.uint64)
-        for index, numbers in self._by_tensor.items():
-            held = arrays[index]
-            same = [n for n in numbers if _as_held(self._answers[n], held)]
-            result[same] = matrix_digests(held, [self._runs[n] for n in same])
-            for n in set(numbers).difference(same):
-                result[n] = _digest_of_form(self._answers[n], held, self._runs[n])
+        result[[n for n, _ in placed]] = matrix_digests(
+            _in_form(self._answers[n], held, self._runs[n]) for n, held in placed
+        )
         return result
 
 
-def _as_held(answer: Answer, held: torch.Tensor) -> bool:
-    """Whether engine ranks hold the very bytes (scales may have the dtype of what they are made from)."""
-    return not answer.block and held.dtype == DTYPES[answer.dtype]
-
-
-def _digest_of_form(answer: Answer, flat: torch.Tensor, run: Run) -> int:
-    """The digest of a box of a held tensor, in the form that engine ranks hold."""
-    if _as_held(answer, flat):
-        return matrix_digests(flat, [run])[0]
+def _in_form(answer: Answer, flat: torch.Tensor, run: Run) -> tuple[torch.Tensor, Run]:
+    """A box of a held tensor in the form that engine ranks hold: as it lies where they hold the very bytes
+    (scales may have the dtype of what they are made from), else made."""
+    if not answer.block and flat.dtype == DTYPES[answer.dtype]:
+        return flat, run
     formed = _formed(answer, flat, run, DTYPES[answer.dtype]).reshape(-1)
-    return matrix_digests(formed, [_whole(formed)])[0]
+    return formed, _whole(formed)
 
 
 def _formed(answer: Answer, flat: torch.Tensor, run: Run, dtype: torch.dtype) -> torch.Tensor:
@@ -189,14 +191,15 @@ class EngineProof:
         """Looks at a parameter in loader layout, after its last byte was written and before anything is made
         of it."""
         placed = self._parameters.get(name, [])
-        digests = matrix_digests(flat, [run for _, run in placed])
+        digests = matrix_digests((flat, run) for _, run in placed)
         self._seen += zip((number for number, _ in placed), digests, strict=True)
 
     def whole(self, name: str, tensor: torch.Tensor) -> None:
         """Looks at a checkpoint tensor that came whole, before it is loaded."""
         numbers = self._whole.get(name, [])
-        runs = [run_of(tensor.shape, self._cells[n].start, self._cells[n].shape) for n in numbers]
-        self._seen += zip(numbers, matrix_digests(tensor.reshape(-1), runs), strict=True)
+        flat, cells = tensor.reshape(-1), [self._cells[n] for n in numbers]
+        digests = matrix_digests((flat, run_of(tensor.shape, cell.start, cell.shape)) for cell in cells)
+        self._seen += zip(numbers, digests, strict=True)
 
     def compare(self, said: str) -> None:
         """WeightSyncError where what was seen is not what the trainer ranks say of their own parameters

@@ -6,21 +6,17 @@ are memory of one kind, so both compute the same one.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
 import torch
 import xxhash
 
-_BLOCK_WORDS = 1 << 15
-_DEVICE_BLOCKS = 256
-"""Blocks that a device sums in one launch: their products take 64 MiB."""
+from mrl.resharding.wire.device_digest import DeviceDigests, weighted_sum
+
 _CACHED_BYTES = 256 << 10
 """Of strided rows put next to each other at one time: they stay in a core's cache until they are read again."""
-_MASK = (1 << 64) - 1
-_PRIME = 0x9E3779B97F4A7C15
 
 
 def digest(data: torch.Tensor) -> int:
@@ -44,23 +40,29 @@ class Matrix(Protocol):
     def cols(self) -> int: ...
 
 
-def matrix_digests(flat: torch.Tensor, matrices: Sequence[Matrix]) -> list[int]:
-    """Fingerprints of matrices of a flat tensor, each of its elements' bytes in row-major order whatever its
-    stride."""
-    if not matrices:
-        return []
-    if flat.device.type != "cpu":
-        sums = [_sum(_together(flat, matrix).view(torch.uint8)) for matrix in matrices]
-        return [value & _MASK for value in torch.stack(sums).tolist()]  # one wait for the device
-    data, size = flat.contiguous().view(torch.uint8).numpy(), flat.itemsize
-    result = []
-    for m in matrices:
-        start = m.offset * size
-        if m.rows == 1 or m.stride == m.cols:
-            result.append(xxhash.xxh3_64_intdigest(data[start : start + m.rows * m.cols * size]))  # type: ignore[arg-type]
+def matrix_digests(pieces: Iterable[tuple[torch.Tensor, Matrix]]) -> list[int]:
+    """Fingerprints of matrices of flat tensors, each of its elements' bytes in row-major order whatever its
+    stride.
+
+    All tensors are of one kind of device. A device is waited for once, at the end; each tensor is let go as
+    soon as its bytes were read or put next to others'.
+    """
+    result: list[int] = []
+    on_device = DeviceDigests()
+    for flat, matrix in pieces:
+        if flat.device.type == "cpu":
+            result.append(_on_cpu(flat, matrix))
         else:
-            result.append(_strided(data, start, m.rows, m.cols * size, m.stride * size))
-    return result
+            on_device.add(_rows(flat, matrix))
+    return result or on_device.values()
+
+
+def _on_cpu(flat: torch.Tensor, m: Matrix) -> int:
+    data, size = flat.contiguous().view(torch.uint8).numpy(), flat.itemsize
+    start = m.offset * size
+    if m.rows == 1 or m.stride == m.cols:
+        return xxhash.xxh3_64_intdigest(data[start : start + m.rows * m.cols * size])  # type: ignore[arg-type]
+    return _strided(data, start, m.rows, m.cols * size, m.stride * size)
 
 
 def _strided(data: np.ndarray, start: int, rows: int, row_bytes: int, stride_bytes: int) -> int:
@@ -77,48 +79,6 @@ def _strided(data: np.ndarray, start: int, rows: int, row_bytes: int, stride_byt
     return state.intdigest()
 
 
-def _together(flat: torch.Tensor, m: Matrix) -> torch.Tensor:
-    matrix = flat.as_strided((m.rows, m.cols), (m.stride, 1), flat.storage_offset() + m.offset)
-    return matrix.contiguous().view(-1)
-
-
-def weighted_sum(data: torch.Tensor) -> int:
-    """The fingerprint that vectorised arithmetic of any device computes, position by position.
-
-    With 8-byte words x in blocks of 2^15: s_b = sum_j x_bj w_j, result = sum_b s_b v_b + tail + length,
-    modulo 2^64. All weights are odd and pseudo-random, so every single-bit change changes the result.
-    """
-    return int(_sum(data)) & _MASK
-
-
-def _sum(data: torch.Tensor) -> torch.Tensor:
-    """[] int64 on the data's device, which is not waited for."""
-    num_words = data.numel() // 8
-    if data.storage_offset() % 8:
-        data = data.clone()  # words begin where words may
-    whole, rest = data[: num_words * 8].view(torch.int64), data[num_words * 8 :].long()
-    bits = torch.arange(0, 8 * rest.numel(), 8, device=data.device)
-    tail = (rest << bits).sum() * (_PRIME - (1 << 64))
-    num_blocks = num_words // _BLOCK_WORDS
-    weights = _weights(_BLOCK_WORDS, data.device)
-    most = 1 if data.device.type == "cpu" else _DEVICE_BLOCKS
-    grid = whole[: num_blocks * _BLOCK_WORDS].view(-1, _BLOCK_WORDS)
-    sums = [(grid[b : b + most] * weights).sum(1) for b in range(0, num_blocks, most)]
-    short = whole[num_blocks * _BLOCK_WORDS :]
-    sums.append((short * weights[: short.numel()]).sum(0, keepdim=True))
-    blocks = torch.cat(sums)
-    return (blocks * _block_weights(len(blocks), data.device)).sum() + tail + data.numel()
-
-
-@functools.lru_cache(maxsize=8)
-def _weights(count: int, device: torch.device) -> torch.Tensor:
-    """[count] odd int64: Weyl sequence through an xor-shift-multiply mix."""
-    values = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (_PRIME - (1 << 64))
-    values = (values ^ (values >> 29)) * 0x3F58476D1CE4E5B9
-    return (values ^ (values >> 32)) | 1
-
-
-def _block_weights(count: int, device: torch.device) -> torch.Tensor:
-    """[count] odd weights of the blocks, other than those of the words."""
-    size = max(256, 1 << (count - 1).bit_length())
-    return _weights(size, device)[:count] * 3
+def _rows(flat: torch.Tensor, m: Matrix) -> torch.Tensor:
+    """[rows, cols] of the flat tensor, in place."""
+    return flat.as_strided((m.rows, m.cols), (m.stride, 1), flat.storage_offset() + m.offset)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from mrl.resharding.planner.cells import PlanCells, Run
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer import proof as proof_module
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.node_lane import Neighbours
@@ -234,6 +236,33 @@ def test_parameters_under_each_others_names_are_refused_by_the_folder_they_came_
     slot.close()
 
 
+def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A digest of a GPU is not that of a CPU: compared with one another they would refuse every first session."""
+    plan = build_plan(
+        trainer_manifests.from_layout(TINY, Layout()),
+        engine_manifests.from_layout(TINY, Layout()),
+        Topology.shared(1),
+    )
+    (manifest,) = trainer_manifests.from_layout(TINY, Layout())
+    proof = TrainerProof([PlanCells(plan)], 0, manifest.tensors, [0])
+    arrays = [torch.empty(math.prod(t.shape), dtype=DTYPES[t.dtype], device="meta") for t in manifest.tensors]
+    devices: list[str] = []
+
+    def digests(pieces: Any) -> list[int]:
+        found = [flat.device.type for flat, _ in pieces]
+        devices.extend(found)
+        return [7] * len(found)
+
+    monkeypatch.setattr(proof_module, "matrix_digests", digests)
+
+    def read(boxes: Any) -> Iterator[tuple[int, torch.Tensor]]:
+        for index, (_, (_, shape)) in enumerate(boxes):
+            yield index, torch.zeros(shape, dtype=torch.bfloat16)
+
+    proof.require_loaded(arrays, read)
+    assert set(devices) == {"meta"} and len(devices) >= 2 * len(arrays)
+
+
 def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_committed() -> None:
     """What the trainer was told is not what the engine's own loaders said."""
     (right,) = engine_manifests.from_layout(TINY, Layout())
@@ -416,6 +445,6 @@ def test_a_matrix_has_one_digest_however_its_rows_lie() -> None:
         flat = torch.randn(at + rows * width, generator=generator)
         together = flat[at:].view(rows, width)[:, :cols].reshape(-1).clone()
         strided, whole = Run(at, width, rows, cols), Run(0, rows * cols, 1, rows * cols)
-        assert matrix_digests(flat, [strided]) == matrix_digests(together, [whole])
+        assert matrix_digests([(flat, strided)]) == matrix_digests([(together, whole)])
         together[0] += 1
-        assert matrix_digests(flat, [strided]) != matrix_digests(together, [whole])
+        assert matrix_digests([(flat, strided)]) != matrix_digests([(together, whole)])

@@ -2,11 +2,15 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrl.resharding.wire.digest import digest, weighted_sum
+from mrl.resharding.planner.cells import Run
+from mrl.resharding.wire.device_digest import DeviceDigests, weighted_sum
+from mrl.resharding.wire.digest import digest, matrix_digests
 
 BOTH = pytest.mark.parametrize("fingerprint", [digest, weighted_sum])
 Fingerprint = Callable[[torch.Tensor], int]
@@ -69,3 +73,71 @@ def test_swapped_pieces_and_zero_padding_change_it(fingerprint: Fingerprint) -> 
     assert fingerprint(swapped) != fingerprint(values)
     zeros = torch.zeros(64, dtype=torch.uint8)
     assert len({fingerprint(zeros[:n]) for n in range(65)}) == 65
+
+
+# -- many matrices on a device ------------------------------------------------------------------------------------
+
+SHAPES = [(1, 1), (3, 5), (0, 4), (128, 1 << 9), (257, 300), (1, 32768), (2, 16385), (1, 4 * 8 * (1 << 15))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64])
+def test_matrices_put_together_have_the_digests_that_each_has_alone(dtype: torch.dtype) -> None:
+    """Every size around a block, odd bytes, odd offsets, rows that do not follow each other, mixed with another
+    dtype."""
+    waiting, expected = DeviceDigests(), []
+    for gap in (0, 3):
+        for rows, cols in SHAPES:
+            flat = data((1 + (rows + 1) * (cols + gap)) * dtype.itemsize).view(dtype)
+            matrix = flat[1 : 1 + rows * (cols + gap)].view(rows, cols + gap)[:, :cols]
+            for values in (matrix, matrix.contiguous().view(torch.uint8)):
+                waiting.add(values)
+                expected.append(weighted_sum(values.contiguous().clone().view(-1).view(torch.uint8)))
+    assert waiting.values() == expected == waiting.values()
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that would be launched on a device; views are none, nor is what is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if not func.is_view and func not in (
+            torch.ops.aten.empty.memory_format,
+            torch.ops.aten._unsafe_view.default,
+        ):
+            self.count += 1
+        return result
+
+
+def test_a_device_is_asked_some_times_for_64_mib_however_many_matrices_there_are() -> None:
+    """All experts of a layer of Qwen3-30B-A3B, each with its two matrices in a tensor of its own: 1.2 GB."""
+    fused = torch.empty(1536 * 2048, dtype=torch.bfloat16, device="meta")
+    down = torch.empty(2048 * 768, dtype=torch.bfloat16, device="meta")
+    waiting = DeviceDigests()
+    with Launches() as launches:
+        for _ in range(128):
+            for flat, run in (
+                (fused, Run(0, 2048, 768, 2048)),
+                (fused, Run(768 * 2048, 2048, 768, 2048)),
+                (down, Run(0, 768, 2048, 768)),
+            ):
+                waiting.add(flat.as_strided((run.rows, run.cols), (run.stride, 1), run.offset))
+        waiting.launch()
+    pieces = -(-128 * 3 * 768 * 2048 * 2 // (64 << 20))
+    assert launches.count <= 20 * (pieces + 1)
+
+
+def test_one_large_run_takes_two_operations_for_64_mib() -> None:
+    with Launches() as launches:
+        waiting = DeviceDigests()
+        waiting.add(torch.empty(8 << 30, dtype=torch.uint8, device="meta").view(1, -1))
+        waiting.launch()
+    assert launches.count <= 2 * (8 << 30) // (64 << 20) + 40
+
+
+def test_tensors_of_a_cpu_are_never_put_together() -> None:
+    flat = data(4096)
+    assert matrix_digests((flat, Run(at, 8, 1, 8)) for at in (0, 8)) == [digest(flat[:8]), digest(flat[8:16])]
