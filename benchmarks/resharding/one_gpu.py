@@ -1,11 +1,14 @@
 """python -m benchmarks.resharding.one_gpu: two processes on one GPU over CUDA IPC, the planned weight sync
 against three other ways.
 
-Has not run on a GPU yet; `--device cpu` runs the same steps over shared memory.
+Needs torch, numpy, pyzmq, pydantic, xxhash and psutil, nothing else. Has not run on a GPU yet; `--device cpu`
+runs the same steps over shared memory.
 
 - weight sync: `PlannedSync` into a real receiver; on one slot every byte takes the local lane, out of leased memory
+- proved: the same with a proof, which digests every byte once at either end
 - handle per tensor: every checkpoint tensor exported, opened, loaded and dropped by itself, at every sync
 - single buffer: one straight copy of as many bytes out of the leased buffers, nothing put in its place
+- digest: of one run of bytes, inside one process
 - device copy: inside one process, the speed the others are measured against
 """
 
@@ -33,13 +36,27 @@ from mrl.errors import ConfigError
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire import memory
+from mrl.resharding.wire.device_digest import weighted_sum
 
 GB = 1e9
+TARGET = 0.7
+"""Of a device copy's speed, for the copies of a weight sync."""
 _DEADLINE_SECONDS = 300.0
+_ROWS = (
+    ("device_copy_seconds", "device copy"),
+    ("single_buffer_seconds", "single buffer"),
+    ("local_lane_seconds", "weight sync, its copies"),
+    ("sync_seconds", "weight sync, whole session"),
+    ("proved_sync_seconds", "weight sync, whole session, proved"),
+    ("trainer_proof_seconds", "  of it the trainer's digests"),
+    ("digest_seconds", "digest of one run"),
+    ("handle_per_tensor_seconds", "handle per tensor"),
+)
 
 
 class WholeCheckpoint:
@@ -71,53 +88,73 @@ def measure(
     trainer.fill(1)
     manifest = engine_manifests.from_layout(hf, Layout())
     slot = Child(StorageSlot, manifest[0], _DEADLINE_SECONDS, device, seconds=4 * _DEADLINE_SECONDS)
-    device_copy = _device_copy(device, min(1 << 30, trainer.memory.num_bytes), repeats)
-    planned = _sync(trainer, slot, manifest, bucket_bytes, repeats)
-    single = _timed(lambda: slot.call("copy_plainly", trainer.memory.describe()), repeats)
+    figures, same_digest = _in_one_process(device, min(1 << 30, trainer.memory.num_bytes), repeats)
+    synced = _Sync(trainer, slot, manifest, bucket_bytes)
+    figures |= synced.measure(repeats)
+    figures["single_buffer_seconds"] = _timed(
+        lambda: slot.call("copy_plainly", trainer.memory.describe()), repeats
+    )
+    differences = synced.close()
     whole = WholeCheckpoint(trainer.checkpoint, device, version=2)
     slot.call("poison")
-    handles = _timed(lambda: slot.call("load_handles", trainer.checkpoint, whole.describe()), repeats)
-    differences = planned.pop("differences") + slot.call("differences", trainer.checkpoint, 2)
+    figures["handle_per_tensor_seconds"] = _timed(
+        lambda: slot.call("load_handles", trainer.checkpoint, whole.describe()), repeats
+    )
+    differences += slot.call("differences", trainer.checkpoint, 2)
     whole.close()
     slot.close()
     trainer.close()
-    moved = manifest[0].num_bytes
     wrong = [difference for difference in differences if difference]
+    wrong += [] if same_digest else ["the digest of a run is not what the same formula gives on the CPU"]
     return {
-        "model": model, "scale": scale, "device": name_of(device), "torch": torch.__version__, "weights_bytes": moved,
-        "tensors": len(trainer.checkpoint), "device_copy_gb_per_second": device_copy, **planned,
-        "single_buffer_seconds": single, "handle_per_tensor_seconds": handles,
-        "local_lane_gb_per_second": moved / GB / planned["local_lane_seconds"],
-        "local_lane_over_device_copy": moved / GB / planned["local_lane_seconds"] / device_copy,
-        "handles_over_sync": handles / planned["sync_seconds"],
+        "model": model, "scale": scale, "device": name_of(device), "torch": torch.__version__,
+        "weights_bytes": manifest[0].num_bytes, "tensors": len(trainer.checkpoint), **figures,
+        "local_lane_over_device_copy": _share(figures, "local_lane_seconds", manifest[0].num_bytes),
         "check": wrong or "every byte as expected",
     }  # fmt: skip
 
 
-def _sync(
-    trainer: BenchTrainer, slot: Child, manifest: list[Any], bucket_bytes: int, repeats: int
-) -> dict[str, Any]:
-    """Sessions of the planned weight sync without digests (nothing crosses slots, so nothing would be
-    digested)."""
-    sync = SyncSection(bucket_bytes=bucket_bytes, verify="off", deadline_seconds=_DEADLINE_SECONDS)
-    weight_sync = PlannedSync(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
-    seconds, lane = [], []
-    for number in range(repeats + 1):
-        session = Session(f"{number:032x}", number - 1, number, weight_sync.digest, full=False)
-        slot.start("receive", session)
+class _Sync:
+    """Sessions of the planned weight sync from version to version."""
+
+    def __init__(
+        self, trainer: BenchTrainer, slot: Child, manifest: list[RankManifest], bucket_bytes: int
+    ) -> None:
+        # Nothing crosses slots, so nothing is digested but in sessions that are proved.
+        sync = SyncSection(bucket_bytes=bucket_bytes, deadline_seconds=_DEADLINE_SECONDS)
+        self._trainer, self._slot, self._version = trainer, slot, -1
+        self._weight_sync = PlannedSync(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
+
+    def measure(self, repeats: int) -> dict[str, float]:
+        """Medians over `repeats` after one session of each kind: of whole sessions without and with a proof,
+        and of what in them copied and digested."""
+        plain = [self._session(full=False) for _ in range(repeats + 1)][1:]
+        proved = [self._session(full=True) for _ in range(repeats + 1)][1:]
+        return {
+            "sync_seconds": statistics.median(stats["whole_seconds"] for stats in plain),
+            "local_lane_seconds": statistics.median(stats["load_seconds"] for stats in plain),
+            "proved_sync_seconds": statistics.median(stats["whole_seconds"] for stats in proved),
+            "trainer_proof_seconds": statistics.median(stats["prove_seconds"] for stats in proved),
+        }
+
+    def _session(self, *, full: bool) -> dict[str, float]:
+        session = Session.new(self._version, self._version + 1, self._weight_sync.digest, full=full)
+        self._version += 1
+        self._slot.start("receive", session)
         started = time.monotonic()
-        stats = weight_sync.send(session)
-        seconds.append(time.monotonic() - started)
-        lane.append(stats["load_seconds"])
-        slot.result()
-    differences = slot.call("differences", trainer.checkpoint, 1)
-    slot.call("release")
-    weight_sync.close()
-    return {
-        "sync_seconds": statistics.median(seconds[1:]),
-        "local_lane_seconds": statistics.median(lane[1:]),
-        "differences": differences,
-    }
+        stats = self._weight_sync.send(session)
+        whole = time.monotonic() - started
+        self._slot.result()
+        return stats | {"whole_seconds": whole}
+
+    def close(self) -> list[str | None]:
+        """What is not as it was sent; None where all is."""
+        self._slot.call("poison")
+        self._session(full=False)
+        differences = self._slot.call("differences", self._trainer.checkpoint, 1)
+        self._slot.call("release")
+        self._weight_sync.close()
+        return differences
 
 
 def _timed(action: Callable[[], Any], repeats: int) -> float:
@@ -130,16 +167,48 @@ def _timed(action: Callable[[], Any], repeats: int) -> float:
     return statistics.median(seconds[1:])
 
 
-def _device_copy(device: torch.device, num_bytes: int, repeats: int) -> float:
-    """GB/s of one large copy, counting each byte once."""
-    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    memory.synchronize(device)
+def _in_one_process(device: torch.device, num_bytes: int, repeats: int) -> tuple[dict[str, float], bool]:
+    """(seconds for 10^9 bytes of a copy and of a digest, whether the digest is the one that a CPU computes)."""
+    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
 
     def copy() -> None:
         target.copy_(source)
         memory.synchronize(device)
 
-    return num_bytes / GB / _timed(copy, repeats)
+    memory.synchronize(device)
+    actions = {"device_copy": copy, "digest": lambda: weighted_sum(source)}
+    seconds = {
+        f"{name}_seconds_per_gb": _timed(action, repeats) * GB / num_bytes for name, action in actions.items()
+    }
+    return seconds, weighted_sum(source) == weighted_sum(source.cpu())
+
+
+def _share(figures: dict[str, float], name: str, num_bytes: int) -> float:
+    """The speed of moving `num_bytes` in the seconds of that name, as a share of a device copy's; each byte
+    counts once."""
+    return figures["device_copy_seconds_per_gb"] * num_bytes / GB / figures[name]
+
+
+def table(report: dict[str, Any]) -> str:
+    """The figures as one table, with the target and whether it was met."""
+    size, share = report["weights_bytes"], report["local_lane_over_device_copy"]
+    seconds = {name: report[name] for name, _ in _ROWS if name in report}
+    for name in ("device_copy", "digest"):
+        seconds[f"{name}_seconds"] = report[f"{name}_seconds_per_gb"] * size / GB
+    lines = [
+        f"{report['model']} at scale {report['scale']:g}: {size / GB:.3f} GB in {report['tensors']} tensors",
+        f"{report['device']}, torch {report['torch']}",
+        f"{'':38}{'seconds':>10}{'GB/s':>10}{'of a device copy':>18}",
+    ]
+    for name, title in _ROWS:
+        part = _share(report | seconds, name, size)
+        lines.append(f"{title:38}{seconds[name]:10.4f}{size / GB / seconds[name]:10.1f}{part:18.0%}")
+    verdict = "met" if share >= TARGET else "missed"
+    lines.append(
+        f"target: the copies of a weight sync at {TARGET:.0%} of a device copy: {share:.0%}, {verdict}"
+    )
+    return "\n".join([*lines, f"bytes: {report['check']}"])
 
 
 def name_of(device: torch.device) -> str:
@@ -174,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
         bucket_bytes=int(options.bucket_mib * (1 << 20)),
         repeats=options.repeats,
     )
-    print(json.dumps(report, indent=1))
+    print(table(report))
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
     return 0 if report["check"] == "every byte as expected" else 1

@@ -1,15 +1,20 @@
 """The weight sync's benchmark: its parts alone, and real runs under torchrun, one of them broken on purpose."""
 
+import contextlib
 import json
 import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks.resharding import one_gpu
 from benchmarks.resharding.__main__ import arguments, layouts
@@ -126,18 +131,91 @@ def test_layouts_that_do_not_fit_the_world_are_refused(words: list[str], what: s
         layouts(arguments().parse_args(words), 4)
 
 
+ON_CPU = ("--model", "tiny", "--device", "cpu", "--repeats", "1", "--bucket-mib", "1")
+
+
 def test_the_steps_of_one_gpu_run_over_shared_memory_and_every_byte_is_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out.json"
-    words = ["--model", "tiny", "--device", "cpu", "--repeats", "1", "--bucket-mib", "1", "--json", str(file)]
-    assert one_gpu.main(words) == 0
+    assert one_gpu.main([*ON_CPU, "--json", str(file)]) == 0
     report = json.loads(file.read_text())
-    assert report == json.loads(capsys.readouterr().out)
     assert report["check"] == "every byte as expected" and report["tensors"] == len(CHECKPOINT)
-    measured = {k: v for k, v in report.items() if k.endswith(("_seconds", "_per_second", "_over_sync"))}
-    assert len(measured) == 7 and min(measured.values()) > 0
+    measured = {k: v for k, v in report.items() if k.endswith(("_seconds", "_per_gb", "_over_device_copy"))}
+    assert len(measured) == 9 and min(measured.values()) > 0
     assert report["sync_seconds"] > report["local_lane_seconds"]
+    assert report["proved_sync_seconds"] > report["trainer_proof_seconds"]
+    assert capsys.readouterr().out == one_gpu.table(report) + "\n"
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.0139, "72%, met"), (0.0145, "69%, missed")])
+def test_the_table_of_one_gpu_says_whether_the_target_was_met(seconds: float, verdict: str) -> None:
+    """10 GB where a device copies 1,000 GB/s."""
+    report: dict[str, Any] = dict.fromkeys((name for name, _ in one_gpu._ROWS), 0.02)
+    report |= {"model": "m", "scale": 1.0, "device": "d", "torch": "2", "tensors": 7, "check": "right"}
+    report |= {"weights_bytes": 10**10, "device_copy_seconds_per_gb": 1e-3, "digest_seconds_per_gb": 2e-3}
+    report |= {"local_lane_seconds": seconds, "local_lane_over_device_copy": 0.01 / seconds}
+    lines = one_gpu.table(report).splitlines()
+    assert lines[-2].endswith(verdict) and lines[-1] == "bytes: right"
+    assert lines[3].split() == ["device", "copy", "0.0100", "1000.0", "100%"]
+    assert len(lines) == 5 + len(one_gpu._ROWS)
+
+
+NEEDED = ("torch", "numpy", "pyzmq", "pydantic", "xxhash", "psutil")
+GUARD = """
+import importlib.abc, sys
+
+class Guard(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {refused!r}:
+            raise ModuleNotFoundError(f"no module named {{name!r}}: it is not among what one_gpu needs", name=name)
+
+sys.meta_path.insert(0, Guard())
+"""
+
+
+def _closure(names: Sequence[str]) -> set[str]:
+    """Distributions and, over and over, what they need."""
+    found: set[str] = set()
+    waiting = [canonicalize_name(name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        with contextlib.suppress(PackageNotFoundError):
+            wanted = [Requirement(line) for line in requires(name) or []]
+            waiting += [
+                canonicalize_name(w.name) for w in wanted if not w.marker or w.marker.evaluate({"extra": ""})
+            ]
+    return found
+
+
+def test_one_gpu_needs_six_packages_and_nothing_else(tmp_path: Path) -> None:
+    """Every other package of this environment cannot be imported, neither by it nor by the process it starts."""
+    needed = _closure(NEEDED)
+    refused = {
+        module
+        for module, owners in packages_distributions().items()
+        if not needed & {canonicalize_name(owner) for owner in owners}
+    } - {"mrl", "benchmarks", "models", "resharding", "launch"}
+    assert {"megatron", "vllm", "ray", "transformers"} <= refused and "torch" not in refused
+    (tmp_path / "sitecustomize.py").write_text(GUARD.format(refused=refused))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.resharding.one_gpu", *ON_CPU], cwd=ROOT, capture_output=True, text=True,
+        timeout=200, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0 and "bytes: every byte as expected" in done.stdout, done.stdout + done.stderr
+    words = [sys.executable, "-c", "import vllm"]
+    proof = subprocess.run(
+        words,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert "not among what one_gpu needs" in proof.stderr, "the guard stands"
 
 
 def test_one_gpu_says_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
