@@ -17,7 +17,7 @@ help:
 	@echo "make lint         ruff, pyright and codespell"
 	@echo "make docs         docs/settings.md and docs/metrics.md, from the code"
 	@echo "make test-slow    the long forms of the tests"
-	@echo "make gpu-smoke    what needs one GPU, in a minute; BIN=/path/to/bin of an environment with CUDA's torch"
+	@echo "make gpu-smoke    what needs one GPU, in minutes; BIN=/path/to/bin of an environment with CUDA's torch"
 
 setup: .venv/installed
 
@@ -56,7 +56,7 @@ test: setup system-packages
 	$(BIN)/python -m pytest -q -m "not integration and not slow and not gpu"
 	$(BIN)/python -m pytest -q -m "integration and not slow and not gpu"
 
-# Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM nor Ray.
+# Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
 gpu-smoke:
 	$(BIN)/python -m mrl.launch.gpu_smoke
 

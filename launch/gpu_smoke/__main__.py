@@ -1,24 +1,28 @@
-"""`make gpu-smoke`: what needs a GPU, tried in a minute: `python -m mrl.launch.gpu_smoke [--device cpu]`.
+"""`make gpu-smoke`: what needs one GPU, tried in minutes: `python -m mrl.launch.gpu_smoke [--device cpu] [--only STAGE ...]`.
 
-Needs torch, megatron-core, transformers, safetensors and this repository's small dependencies; neither vLLM
-nor Ray. Each check prints a line; the exit code is 1 when one failed. With `--device cpu` the same checks run
-over shared memory.
+It prints one table; the exit code is 1 when a check failed. With `--device cpu` the same checks run over shared
+memory, on small shapes. Neither vLLM nor Ray is needed; the first three stages need torch and this repository's
+small dependencies (numpy, psutil, pydantic, pyzmq, xxhash), the last one megatron-core and transformers too.
 
-1. one Megatron step of a tiny mixture of experts on the device; log-probs before and after against the CPU's
-2. the double-buffered sender to a second process (CUDA IPC, on CPU shared memory): every byte arrives, bandwidth
-3. a lease of the parameter memory read by the second process, no off-load under it; off-load, reload, the same numbers
-
-The CUDA form has not been run on a GPU yet.
+kernels    experts, attention, log-probs, float8, digests in bfloat16 against float64
+copies     bandwidth of pinned and pageable copies; device memory that another process sees come back
+transfer   the double-buffered sender to a second process (CUDA IPC): every byte arrives, bandwidth
+training   a Megatron step of a small mixture of experts in float32 and bfloat16 against the CPU's; a lease read by
+           the second process, off-load that gives the memory back, reload to the last bit
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 
 import torch
 
-from mrl.launch.gpu_smoke.checks import Smoke
+from mrl.launch.gpu_smoke import copies, kernels, transfer
+from mrl.launch.gpu_smoke.report import Report
+
+STAGES = ("kernels", "copies", "transfer", "training")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,14 +30,41 @@ def main(arguments: list[str] | None = None) -> int:
         prog="gpu_smoke", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--megabytes", type=int, default=1024, help="payload of the bandwidth measurement")
+    parser.add_argument("--only", choices=STAGES, nargs="+", help="stages; all that can run when absent")
+    parser.add_argument("--megabytes", type=int, default=1024, help="payload of the transfer")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(
             "gpu_smoke: torch sees no CUDA device; --device cpu runs the same checks without", file=sys.stderr
         )
         return 2
-    return Smoke(options.device, options.megabytes).run()
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    report = Report()
+    for stage in options.only or STAGES:
+        run(stage, device, options.megabytes << 20, report)
+    what = torch.cuda.get_device_name(0) if device.type == "cuda" else "cpu"
+    verdict = f"FAILED: {'; '.join(report.failed)}" if report.failed else "all checks passed"
+    print(f"gpu_smoke: {verdict} on {what}, torch {torch.__version__}")
+    return int(bool(report.failed))
+
+
+def run(stage: str, device: torch.device, payload_bytes: int, report: Report) -> None:
+    """One stage; what it raises is a failed check, and the stages after it run."""
+    try:
+        if stage == "kernels":
+            kernels.run(device, report)
+        elif stage == "copies":
+            copies.run(device, report)
+        elif stage == "transfer":
+            transfer.run(device, payload_bytes, report)
+        elif importlib.util.find_spec("megatron") is None:
+            report.figure("training", "left out: megatron-core is not installed")
+        else:
+            from mrl.launch.gpu_smoke import training
+
+            training.run(device, report)
+    except Exception as error:
+        report.error(stage, error)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ def _serve(pipe: Connection, device: str) -> None:
         if job == "receive":
             verified = receiver.receive(Session(*arguments), shelf)
             return {"digests": dict(shelf.digests), "seconds": verified.seconds}
+        if job == "free":
+            return torch.cuda.mem_get_info()[0]
         if job == "release":
             return receiver.release()
         if job == "lease":

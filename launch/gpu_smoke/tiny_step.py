@@ -22,23 +22,24 @@ from mrl.training.worker import MegatronWorker
 MAX_LENGTH = 64
 
 
-def write_model(folder: Path) -> None:
-    """A random tiny Qwen3-MoE."""
+def write_model(folder: Path, *, large: bool) -> None:
+    """A random Qwen3-MoE: 1.2 million parameters, or 170 million, of which a GPU's memory shows the coming and going."""
     rows = folder.parent / f"{folder.name}.jsonl"
     rows.write_text(
         "".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(20))
     )
-    new_model.make(NewModelSection(), [str(rows)], folder, max_length=MAX_LENGTH, seed=0)
+    new = NewModelSection(hidden_size=1024, num_experts=16, expert_size=768) if large else NewModelSection()
+    new_model.make(new, [str(rows)], folder, max_length=MAX_LENGTH, seed=0)
     rows.unlink()
 
 
-def start_worker(folder: str) -> MegatronWorker:
+def start_worker(folder: str, dtype: str = "float32") -> MegatronWorker:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return MegatronWorker(
         ModelSection(path=folder, max_length=MAX_LENGTH),
-        TrainingSection(dtype="float32", microbatch_tokens=256, optimizer=OptimizerSection(lr=1e-2)),
+        TrainingSection(dtype=dtype, microbatch_tokens=256, optimizer=OptimizerSection(lr=1e-3)),
         rank=0,
         world_size=1,
         master_address="127.0.0.1",
