@@ -1,11 +1,12 @@
 """`make gpu-smoke`: what needs one GPU, tried in minutes: `python -m mrl.launch.gpu_smoke [--device cpu] [--only STAGE ...]`.
 
 It prints one table; the exit code is 1 when a check failed. With `--device cpu` the same checks run over shared
-memory, on small shapes. Neither vLLM nor Ray is needed; the first three stages need torch and this repository's
+memory, on small shapes. Neither vLLM nor Ray is needed; the first four stages need torch and this repository's
 small dependencies (numpy, psutil, pydantic, pyzmq, xxhash), the last one megatron-core and transformers too.
 
 kernels    experts, attention, log-probs, float8, digests in bfloat16 against float64
-copies     bandwidth of pinned and pageable copies; device memory that another process sees come back
+copies     bandwidth of pinned and pageable copies
+offload    a rank's off-load and reload, many times: time, the device memory that another process sees come back
 transfer   the double-buffered sender to a second process (CUDA IPC): every byte arrives, bandwidth
 training   a Megatron step of a small mixture of experts in float32 and bfloat16 against the CPU's; a lease read by
            the second process, off-load that gives the memory back, reload to the last bit
@@ -19,10 +20,10 @@ import sys
 
 import torch
 
-from mrl.launch.gpu_smoke import copies, kernels, transfer
+from mrl.launch.gpu_smoke import copies, kernels, offload, transfer
 from mrl.launch.gpu_smoke.report import Report
 
-STAGES = ("kernels", "copies", "transfer", "training")
+STAGES = ("kernels", "copies", "offload", "transfer", "training")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,6 +56,8 @@ def run(stage: str, device: torch.device, payload_bytes: int, report: Report) ->
             kernels.run(device, report)
         elif stage == "copies":
             copies.run(device, report)
+        elif stage == "offload":
+            offload.run(device, report)
         elif stage == "transfer":
             transfer.run(device, payload_bytes, report)
         elif importlib.util.find_spec("megatron") is None:

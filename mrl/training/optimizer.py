@@ -15,6 +15,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from mrl.config.sections.training import OptimizerSection
+from mrl.training.platform.host_copies import HostCopies
 
 
 def learning_rate(section: OptimizerSection, step: int) -> float:
@@ -57,7 +58,9 @@ class Optimizer:
         self.steps = 0
         """Optimizer steps taken (skipped ones not counted)."""
         self._device = device
-        self._parked: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copies = HostCopies(device, keep=True)
+        self._away: list[torch.Tensor] = []
+        """What offload() moved to the host's memory."""
         config = OptimizerConfig(
             optimizer="adam",
             lr=section.lr,
@@ -159,19 +162,21 @@ class Optimizer:
                     moment["step"] = count.clone() if torch.is_tensor(count) else count
 
     def offload(self) -> None:
-        """Moves master weights and moments from the device to plain memory, once. Not yet run on a GPU."""
-        if self._device.type == "cpu" or self._parked:
+        """Moves master weights and moments from the device to the host's memory, once. Not yet run on a GPU."""
+        if self._device.type == "cpu" or self._away:
             return
-        for tensor in self._own_tensors():  # in place, so that every reference stays valid
-            self._parked.append((tensor, tensor.to("cpu", copy=True)))
+        self._away = self._own_tensors()
+        self._copies.start(self._away)
+        self._copies.wait()
+        for tensor in self._away:  # in place, so that every reference stays valid
             tensor.untyped_storage().resize_(0)
 
     def reload(self) -> None:
         """Brings back what offload() moved."""
-        for tensor, parked in self._parked:
-            tensor.untyped_storage().resize_(parked.nbytes)
-            tensor.copy_(parked)
-        self._parked = []
+        for tensor in self._away:
+            tensor.untyped_storage().resize_(tensor.nbytes)
+        self._copies.restore(self._away)
+        self._away = []
 
     def _own_tensors(self) -> list[torch.Tensor]:
         """The device tensors with storage of their own: in float32 master weights are parameters and do not
@@ -180,7 +185,7 @@ class Optimizer:
         for part in self.parts():
             for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
                 values = [parameter, *part.optimizer.state.get(parameter, {}).values()]
-                tensors += [v for v in values if torch.is_tensor(v) and v.is_cuda]
+                tensors += [v for v in values if torch.is_tensor(v) and v.device == self._device]
         return [t for t in tensors if t.untyped_storage().size() == t.nbytes]
 
     def parts(self) -> list[Any]:

@@ -28,13 +28,14 @@ from mrl.models.layout import Layout, Place
 from mrl.models.megatron.build import build_chunks
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.transfer.proof import ReadBoxes
+from mrl.resharding.wire.exportable import exportable_allocations
 from mrl.samples import TrainBatch
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import folder
 from mrl.training.optimizer import Optimizer
 from mrl.training.passes import Objective, Passes
 from mrl.training.platform.parallel import reduce_metrics
-from mrl.training.platform.parameter_memory import ParameterMemory, exportable_allocations
+from mrl.training.platform.parameter_memory import ParameterMemory
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class TrainedModel:
             value_head=value_head,
         )
         self.chunks.config.finalize_model_grads_func = _sum_gradients
-        with exportable_allocations(device):
+        with exportable_allocations():
             self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self.chunks.models)]
             self.memory = ParameterMemory(self._models, device=device)
         self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=device)
@@ -116,6 +117,7 @@ class TrainedModel:
     @torch.no_grad()
     def load_hf(self, path: str | Path) -> None:
         """Streams a Hugging Face folder into this rank's parameters and master weights."""
+        self.note_change()
         self.load_parameters(path)
         self.optimizer.take_parameters()
         self._folder = Path(path)
@@ -142,9 +144,10 @@ class TrainedModel:
         """What a checkpoint saves of this model, and restores."""
         return TrainingState(self.chunks.models, self.optimizer)
 
-    def forget_folder(self) -> None:
-        """Notes that the parameters are no longer those of the folder they were loaded from."""
+    def note_change(self) -> None:
+        """Notes that the parameters get new values: neither the loaded folder's nor those copied to the host."""
         self._folder = None
+        self.memory.note_change()
 
     def forward(
         self, batch: TrainBatch, *, temperature: float = 1.0, with_router_margins: bool = False
@@ -176,7 +179,7 @@ class TrainedModel:
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
         """Takes one optimizer step along the gradients that wait, if they are finite; returns metrics."""
-        self.forget_folder()
+        self.note_change()
         result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
         self._loss = float("nan")
         return {
@@ -188,8 +191,12 @@ class TrainedModel:
 
     def offload(self, *, keep_parameters: bool = False) -> None:
         """Frees gradients, optimizer state and, unless they are kept, parameters."""
-        self.memory.free_gradients() if keep_parameters else self.memory.offload()
+        if keep_parameters:
+            self.memory.free_gradients()
+        else:
+            self.memory.offload()
         self.optimizer.offload()
+        self.memory.start_copy()
 
     def reload(self) -> None:
         """Undoes offload()."""

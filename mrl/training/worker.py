@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.model import ModelSection
@@ -25,6 +24,8 @@ from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint import training_state
 from mrl.training.hf import folder
 from mrl.training.passes import Objective
+from mrl.training.platform import device_memory
+from mrl.training.platform.host_copies import HostCopies
 from mrl.training.platform.parallel import start_process_groups, stop_process_groups
 from mrl.training.trained_model import TrainedModel
 
@@ -66,8 +67,8 @@ class MegatronWorker:
         self.policy = TrainedModel(model, training, layout=self.layout, place=self.place, device=self.device)
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""
-        self._reference: list[Tensor] | None = None
-        """The reference policy's parameter buffers in plain memory."""
+        self._reference: HostCopies | None = None
+        """The reference policy's parameter buffers in the host's memory."""
         if load:
             self.policy.load_hf(model.path)
 
@@ -88,18 +89,14 @@ class MegatronWorker:
 
     @torch.no_grad()
     def snapshot_reference(self, path: str | Path | None = None) -> None:
-        """Keeps a frozen reference policy in plain memory: today's parameters, or a Hugging Face folder's."""
+        """Keeps a frozen reference policy in the host's memory: today's parameters, or a Hugging Face folder's."""
         memory = self.policy.memory
         if path is None:
-            self._reference = memory.copies()
+            self._reference = memory.snapshot()
             return
-        memory.require_unleased("load the reference")
-        parameters = memory.copies()
-        try:
+        with memory.borrowed("load the reference"):
             self.policy.load_parameters(path)
-            self._reference = memory.copies()
-        finally:
-            memory.fill(parameters)
+            self._reference = memory.snapshot()
 
     def forward(
         self,
@@ -182,14 +179,9 @@ class MegatronWorker:
         if self._reference is None:
             raise ConfigError("there is no reference policy on this worker; call snapshot_reference() first")
         memory = self.policy.memory
-        memory.require_unleased("swap the reference in")
-        with torch.no_grad():
-            parameters = memory.copies()
+        with torch.no_grad(), memory.borrowed("swap the reference in"):
             memory.fill(self._reference)
-            try:
-                yield
-            finally:
-                memory.fill(parameters)
+            yield
 
     def device_name(self) -> str:
         """What CUDA calls this rank's device; "cpu" without one."""
@@ -211,12 +203,16 @@ class MegatronWorker:
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Continues from a checkpoint, also one of another layout; returns its `extra`, or CheckpointError."""
         self.policy.memory.require_unleased("load a checkpoint")
-        self.policy.forget_folder()
+        for model in self._models():
+            model.note_change()
         payload = training_state.load_state(Path(path), self._states(), about=self._about())
         self.policy.optimizer.steps = payload["optimizer_steps"]
         if self.critic is not None:
             self.critic.optimizer.steps = payload["critic_steps"]
         return payload["user"]
+
+    def _models(self) -> list[TrainedModel]:
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     def _states(self) -> dict[str, training_state.TrainingState]:
         """The state of each model by its folder in a checkpoint."""
@@ -233,17 +229,18 @@ class MegatronWorker:
     def offload(self, *, keep_parameters: bool = False) -> None:
         """Frees gradients, optimizer state, the critic and parameters (on CPU: shared memory, gradients).
 
-        With `keep_parameters` the policy's stay, for a weight sync; a second call then frees them.
+        With `keep_parameters` the policy's stay, for a weight sync; a second call then frees them. What is
+        freed goes back to the device, where the slot's engine can take it: nothing stays in torch's cache.
         """
         self.policy.offload(keep_parameters=keep_parameters)
         if self.critic is not None:
             self.critic.offload()
+        device_memory.give_back(self.device)
 
     def reload(self) -> None:
         """Undoes offload(). What peers knew of the parameter memory before is stale."""
-        self.policy.reload()
-        if self.critic is not None:
-            self.critic.reload()
+        for model in self._models():
+            model.reload()
 
     def close(self) -> None:
         """Leaves the process groups."""

@@ -17,6 +17,7 @@ import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.copy_pool import holders
+from mrl.resharding.wire.exportable import exportable_allocations
 
 _FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "event", "event_sync")
 
@@ -26,7 +27,8 @@ class CudaSegment:
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._token = uuid.uuid4().hex
-        self.buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        with exportable_allocations():
+            self.buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self._description = describe_storage(self.buffer.untyped_storage())  # exported once, here
 
     def export(self) -> dict[str, Any]:

@@ -26,16 +26,25 @@ def smoke(*words: str, without: str = WITHOUT) -> str:
 @pytest.mark.integration
 def test_all_checks_pass_over_shared_memory() -> None:
     output = smoke("--device", "cpu", "--megabytes", "64")
-    assert len(re.findall("^ok  ", output, re.M)) == 19, output
+    assert len(re.findall("^ok  ", output, re.M)) == 22, output
     assert "all checks passed on cpu" in output
 
 
 def test_stages_before_training_need_torch_and_small_packages_alone() -> None:
     without = WITHOUT.replace("'ray'", "'ray', 'megatron', 'transformers', 'safetensors', 'pyarrow'")
     output = smoke(
-        "--device", "cpu", "--megabytes", "8", "--only", "kernels", "copies", "transfer", without=without
+        "--device",
+        "cpu",
+        "--megabytes",
+        "8",
+        "--only",
+        "kernels",
+        "copies",
+        "offload",
+        "transfer",
+        without=without,
     )
-    assert len(re.findall("^ok  ", output, re.M)) == 9, output
+    assert len(re.findall("^ok  ", output, re.M)) == 12, output
 
 
 def test_a_wrong_kernel_fails_by_name() -> None:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from mrl.errors import WeightSyncError
+from mrl.resharding.wire.exportable import exportable_allocations
+from mrl.training.platform.host_copies import HostCopies
 
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (linux/falloc.h)."""
@@ -64,7 +66,11 @@ class ParameterMemory:
             self.buffers.append(CorrectionBuffer.of(biases, device=device))
         self._device = device
         self._fds: list[int] = []
-        self._parked: list[Tensor] | None = None
+        self._keeps_copies = device.type != "cpu"
+        self._copies = HostCopies(device, keep=self._keeps_copies)
+        self._copied = False
+        """Whether those hold what the buffers do."""
+        self._away = False
         self.leases = 0
         self.generation = 0
         """Grows with every reload: what was exported before it is stale."""
@@ -112,20 +118,31 @@ class ParameterMemory:
 
     @property
     def offloaded(self) -> bool:
-        return self._parked is not None
+        return self._away
+
+    def note_change(self) -> None:
+        """The buffers get new values: the copy in the host's memory is no longer theirs."""
+        self._copied = False
 
     def free_gradients(self) -> None:
         """Gives the gradients' memory back; reload() makes room for them again."""
         for buffer in self.buffers:
             buffer.grad_data.untyped_storage().resize_(0)
 
+    def start_copy(self) -> None:
+        """Starts what offload() waits for, beside a weight sync; only where the host's buffers stay anyhow."""
+        if self._keeps_copies and not self.offloaded:
+            self._copy()
+
     def offload(self) -> None:
-        """Copies parameters to plain memory and frees theirs and the gradients'. WeightSyncError when leased."""
+        """Copies parameters to the host and frees theirs and the gradients'. WeightSyncError when leased."""
         self.require_unleased("off-load parameters")
         self.free_gradients()
         if self.offloaded:
             return
-        self._parked = [buffer.param_data.detach().to("cpu", copy=True) for buffer in self.buffers]
+        self._copy()
+        self._copies.wait()
+        self._away = True
         for index, buffer in enumerate(self.buffers):
             if self._fds:
                 _free_pages(self._fds[index])
@@ -138,24 +155,53 @@ class ParameterMemory:
             if buffer.grad_data.untyped_storage().size() == 0:
                 buffer.grad_data.untyped_storage().resize_(buffer.grad_data.nbytes)
                 buffer.grad_data.zero_()
-        if self._parked is None:
+        if not self.offloaded:
             return
-        for buffer, parked in zip(self.buffers, self._parked, strict=True):
-            if not self._fds:
-                buffer.param_data.untyped_storage().resize_(buffer.param_data.nbytes)
-            buffer.param_data.copy_(parked)
-        self._parked = None
+        if not self._fds:
+            with exportable_allocations():
+                for buffer in self.buffers:
+                    buffer.param_data.untyped_storage().resize_(buffer.param_data.nbytes)
+        self._restore()
+        self._away = False
         self.generation += 1
 
-    def copies(self) -> list[Tensor]:
-        """A plain-memory copy of every buffer."""
-        self._check_present("copy parameters")
-        return [buffer.param_data.detach().to("cpu", copy=True) for buffer in self.buffers]
+    @contextlib.contextmanager
+    def borrowed(self, action: str) -> Iterator[None]:
+        """Inside, the buffers may hold anything; afterwards they hold what they did. WeightSyncError when leased."""
+        self._check_present(action)
+        self.require_unleased(action)
+        self._copy()
+        self._copies.wait()
+        try:
+            yield
+        finally:
+            self._restore()
 
-    def fill(self, copies: list[Tensor]) -> None:
-        """Writes buffers from what copies() gave."""
-        for buffer, copy in zip(self.buffers, copies, strict=True):
-            buffer.param_data.copy_(copy)
+    def snapshot(self) -> HostCopies:
+        """A copy of every buffer in the host's memory that stays, for fill()."""
+        self._check_present("copy parameters")
+        copies = HostCopies(self._device, keep=True)
+        copies.start(self._parameters)
+        copies.wait()
+        return copies
+
+    def fill(self, snapshot: HostCopies) -> None:
+        """Writes the buffers from a snapshot(); inside borrowed()."""
+        snapshot.restore(self._parameters)
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [buffer.param_data for buffer in self.buffers]
+
+    def _copy(self) -> None:
+        """Starts a copy in the host's memory, unless the one there is still true."""
+        if not self._copied:
+            self._copies.start(self._parameters)
+            self._copied = True
+
+    def _restore(self) -> None:
+        self._copies.restore(self._parameters)
+        self._copied = self._keeps_copies
 
     def shared_bytes(self) -> int:
         """Bytes of memory that the shared buffers really occupy."""
@@ -164,22 +210,6 @@ class ParameterMemory:
     def _check_present(self, action: str) -> None:
         if self.offloaded:
             raise WeightSyncError(f"cannot {action}: parameters are off-loaded; call reload() first")
-
-
-@contextlib.contextmanager
-def exportable_allocations(device: torch.device) -> Iterator[None]:
-    """Allocates what other processes can map: legacy CUDA IPC does not cover expandable segments."""
-    if device.type == "cpu":
-        yield
-        return
-    # Not yet run on a GPU.
-    before = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
-    try:
-        yield
-    finally:
-        if "expandable_segments:True" in before:
-            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 def _free_pages(fd: int) -> None:

@@ -1,0 +1,86 @@
+"""A stand-in for the calls of torch.cuda that off-loading makes: each is recorded by name, in order, and none needs a GPU.
+
+Tensors are ordinary ones, or of device "meta", which have bytes and no contents. The device of what is under test is
+"meta": it is not "cpu", and torch does not ask for a driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+DEVICE = torch.device("meta")
+
+
+class Stream:
+    """A stream of the recorder; queued work is done at once, as tensors without a GPU do it."""
+
+    def __init__(self, recorder: RecordedCuda, name: str) -> None:
+        self._recorder, self._name = recorder, name
+
+    def wait_stream(self, other: Stream) -> None:
+        self._recorder.note(f"{self._name} waits for {other._name}")
+
+    def synchronize(self) -> None:
+        self._recorder.note(f"synchronize {self._name}")
+
+
+class RecordedCuda:
+    """What was asked of torch.cuda, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.on_empty_cache: Callable[[], None] = lambda: None
+        """Called where torch's cache is given back to the device."""
+        self.registered: dict[int, int] = {}
+        """Address -> bytes of the host memory that is pinned now."""
+        self._current = Stream(self, "current")
+
+    def note(self, call: str) -> None:
+        self.calls.append(call)
+
+    def take(self) -> list[str]:
+        """The calls since the last take."""
+        calls, self.calls = self.calls, []
+        return calls
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Puts the recorder where torch.cuda's calls are."""
+        stand_ins: dict[str, Any] = {
+            "Stream": lambda device=None: Stream(self, "side"),
+            "current_stream": lambda device=None: self._current,
+            "stream": self._on_stream,
+            "synchronize": lambda device=None: self.note("synchronize device"),
+            "ipc_collect": lambda: self.note("ipc_collect"),
+            "empty_cache": self._empty_cache,
+            "cudart": lambda: SimpleNamespace(
+                cudaHostRegister=self._register, cudaHostUnregister=self._release
+            ),
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    @contextlib.contextmanager
+    def _on_stream(self, stream: Stream) -> Iterator[None]:
+        self.note(f"on {stream._name}")
+        yield
+        self.note(f"off {stream._name}")
+
+    def _empty_cache(self) -> None:
+        self.note("empty_cache")
+        self.on_empty_cache()
+
+    def _register(self, address: int, num_bytes: int, flags: int) -> int:
+        self.note("pin")
+        self.registered[address] = num_bytes
+        return 0
+
+    def _release(self, address: int) -> int:
+        self.note("unpin")
+        del self.registered[address]
+        return 0
