@@ -4,7 +4,8 @@ Every model chunk has one buffer for its dense parameters and, with expert paral
 Parameters start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size
 (with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer). Gradients are float32 and
 whole; the optimizer state (float32 master weights where parameters are not float32, two moments) is split
-over the data-parallel ranks.
+over the data-parallel ranks. With bfloat16 moments the master weights are the 2 bytes that a bfloat16
+parameter lacks of them.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def _rank_memory(
         expert = ".experts." in tensor.name and layout.ep > 1
         sizes.setdefault((tensor.chunk, expert), []).append(math.prod(tensor.shape))
     element = DTYPE_BYTES[training.dtype]
-    state = 8 if training.dtype == "float32" else 12
+    state = {"bfloat16": 6, "float32": 8 if training.dtype == "float32" else 12}[
+        training.optimizer.moments_dtype
+    ]
     weights, gradients, optimizer = 4 * correction, 0, 0
     for (_, expert), group in sizes.items():
         replicas = layout.edp if expert else layout.dp * layout.cp

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from mrl.config.sections.training import OptimizerSection
+from mrl.errors import ConfigError
 from mrl.training.platform.host_copies import HostCopies
 
 
@@ -44,6 +46,38 @@ class StepResult:
     lr: float
 
 
+def megatron_config(section: OptimizerSection, dtype: torch.dtype) -> OptimizerConfig:
+    """What Megatron is told of a section; ConfigError where the installed packages cannot do it.
+
+    With bfloat16 moments Transformer Engine's kernel holds the master weights too: the half of each that the bfloat16
+    parameter does not hold (megatron.core.optimizer.optimizer_config, store_param_remainders).
+    """
+    if section.moments_dtype != "float32" and dtype != torch.bfloat16:
+        raise ConfigError("training.optimizer.moments_dtype = bfloat16 needs training.dtype = bfloat16")
+    if section.moments_dtype != "float32" and find_spec("transformer_engine") is None:
+        raise ConfigError(
+            "training.optimizer.moments_dtype = bfloat16 needs Transformer Engine, which is not installed; install it "
+            "or set float32"
+        )
+    moments = getattr(torch, section.moments_dtype)
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=section.lr,
+        min_lr=section.min_lr,
+        weight_decay=section.weight_decay,
+        adam_beta1=section.beta1,
+        adam_beta2=section.beta2,
+        adam_eps=section.eps,
+        clip_grad=section.clip_grad,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=True,
+        use_precision_aware_optimizer=moments != torch.float32,
+        exp_avg_dtype=moments,
+        exp_avg_sq_dtype=moments,
+    )
+
+
 class Optimizer:
     """Megatron's optimizer of all model chunks of this rank."""
 
@@ -61,19 +95,7 @@ class Optimizer:
         self._copies = HostCopies(device, keep=True)
         self._away: list[torch.Tensor] = []
         """What offload() moved to the host's memory."""
-        config = OptimizerConfig(
-            optimizer="adam",
-            lr=section.lr,
-            min_lr=section.min_lr,
-            weight_decay=section.weight_decay,
-            adam_beta1=section.beta1,
-            adam_beta2=section.beta2,
-            adam_eps=section.eps,
-            clip_grad=section.clip_grad,
-            bf16=dtype == torch.bfloat16,
-            params_dtype=dtype,
-            use_distributed_optimizer=True,
-        )
+        config = megatron_config(section, dtype)
         self.megatron: Any = get_megatron_optimizer(
             config, models, use_gloo_process_groups=device.type == "cuda"
         )
@@ -118,6 +140,10 @@ class Optimizer:
             group["weight_decay"] = section.weight_decay * group.get("wd_mult", 1.0)
             group["betas"] = (section.beta1, section.beta2)
             group["eps"] = section.eps
+            if (
+                "foreach" in group
+            ):  # torch's Adam, without Transformer Engine: one more copy of every shard at once
+                group["foreach"] = False
 
     def _clip(self, norm: float) -> None:
         if self.section.clip_grad <= 0:
@@ -125,7 +151,12 @@ class Optimizer:
         for part in self.parts():
             parameters = part.get_parameters()
             if parameters:
-                clip_grad_by_total_norm_fp32(parameters, max_norm=self.section.clip_grad, total_norm=norm)
+                clip_grad_by_total_norm_fp32(
+                    parameters,
+                    max_norm=self.section.clip_grad,
+                    total_norm=norm,
+                    use_decoupled_grad=part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+                )
 
     def prime(self) -> None:
         """Makes the moments exist (as zeros) before the first step: Megatron's checkpoint needs them.

@@ -35,6 +35,15 @@ def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
     assert worst.optimizer == pytest.approx(44 * GB, rel=0.06)
 
 
+def test_bfloat16_moments_halve_the_optimizer() -> None:
+    facts, section = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), training(dp=8, ep=8)
+    optimizer = section.optimizer.model_copy(update={"moments_dtype": "bfloat16"})
+    (wide,), (half,) = (
+        stage_memory(facts, s) for s in (section, section.model_copy(update={"optimizer": optimizer}))
+    )
+    assert half.optimizer * 2 == wide.optimizer and half.weights == wide.weights
+
+
 def test_parameters_of_all_ranks_are_the_model_and_its_replicas() -> None:
     facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
     section = training(tp=2, pp=2, dp=2, ep=4)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mrl.config.sections.training import OptimizerSection
-from mrl.training.optimizer import Optimizer, learning_rate
+from mrl.errors import ConfigError
+from mrl.training.optimizer import Optimizer, learning_rate, megatron_config
 
 
 def test_warmup_reaches_the_peak_and_stays() -> None:
@@ -43,3 +44,19 @@ def test_an_optimizer_takes_only_a_schedule_of_updates() -> None:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
+
+
+def test_bfloat16_moments_are_refused_by_name_where_they_cannot_be() -> None:
+    section = OptimizerSection(moments_dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"needs training\.dtype = bfloat16"):
+        megatron_config(section, torch.float32)
+    with pytest.raises(ConfigError, match="needs Transformer Engine"):
+        megatron_config(section, torch.bfloat16)
+
+
+def test_torchs_adam_works_on_one_shard_after_the_other() -> None:
+    """Its default on GPUs updates all at once, with one more float32 copy of every shard; checkpoints bring that back."""
+    optimizer, adam = Optimizer.__new__(Optimizer), torch.optim.AdamW([torch.zeros(3)], foreach=True)
+    optimizer.section, optimizer.megatron = OptimizerSection(), adam
+    optimizer._set_groups(1e-3)
+    assert [(group["foreach"], group["lr"]) for group in adam.param_groups] == [(False, 1e-3)]
