@@ -1,12 +1,13 @@
-"""docs/settings.md and docs/metrics.md, made from the code: `python -m mrl.pages docs` writes them."""
+"""Pages of docs/ that are made from the code: `python -m mrl.pages docs` writes them."""
 
 import sys
 from pathlib import Path
 
+from mrl.capacity import page as recipes
 from mrl.config import describe
 from mrl.observe import metric_names
 
-PAGES = {"settings.md": describe.page, "metrics.md": metric_names.page}
+PAGES = {"settings.md": describe.page, "metrics.md": metric_names.page, "recipes.md": recipes.page}
 """File -> what makes its text."""
 
 if __name__ == "__main__":

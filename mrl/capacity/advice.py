@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from mrl.capacity.deadlines import NEAR, Wait
 from mrl.capacity.estimate import Estimate
+from mrl.capacity.host_memory import HostMoment
 from mrl.capacity.memory_timeline import Event
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
@@ -33,7 +35,12 @@ class Advice:
 def advise(estimate: Estimate) -> Advice:
     """All lines that there are to say of an estimate."""
     return Advice(
-        errors=memory_errors(estimate) + host_errors(estimate) + cache_errors(estimate),
+        errors=[
+            *memory_errors(estimate),
+            *host_errors(estimate),
+            *cache_errors(estimate),
+            *deadline_errors(estimate),
+        ],
         warnings=[
             *layout_warnings(estimate),
             *expert_warnings(estimate),
@@ -41,6 +48,7 @@ def advise(estimate: Estimate) -> Advice:
             *memory_warnings(estimate),
             *quantisation_warnings(estimate),
             *cache_warnings(estimate),
+            *deadline_warnings(estimate),
         ],
         suggestions=memory_suggestions(estimate),
     )
@@ -56,23 +64,36 @@ def memory_errors(estimate: Estimate) -> list[str]:
     ]
 
 
-def _parts(event: Event) -> str:
+def _parts(event: Event | HostMoment) -> str:
     return ", ".join(f"{part} {_gb(size)}" for part, size in event.parts.items())
 
 
 def host_errors(estimate: Estimate) -> list[str]:
-    """Says that a node's slots keep too much in their host's memory while engines serve."""
-    slot, hardware = estimate.slot, estimate.hardware
-    offloaded = (slot.weights + slot.optimizer + slot.critic) * estimate.offloads
-    reference = slot.weights * estimate.config.algorithm.needs_reference
-    needed = (offloaded + reference) * hardware.gpus_per_node
-    if needed <= hardware.host_memory_bytes:
-        return []
+    """Names the moments at which a node's slots need more than their host's memory."""
+    size = _gb(estimate.hardware.host_memory_bytes)
     return [
-        f"a node's trainers keep {_gb(needed)} in host memory while engines serve, it has "
-        f"{_gb(hardware.host_memory_bytes)}; more nodes (pp, ep, dp) hold less each, or training.offload=never where the "
-        "devices have room"
+        f"'{moment.name}' needs {_gb(moment.total)} of a node's {size} of host memory ({_parts(moment)}); more nodes (pp, "
+        "ep, dp) hold less each, or training.offload=never where the devices have room"
+        for moment in estimate.host
+        if moment.free < 0
     ]
+
+
+def deadline_errors(estimate: Estimate) -> list[str]:
+    """Names the waits that end the run by their deadline."""
+    return [_wait(wait) for wait in estimate.waits if wait.share > 1]
+
+
+def deadline_warnings(estimate: Estimate) -> list[str]:
+    """Names the waits that come near their deadline."""
+    return [_wait(wait) for wait in estimate.waits if NEAR < wait.share <= 1]
+
+
+def _wait(wait: Wait) -> str:
+    return (
+        f"{wait.name} takes {wait.seconds:,.0f} s of the {wait.deadline:,.0f} s of {wait.setting}, an estimate of means; "
+        "raise it, or make the wait shorter"
+    )
 
 
 def cache_errors(estimate: Estimate) -> list[str]:

@@ -9,15 +9,19 @@ from functools import cached_property
 
 from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
+from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
+from mrl.capacity.host_memory import HostMoment, host_moments
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
+from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
 from mrl.capacity.step_time import Generation, TrainingTime, generation, microbatches, training_time, work_of
 from mrl.capacity.traffic import Traffic, traffic
 from mrl.capacity.training_memory import RankMemory, StageMemory, stage_memory
 from mrl.config.root import Config
 from mrl.config.sections.model import ModelSection
+from mrl.models.facts import Facts
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 
@@ -75,11 +79,15 @@ class Estimate:
 
     def _critic(self) -> list[StageMemory]:
         """The critic's stages, zeros without one; it needs no activations beside the policy's."""
-        critic, model = self.config.critic, self.config.model
-        if critic is None:
+        if self.config.critic is None:
             return [StageMemory(0, 0, 0, 0)] * self.layout.pp
-        own = ModelSection(path=critic.path, max_length=model.max_length) if critic.path else None
-        return stage_memory(find_facts(own) if own else self.facts, self.config.training, value_head=True)
+        return stage_memory(self._critic_facts, self.config.training, value_head=True)
+
+    @property
+    def _critic_facts(self) -> Facts:
+        critic, model = self.config.critic, self.config.model
+        own = ModelSection(path=critic.path, max_length=model.max_length) if critic and critic.path else None
+        return find_facts(own) if own else self.facts
 
     @cached_property
     def fullest_stage(self) -> int:
@@ -117,6 +125,37 @@ class Estimate:
     def timeline(self) -> list[Event]:
         """The slot's memory after every event of a step."""
         return timeline(self.slot, self.hardware, sleeps=self.sleeps, offloads=self.offloads)
+
+    @cached_property
+    def host(self) -> list[HostMoment]:
+        """The memory of one node's host at the moments that need most."""
+        slot, ranks = self.slot, min(self.hardware.gpus_per_node, self.layout.world_size)
+        exports = self.config.export.every_steps > 0
+        return host_moments(
+            memory=self.hardware.host_memory_bytes,
+            offloaded=(slot.weights + slot.optimizer + slot.critic) * self.offloads * ranks,
+            reference=slot.weights * self.config.algorithm.needs_reference * ranks,
+            saving=self.saving.host_bytes * saves(self.config),
+            export=self.exporting.host_bytes * exports,
+        )
+
+    @cached_property
+    def saving(self) -> Saving:
+        """One checkpoint."""
+        models = [(self.facts, [rank.policy for rank in self.stages])]
+        if self.config.critic is not None:
+            models.append((self._critic_facts, self._critic()))
+        return saving(self.config, self.hardware, models)
+
+    @cached_property
+    def exporting(self) -> Exporting:
+        """One Hugging Face folder."""
+        return exporting(self.config, self.hardware, self.facts)
+
+    @cached_property
+    def waits(self) -> list[Wait]:
+        """The waits that have a deadline."""
+        return list(waits(self.config, self.work, self.seconds, self.saving, self.exporting))
 
     @cached_property
     def traffic(self) -> Traffic:

@@ -36,8 +36,14 @@ class Hardware(Section):
     """Between a GPU and its host's memory."""
     host_memory_bytes: int = Field(ge=1)
     """Memory of one node's host."""
-    process_bytes: int = Field(default=3_000_000_000, ge=0)
-    """Device memory of a slot's two processes outside every category: contexts, kernels, communicators."""
+    storage_bytes_per_second: float = Field(default=2.0e9, gt=0)
+    """Between one node and the file system of the run folder (assumption)."""
+    trainer_process_bytes: int = Field(default=10_000_000_000, ge=0)
+    """Device memory of a trainer process outside every category, which off-load does not give back: context, kernels, and
+    NCCL's communicators (7 GB for dense and 9.5 GB for mixture-of-experts models on 8 H100: verl, pull request 6408)."""
+    engine_process_bytes: int = Field(default=2_000_000_000, ge=0)
+    """Device memory of an engine process outside gpu_memory_utilization, kept asleep too: context, kernels and
+    communicators, which vLLM makes before it measures what is free (assumption)."""
     training_efficiency: float = Field(default=0.30, gt=0, le=1)
     """Share of peak_flops that training reaches (assumption)."""
     decode_efficiency: float = Field(default=0.60, gt=0, le=1)

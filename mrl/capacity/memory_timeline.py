@@ -1,8 +1,8 @@
 """The memory of one slot over a step: the trainer's and the engine's parts on the same GPU.
 
 The order is that of a step: the engine serves and falls asleep, all of the trainer comes back for log-probs
-and update, gradients, optimizer and critic leave, rollout weights wake, a weight sync fills them, trainer
-weights leave, the KV cache wakes.
+and update, a checkpoint is saved, gradients, optimizer and critic leave, rollout weights wake, a weight sync
+fills them, trainer weights leave, the KV cache wakes. Both processes keep what is theirs alone throughout.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
 
     `sleeps`: the engine gives its memory back while the trainer runs; `offloads`: the trainer, while it serves.
     """
-    always = {"processes": hardware.process_bytes, "buckets": memory.buckets}
+    always = {
+        "trainer process": hardware.trainer_process_bytes,
+        "engine process": hardware.engine_process_bytes,
+        "buckets": memory.buckets,
+    }
     trainer = {"trainer weights": memory.weights}
     state = {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
     stays = {} if offloads else trainer | state
@@ -69,6 +73,7 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
         ("trainer back", trainer | state | resident),
         ("log-probs", trainer | state | {"working": memory.log_prob_working} | resident),
         ("update", trainer | state | peak | resident),
+        ("save", trainer | state | resident),
         ("gradients, optimizer and critic left", trainer | resident | stays),
         ("rollout weights woke", trainer | engine | resident | stays),
         ("sync", trainer | engine | staging | resident | stays),

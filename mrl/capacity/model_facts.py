@@ -31,14 +31,14 @@ def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:
 def find_facts(model: ModelSection) -> Facts:
     """Reads the model's config.json: in its folder, of `model.new`, or in configs/models; else ConfigError."""
     own = Path(model.path) / "config.json"
-    published = CONFIGS / "models" / Path(model.path).name / "config.json"
+    name = Path("models", Path(model.path).name, "config.json")
     if own.is_file():
-        return _read(own)
+        return _read(own, str(own))
     if model.new is not None:
         made = hf_config(model.new, vocab_size=model.new.vocab_size, max_length=model.max_length)
         return Facts(made, "model.new (vocabulary at its largest)")
-    if published.is_file():
-        return _read(published)
+    if (CONFIGS / name).is_file():
+        return _read(CONFIGS / name, f"configs/{name}")
     known = sorted(path.parent.name for path in (CONFIGS / "models").glob("*/config.json"))
     raise ConfigError(
         f"model.path = {model.path} holds no config.json, and configs/models knows only {known}; "
@@ -46,8 +46,8 @@ def find_facts(model: ModelSection) -> Facts:
     )
 
 
-def _read(path: Path) -> Facts:
+def _read(path: Path, origin: str) -> Facts:
     try:
-        return Facts(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return Facts(json.loads(path.read_text(encoding="utf-8")), origin)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not readable JSON: {error}") from error

@@ -6,8 +6,10 @@ import dataclasses
 from typing import Any
 
 from mrl.capacity.advice import advise
+from mrl.capacity.deadlines import most_rounds
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import Hardware
+from mrl.capacity.host_memory import HostMoment
 from mrl.config.root import Config
 
 GB = 1e9
@@ -28,7 +30,10 @@ def capacity_report(config: Config, hardware: Hardware) -> Report:
         "training": _training_tree(estimate),
         "rollout": _rollout_tree(estimate),
         "memory_timeline": _memory_tree(estimate),
+        "host_memory": [_moment_tree(moment) for moment in estimate.host],
         "sync": _sync_tree(estimate),
+        "checkpoint": dataclasses.asdict(estimate.saving),
+        "export": dataclasses.asdict(estimate.exporting),
         "step": _step_tree(estimate),
     }
     return Report(head | parts | dataclasses.asdict(advice))
@@ -101,6 +106,15 @@ def _memory_tree(estimate: Estimate) -> list[dict[str, Any]]:
     ]
 
 
+def _moment_tree(moment: HostMoment) -> dict[str, Any]:
+    return {
+        "moment": moment.name,
+        "parts": moment.parts,
+        "total_bytes": moment.total,
+        "free_bytes": moment.free,
+    }
+
+
 def _sync_tree(estimate: Estimate) -> dict[str, Any]:
     traffic = estimate.traffic
     return {
@@ -122,6 +136,7 @@ def _sync_tree(estimate: Estimate) -> dict[str, Any]:
 
 def _step_tree(estimate: Estimate) -> dict[str, Any]:
     total, tokens = sum(estimate.seconds.values()), estimate.work.tokens
+    rounds = most_rounds(estimate.config)
     return {
         "seconds": estimate.seconds | {"total": total},
         "tokens": tokens,
@@ -129,6 +144,9 @@ def _step_tree(estimate: Estimate) -> dict[str, Any]:
         "concurrent_sequences": estimate.generation.concurrent,
         "decode_steps": estimate.generation.decode_steps,
         "pipeline_bubble": estimate.training_time.bubble,
+        "most_rounds": rounds,
+        "longest_seconds": total + (rounds - 1) * estimate.seconds["generate"],
+        "deadlines": [dataclasses.asdict(wait) for wait in estimate.waits],
     }
 
 
@@ -147,7 +165,15 @@ class Report:
         """Sections of text, one per part of the tree."""
         lines = self._head()
         if "training" in self.tree:
-            for section in (self._training, self._rollout, self._memory, self._sync, self._step):
+            for section in (
+                self._training,
+                self._rollout,
+                self._memory,
+                self._host,
+                self._sync,
+                self._files,
+                self._step,
+            ):
                 lines += ["", *section()]
         for kind in ("errors", "warnings", "suggestions"):
             if self.tree[kind]:
@@ -159,12 +185,13 @@ class Report:
         tree, layout = self.tree, self.tree["layout"]
         axes = " x ".join(f"{axis}{size}" for axis, size in layout.items() if size > 1) or "one rank"
         experts = "dealt out" if tree["expert_parallel"] else "cut by tp"
+        weights = "" if tree["quantization"] == "none" else f", weights in {tree['quantization']}"
         return [
             f"model     {tree['model']}: {tree['parameters_total']:,} parameters, {tree['parameters_active']:,} active "
             f"(from {tree['model_facts']})",
             f"hardware  {tree['nodes']} nodes of {tree['hardware']['name']}",
             f"training  {tree['world_size']} ranks: {axes}",
-            f"rollout   {tree['engines']} engines of tp{tree['rollout_tp']}, experts {experts}",
+            f"rollout   {tree['engines']} engines of tp{tree['rollout_tp']}, experts {experts}{weights}",
         ]
 
     def _training(self) -> list[str]:
@@ -195,6 +222,22 @@ class Report:
             rows.append([event["event"], _gb(event["total_bytes"]), _gb(event["free_bytes"]), parts])
         return _columns(rows)
 
+    def _host(self) -> list[str]:
+        rows = [["host memory of a node", "used GB", "free GB", "made of"]]
+        for moment in self.tree["host_memory"]:
+            parts = ", ".join(f"{name} {_gb(size)}" for name, size in moment["parts"].items())
+            rows.append([moment["moment"], _gb(moment["total_bytes"]), _gb(moment["free_bytes"]), parts])
+        return _columns(rows)
+
+    def _files(self) -> list[str]:
+        saved, exported = self.tree["checkpoint"], self.tree["export"]
+        return [
+            f"a checkpoint: {_gb(saved['num_bytes'])} GB, at most {_gb(saved['node_bytes'])} GB of them by one node, "
+            f"{saved['seconds']:.0f} s",
+            f"an export: {_gb(exported['num_bytes'])} GB by one process with {_gb(exported['host_bytes'])} GB of host memory, "
+            f"{exported['seconds']:.0f} s",
+        ]
+
     def _sync(self) -> list[str]:
         sync = self.tree["sync"]
         bounds = ", ".join(f"{name} {1e3 * bound:.0f} ms" for name, bound in sync["bound_seconds"].items())
@@ -221,6 +264,9 @@ class Report:
             f"{step['tokens'] / 1e6:.1f} M tokens, {step['tokens_per_second_per_slot']:.0f} tokens/s per slot, "
             f"{step['concurrent_sequences']} sequences at once per engine, "
             f"pipeline bubble {step['pipeline_bubble']:.0%}",
+            f"with all of its {step['most_rounds']} rounds of generation: {step['longest_seconds']:.0f} s",
+            "seconds of deadline: "
+            + ", ".join(f"{w['name']} {w['seconds']:.0f} of {w['deadline']:.0f}" for w in step["deadlines"]),
         ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.report import capacity_report
+from mrl.capacity.requirements import engines_over_nodes
 from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
@@ -74,12 +75,23 @@ def test_recipe_fits_its_hardware_and_can_be_trained(
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     config = with_folder(files, folders)
     assert not train_refuses(config)
+    nodes = [3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)]  # as Ray may give them
+    assert engines_over_nodes(config, nodes) == []
     tree = capacity_report(config, load_hardware(hardware)).tree
     assert tree["errors"] == []
     assert tree["fits"]
+    assert max(each["seconds"] / each["deadline"] for each in tree["step"]["deadlines"]) < 0.5
     assert tree["nodes"] == nodes
     assert tree["world_size"] == 8 * nodes
     assert tree["rollout"]["longest_sequences"] >= 8
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_plan_says_that_a_recipe_fits_hardware_that_it_does_not(recipe: str) -> None:
+    """Of the sizes of memory the smaller one is too small for the largest model, in float8 as well."""
+    plan = capacity_report(load([CONFIGS / f"{recipe}.yaml"]), load_hardware("8x80gb"))
+    assert plan.fits == (recipe != "deepseek_v3")
+    assert plan.fits == (not plan.tree["errors"])
 
 
 @pytest.mark.parametrize(

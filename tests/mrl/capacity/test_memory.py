@@ -148,18 +148,22 @@ SLOT = SlotMemory(
 
 def test_events_hold_exactly_their_parts() -> None:
     """Each part is a power of two: a total says which parts are in it."""
-    hardware = load_hardware("8x80gb").model_copy(update={"process_bytes": 0})
+    hardware = load_hardware("8x80gb").model_copy(
+        update={"trainer_process_bytes": 4096, "engine_process_bytes": 8192}
+    )
+    always = 4096 + 8192 + 512
     totals = {event.name: event.total for event in timeline(SLOT, hardware, sleeps=True, offloads=True)}
     assert totals == {
-        "generate": 512 + 64 + 256 + 128,
-        "engine asleep": 512,
-        "trainer back": 512 + 1 + 2 + 4 + 2048,
-        "log-probs": 512 + 1 + 2 + 4 + 2048 + 32,
-        "update": 512 + 1 + 2 + 4 + 2048 + 8 + 16,
-        "gradients, optimizer and critic left": 512 + 1,
-        "rollout weights woke": 512 + 1 + 64,
-        "sync": 512 + 1 + 64 + 1024,
-        "trainer weights left": 512 + 64,
+        "generate": always + 64 + 256 + 128,
+        "engine asleep": always,
+        "trainer back": always + 1 + 2 + 4 + 2048,
+        "log-probs": always + 1 + 2 + 4 + 2048 + 32,
+        "update": always + 1 + 2 + 4 + 2048 + 8 + 16,
+        "save": always + 1 + 2 + 4 + 2048,
+        "gradients, optimizer and critic left": always + 1,
+        "rollout weights woke": always + 1 + 64,
+        "sync": always + 1 + 64 + 1024,
+        "trainer weights left": always + 64,
     }
 
 
@@ -191,7 +195,7 @@ def test_ppo_counts_its_critic_on_every_rank() -> None:
         assert 0.9 * same < after["critic_bytes"] < same
         assert after["total_bytes"] == before["total_bytes"] + after["critic_bytes"]
     events_with_critic = {event["event"] for event in ppo["memory_timeline"] if "critic" in event["parts"]}
-    assert events_with_critic == {"trainer back", "log-probs", "update"}
+    assert events_with_critic == {"trainer back", "log-probs", "update", "save"}
     assert ppo["step"]["seconds"]["update"] == pytest.approx(2 * plain["step"]["seconds"]["update"])
 
 

@@ -1,0 +1,43 @@
+"""The memory of one node's host over a step: what its trainers keep there, and what saving takes beside it.
+
+What a trainer off-loads has its place in host memory for the whole run (page-locked buffers are made once), and
+so has the reference policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostMoment:
+    """What all slots of one node hold in host memory at one moment."""
+
+    name: str
+    parts: dict[str, int]
+    """Bytes by part."""
+    free: int
+    """Bytes left of the host's memory; negative where the parts do not fit."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+
+def host_moments(
+    *, memory: int, offloaded: int, reference: int, saving: int, export: int
+) -> list[HostMoment]:
+    """The moments that need most, in bytes of one node.
+
+    `saving`: what a checkpoint takes beside the rest, 0 where none is saved; `export`: of the process that makes a
+    folder of the last one while the run goes on, 0 without.
+    """
+    kept = {"off-loaded": offloaded, "reference": reference, "export": export}
+    moments = [("engines serve", kept), ("save", kept | {"gathered state": saving})]
+    return [_moment(name, parts, memory) for name, parts in moments if name != "save" or saving]
+
+
+def _moment(name: str, parts: dict[str, int], memory: int) -> HostMoment:
+    filled = {part: size for part, size in parts.items() if size}
+    return HostMoment(name, filled, memory - sum(filled.values()))

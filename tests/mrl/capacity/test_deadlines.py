@@ -1,0 +1,66 @@
+"""The waits of a run against their deadlines: what ends a run is an error of its plan, what comes near is a warning."""
+
+import pytest
+
+from mrl.capacity.hardware import load_hardware
+from mrl.capacity.report import capacity_report
+from mrl.config.load import load
+from mrl.files import CONFIGS
+
+
+def tree(*words: str, recipe: str = "qwen3_30b_a3b"):
+    return capacity_report(load([CONFIGS / f"{recipe}.yaml"], words), load_hardware("8x80gb")).tree
+
+
+def wait(found: dict, name: str) -> dict:
+    return next(each for each in found["step"]["deadlines"] if each["name"] == name)
+
+
+def test_a_round_in_bfloat16_outlasts_its_deadline_and_one_in_float8_does_not() -> None:
+    """Engines in bfloat16 leave a KV cache for 14 sequences."""
+    recipe = "qwen3_235b_a22b"
+    wide, narrow = tree("rollout.quantization=none", recipe=recipe), tree(recipe=recipe)
+    assert any(line.startswith("one round of generate takes") for line in wide["errors"])
+    assert not wide["fits"]
+    assert narrow["fits"]
+    assert wait(narrow, "one round of generate")["seconds"] < 2000
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "setting"),
+    [
+        (("loop.phase_deadline_seconds=600",), "one round of generate", "loop.phase_deadline_seconds"),
+        (("loop.phase_deadline_seconds=50",), "one pass for log-probs", "loop.phase_deadline_seconds"),
+        (("loop.phase_deadline_seconds=50",), "one update", "loop.phase_deadline_seconds"),
+        (("loop.phase_deadline_seconds=300",), "one checkpoint", "loop.phase_deadline_seconds"),
+        (("sync.deadline_seconds=0.08",), "one weight sync", "twice sync.deadline_seconds"),
+        (
+            ("export.every_steps=20", "export.deadline_seconds=100"),
+            "one export",
+            "export.deadline_seconds",
+        ),
+    ],
+)
+def test_each_wait_near_its_deadline_is_a_warning_that_names_the_setting(
+    words: tuple[str, ...], name: str, setting: str
+) -> None:
+    lines = [line for line in tree(*words)["warnings"] if line.startswith(f"{name} takes")]
+    assert len(lines) == 1
+    assert f"of {setting}" in lines[0]
+
+
+def test_rounds_lengthen_the_step_and_no_wait() -> None:
+    """Each round has the phase's deadline for itself, as mrl/loops/collect.py waits."""
+    one, six = (tree(f"algorithm.filter.max_rounds={rounds}") for rounds in (1, 6))
+    assert one["step"]["deadlines"] == six["step"]["deadlines"]
+    generate = one["step"]["seconds"]["generate"]
+    assert one["step"]["longest_seconds"] == one["step"]["seconds"]["total"]
+    assert six["step"]["longest_seconds"] == pytest.approx(one["step"]["longest_seconds"] + 5 * generate)
+    few = tree("algorithm.filter.max_rounds=6", "algorithm.filter.max_prompts=256")
+    assert few["step"]["most_rounds"] == 2
+
+
+def test_a_run_that_never_saves_waits_for_no_checkpoint() -> None:
+    found = tree("loop.checkpoint.every_steps=0", "loop.checkpoint.at_end=false")
+    assert [each["name"] for each in found["step"]["deadlines"] if "checkpoint" in each["name"]] == []
+    assert [moment["moment"] for moment in found["host_memory"]] == ["engines serve"]

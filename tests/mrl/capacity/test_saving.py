@@ -1,0 +1,55 @@
+"""Bytes of checkpoints and exports, and the host memory of a node that saves."""
+
+import pytest
+
+from mrl.capacity.hardware import load_hardware
+from mrl.capacity.report import capacity_report
+from mrl.config.load import load
+from mrl.files import CONFIGS
+
+QWEN = 30_532_122_624
+"""Parameters of Qwen3-30B-A3B."""
+
+
+def tree(*words: str, recipe: str = "qwen3_30b_a3b", hardware: str = "8x80gb"):
+    return capacity_report(load([CONFIGS / f"{recipe}.yaml"], words), load_hardware(hardware)).tree
+
+
+def test_a_checkpoint_is_fourteen_bytes_a_parameter_and_an_export_two() -> None:
+    found = tree()
+    assert found["checkpoint"]["num_bytes"] == 14 * QWEN
+    assert found["checkpoint"]["node_bytes"] == 14 * QWEN
+    assert found["export"]["num_bytes"] == 2 * QWEN
+    assert found["export"]["host_bytes"] == 5_000_000_000
+    rate = found["hardware"]["storage_bytes_per_second"]
+    assert found["checkpoint"]["seconds"] == 14 * QWEN / rate
+    assert found["export"]["seconds"] == 2 * 2 * QWEN / rate
+    assert tree("training.dtype=float32")["checkpoint"]["num_bytes"] == 12 * QWEN
+
+
+def test_a_critic_is_saved_too() -> None:
+    words = ["algorithm.estimator.name=gae", "critic.optimizer.lr=1e-5", "training.layout.dp=4"]
+    assert tree(*words)["checkpoint"]["num_bytes"] == 28 * QWEN
+
+
+def test_gathering_takes_host_memory_by_the_parameters_of_a_rank() -> None:
+    """One node, no replica of an expert: three tensors, the rank's own three, one gathered twice."""
+    found = tree()
+    held = found["training"]["stages"][0]["parameters"]
+    assert found["checkpoint"]["host_bytes"] == 8 * held * (12 + 8 + 12)
+    save = next(moment for moment in found["host_memory"] if moment["moment"] == "save")
+    assert save["parts"]["gathered state"] == found["checkpoint"]["host_bytes"]
+    off_loaded = next(part for name, part in save["parts"].items() if name == "off-loaded")
+    assert save["total_bytes"] == off_loaded + found["checkpoint"]["host_bytes"]
+
+
+def test_a_node_that_cannot_gather_is_an_error_that_names_the_moment() -> None:
+    wide = tree("training.layout.pp=8", "training.layout.dp=4", recipe="deepseek_v3", hardware="8x141gb")
+    assert [line.partition(" needs")[0] for line in wide["errors"]] == ["'save'"]
+    assert tree(recipe="deepseek_v3", hardware="8x141gb")["errors"] == []
+
+
+@pytest.mark.parametrize("every", [0, 10])
+def test_an_export_beside_the_run_takes_host_memory(every: int) -> None:
+    found = tree("loop.checkpoint.every_steps=10", f"export.every_steps={every}")
+    assert all(("export" in moment["parts"]) == bool(every) for moment in found["host_memory"])
