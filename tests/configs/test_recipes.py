@@ -75,11 +75,14 @@ def test_recipe_fits_its_hardware_and_can_be_trained(
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     config = with_folder(files, folders)
     assert not train_refuses(config)
-    nodes = [3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)]  # as Ray may give them
-    assert engines_over_nodes(config, nodes) == []
+    numbers = [
+        3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)
+    ]  # as Ray may give them
+    assert engines_over_nodes(config, numbers) == []
     tree = capacity_report(config, load_hardware(hardware)).tree
     assert tree["errors"] == []
     assert tree["fits"]
+    assert not any(" free: fragmentation" in line for line in tree["warnings"])
     assert max(each["seconds"] / each["deadline"] for each in tree["step"]["deadlines"]) < 0.5
     assert tree["nodes"] == nodes
     assert tree["world_size"] == 8 * nodes

@@ -57,6 +57,7 @@ training:
   dtype: float32
   microbatch_tokens: 256
   offload: always
+  optimizer: {{moments_dtype: float32}}
 rollout:
   tp: 2
   expert_parallel: false
