@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layers import ROOT
+from tests.support.source_tree import ROOT
 
 PAGES = sorted(
     [

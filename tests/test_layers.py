@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.structure import imports
-
-ROOT = Path(__file__).parents[1]
+from tests.support.source_tree import modules
 
 LAYERS = [
     ["mrl.errors", "mrl.files", "mrl.samples", "mrl.models.layout"],
@@ -55,18 +53,6 @@ ENGINES = {
     ),
 }
 """Who may import an engine (by prefix of the module's name)."""
-
-FOLDERS = {"mrl": "mrl", "models": "mrl.models", "resharding": "mrl.resharding", "launch": "mrl.launch", "benchmarks": "benchmarks"}  # fmt: skip
-"""Top-level folders and the package each is imported as."""
-
-
-def modules() -> dict[str, Path]:
-    named = {}
-    for folder, package in FOLDERS.items():
-        for file in (ROOT / folder).rglob("*.py"):
-            inner = file.relative_to(ROOT / folder).with_suffix("").parts
-            named[".".join((package, *inner)).removesuffix(".__init__")] = file
-    return named
 
 
 def layer(name: str) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.structure import imports
 from mrl.files import CONFIGS, shipped
-from tests.test_layers import ROOT, modules
+from tests.support.source_tree import ROOT, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from tests.launch.local_slurm import LocalSlurm, local_slurm, missing
-from tests.launch.test_slurm_nodes import TABLE
 from tests.launch.two_nodes import ROOT, free_port_base, steps_done, write_run
+from tests.support.node_lists import TABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 SECONDS = 800.0

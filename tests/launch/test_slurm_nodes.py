@@ -4,19 +4,7 @@ import pytest
 
 from mrl.errors import ConfigError
 from mrl.launch.cluster.slurm_nodes import expand, main
-
-TABLE = [
-    ("n1", ["n1"]),
-    ("n1,n2", ["n1", "n2"]),
-    ("n[1-3]", ["n1", "n2", "n3"]),
-    ("n[1,3]", ["n1", "n3"]),
-    ("n[01-03,7]", ["n01", "n02", "n03", "n7"]),
-    ("n[098-101]", ["n098", "n099", "n100", "n101"]),
-    ("gpu-a[1-2],gpu-b3,login", ["gpu-a1", "gpu-a2", "gpu-b3", "login"]),
-    ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
-    ("n[8-10]", ["n8", "n9", "n10"]),
-    ("a[1],b[2-2]", ["a1", "b2"]),
-]
+from tests.support.node_lists import TABLE
 
 
 @pytest.mark.parametrize(("nodes", "names"), TABLE)

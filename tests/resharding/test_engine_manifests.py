@@ -8,7 +8,7 @@ from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor, Piece
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
-from tests.resharding.test_trainer_manifests import QWEN3_MOE
+from tests.resharding.worlds import QWEN3_MOE
 
 
 def tensor(manifest, name: str):

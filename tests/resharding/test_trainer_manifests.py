@@ -11,12 +11,7 @@ from mrl.models.layout import Layout, chunk_layers
 from mrl.models.tensors import LOCAL, TRANSFORMER_ENGINE
 from mrl.resharding.planner import trainer_manifests
 from tests.resharding.live_manifests import from_model
-from tests.resharding.worlds import FAMILIES, box, random_config
-
-QWEN3_MOE = {
-    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8, "moe_intermediate_size": 8, "intermediate_size": 16,
-}  # fmt: skip
+from tests.resharding.worlds import FAMILIES, QWEN3_MOE, box, random_config
 
 
 def pieces(manifest, name: str, chunk: int = 0):

@@ -18,6 +18,11 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import fp8
 from mrl.resharding.transfer.copies import assign, numpy_dtype
 
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8, "moe_intermediate_size": 8, "intermediate_size": 16,
+}  # fmt: skip
+"""A model that is no random one: small, and every layer of experts."""
 FAMILIES = ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
 
 

@@ -14,9 +14,8 @@ import pytest
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError, WeightSyncError
-from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
+from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
@@ -26,11 +25,10 @@ from tests.ranks import run_ranks
 from tests.resharding.feeding import Feeder, read
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.leasing import LeasedRank, one_trainer_rank, spread
+from tests.resharding.vllm.sessions import ASKED, SYNC, described, planned_session, sync_weights
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
-SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
-ASKED = driving.requests(12, seed=2, ignore_stop=True)
 
 
 @pytest.fixture
@@ -54,19 +52,6 @@ def fresh_answers(tiny_model: Path) -> list[list[float]]:
     answers = host.call(driving.generate, ASKED)
     host.close()
     return [a.logprobs.tolist() for a in answers]
-
-
-def sync_weights(host: EngineHost, feeder: Feeder, folder: Path, drop: str | None = None) -> Any:
-    """One session; the engine's error is raised, the sender's are returned."""
-    weights = {name: w for name, w in read(folder).items() if name != drop}
-    version = host.call(driving.version)
-    session = feeder.session(weights, version, version + 1)
-    feeding = feeder.send(session, weights)
-    try:
-        host.call(driving.receive, session)
-    finally:
-        feeding.end()
-    return feeding
 
 
 def test_what_was_sent_is_what_a_fresh_engine_has(
@@ -230,15 +215,6 @@ def footprint(engine: RolloutEngine) -> Footprint:
 # -- by the plan --------------------------------------------------------------------------------------------------
 
 
-def manifests(engine: RolloutEngine, rows: list[tuple[str, tuple[int, ...], str]]) -> list[RankManifest]:
-    return engine.engine_manifests([CheckpointTensor(*row) for row in rows])
-
-
-def described(host: EngineHost, folder: Path) -> list[RankManifest]:
-    rows = [(n, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for n, w in read(folder).items()]
-    return host.call(manifests, rows)
-
-
 def break_processing(engine: RolloutEngine, number: int) -> None:
     """The number-th module to be processed under a plan raises once, half way through the model."""
     from mrl.resharding.vllm import modules
@@ -321,27 +297,6 @@ def test_two_tensors_of_one_shape_in_each_others_place_are_seen_by_log_probs(
         answers = tiny_engine.call(driving.generate, ASKED)
         gaps.append(driving.worst_gap(tiny_model, ASKED, answers))
     assert gaps[0] > 1e-2 and gaps[1] < 1e-4, gaps
-
-
-def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan: Plan) -> list[Exception]:
-    """One session by the plan; the engine's error is raised, the sender's are returned."""
-    version = host.call(driving.version)
-    session = Session.new(version, version + 1, plan.digest)
-    errors: list[Exception] = []
-
-    def send() -> None:
-        try:
-            trainer.send(feeder.senders[0], session, plan, 0, group=None)
-        except WeightSyncError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        host.call(driving.receive, session)
-    finally:
-        thread.join(30)
-    return errors
 
 
 def receive_asleep(engine: RolloutEngine, session: Session, tag: str) -> None:

@@ -20,7 +20,7 @@ from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
 from tests.resharding.leasing import LeasedRank, spread
-from tests.resharding.vllm.test_plugin import described, planned_session, sync_weights
+from tests.resharding.vllm.sessions import described, planned_session, sync_weights
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration

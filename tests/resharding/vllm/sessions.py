@@ -1,0 +1,63 @@
+"""Sessions into a real engine, and what tests of several files ask it; used by tests of vLLM's side."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from mrl.config.sections.sync import SyncSection
+from mrl.errors import WeightSyncError
+from mrl.models.tensors import CheckpointTensor
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import Plan
+from mrl.resharding.transfer.session import Session
+from mrl.rollout.engine import RolloutEngine
+from tests.engines import EngineHost
+from tests.mrl.rollout import driving
+from tests.resharding.feeding import Feeder, read
+from tests.resharding.leasing import LeasedRank
+
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
+ASKED = driving.requests(12, seed=2, ignore_stop=True)
+
+
+def sync_weights(host: EngineHost, feeder: Feeder, folder: Path, drop: str | None = None) -> Any:
+    """One session; the engine's error is raised, the sender's are returned."""
+    weights = {name: w for name, w in read(folder).items() if name != drop}
+    version = host.call(driving.version)
+    session = feeder.session(weights, version, version + 1)
+    feeding = feeder.send(session, weights)
+    try:
+        host.call(driving.receive, session)
+    finally:
+        feeding.end()
+    return feeding
+
+
+def manifests(engine: RolloutEngine, rows: list[tuple[str, tuple[int, ...], str]]) -> list[RankManifest]:
+    return engine.engine_manifests([CheckpointTensor(*row) for row in rows])
+
+
+def described(host: EngineHost, folder: Path) -> list[RankManifest]:
+    rows = [(n, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for n, w in read(folder).items()]
+    return host.call(manifests, rows)
+
+
+def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan: Plan) -> list[Exception]:
+    """One session by the plan; the engine's error is raised, the sender's are returned."""
+    version = host.call(driving.version)
+    session = Session.new(version, version + 1, plan.digest)
+    errors: list[Exception] = []
+
+    def send() -> None:
+        try:
+            trainer.send(feeder.senders[0], session, plan, 0, group=None)
+        except WeightSyncError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        host.call(driving.receive, session)
+    finally:
+        thread.join(30)
+    return errors
