@@ -16,7 +16,7 @@ import torch
 from benchmarks.resharding.made_up import MadeUp
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.tensors import LocalTensor
+from mrl.models.tensors import TRAINER, LocalTensor
 from mrl.resharding.planner.manifest import tensor_bytes
 from mrl.resharding.planner.trainer_manifests import from_layout
 from mrl.resharding.transfer.assembly import DTYPES
@@ -78,6 +78,7 @@ class BenchTrainer:
     """One rank of the training layout (`weight_sync.Trainer`)."""
 
     dtype = torch.bfloat16
+    spec = TRAINER
 
     def __init__(
         self, hf_config: Mapping[str, Any], layout: Layout, rank: int, *, device: torch.device

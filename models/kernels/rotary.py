@@ -26,10 +26,15 @@ def inverse_frequencies(rope: Rope) -> Tensor:
 class RotaryTable:
     """Cosines and sines of all positions, computed in float32."""
 
+    angles: Tensor | None
+    """[positions, 1, 1, D] float32, both halves alike, as Transformer Engine takes them; None where cosines and
+    sines are scaled."""
+
     def __init__(self, rope: Rope, *, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.arange(max_length).float()[:, None] * inverse_frequencies(rope)[None, :]
         self.cos = (angles.cos() * rope.scale).to(device, dtype)
         self.sin = (angles.sin() * rope.scale).to(device, dtype)
+        self.angles = angles.repeat(1, 2)[:, None, None].to(device) if rope.scale == 1.0 else None
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[N] positions -> cos, sin [N, 1, D / 2]."""

@@ -7,6 +7,7 @@ load weights, wrap for data parallelism or own an optimizer (mrl/training).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 
 from mrl.config.sections.training import TrainingSection
+from mrl.errors import CheckpointError
 from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
+from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.layer_specs import block_spec
 
 
@@ -29,6 +32,20 @@ class PackedModel(GPTModel):
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden_states
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Megatron's, without the layers' float8 states: nothing is trained in float8, and layers of one spec
+        have them where layers of the other do not."""
+        found = super().sharded_state_dict(*args, **kwargs)
+        return {name: shard for name, shard in found.items() if not _is_extra_state(name)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> Any:
+        """Megatron's; float8 states alone may be missing."""
+        result = super().load_state_dict(state_dict, strict=False, **kwargs)
+        wrong = [name for names in result for name in names if not _is_extra_state(name)]
+        if strict and wrong:
+            raise CheckpointError(f"missing or unknown in the loaded state: {wrong[:8]}")
+        return result
 
     def values(self, hidden: Tensor) -> Tensor:
         """[m] float32 values of hidden states [m, D], where a value head stands in the output layer's place."""
@@ -52,6 +69,10 @@ class PackedModel(GPTModel):
         return weight
 
 
+def _is_extra_state(name: str) -> bool:
+    return "_extra_state" in name.rpartition(".")[2]
+
+
 class ValueHead(torch.nn.Module):
     """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. Starts at
     0."""
@@ -70,6 +91,7 @@ class Chunks:
 
     models: list[PackedModel]
     config: TransformerConfig
+    choice: LayerChoice
     rotary: RotaryTable
     vocab_size: int
     """Without padding."""
@@ -92,7 +114,8 @@ def build_chunks(
     """
     require_trainable(hf_config)
     family = family_of(hf_config)
-    config = _transformer_config(family.transformer_fields(hf_config), training, layout, device)
+    choice = choose_layers(training, device)
+    config = _transformer_config(family.transformer_fields(hf_config), training, layout, device, choice)
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")
     place_pp = parallel_state.get_pipeline_model_parallel_rank()
@@ -101,7 +124,7 @@ def build_chunks(
     for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
         model = PackedModel(
             config,
-            block_spec(config, layers, device),
+            block_spec(config, layers, choice),
             vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
             max_sequence_length=max_length,
             pre_process=place_pp == 0 and chunk == 0,
@@ -115,6 +138,8 @@ def build_chunks(
             model.output_layer = head
         models.append(model.to(device))
     mark_expert_parameters(models)
+    if choice.transformer_engine:
+        fuse_gradient_accumulation(models)
     rotary = RotaryTable(
         family.rotary(hf_config),
         max_length=max_length + 2 * layout.cp * layout.tp,  # what segments and microbatches are padded by
@@ -124,6 +149,7 @@ def build_chunks(
     return Chunks(
         models=models,
         config=config,
+        choice=choice,
         rotary=rotary,
         vocab_size=vocab,
         max_length=max_length,
@@ -144,8 +170,24 @@ def mark_expert_parameters(models: list[PackedModel]) -> None:
                 parameter.allreduce = False  # type: ignore[attr-defined]
 
 
+def fuse_gradient_accumulation(models: list[PackedModel]) -> None:
+    """Let the products of Transformer Engine's layers add weights' gradients to the float32 buffers themselves.
+
+    Without it each layer makes a gradient in the weights' type, which is added afterwards. Megatron's setting
+    (gradient_accumulation_fusion) says the same of these layers, and refuses the output layer without Apex.
+    """
+    modules: list[Any] = [module for model in models for module in model.modules()]
+    for module in modules:
+        if "fuse_wgrad_accumulation" in vars(module):
+            module.fuse_wgrad_accumulation = True
+
+
 def _transformer_config(
-    fields: dict[str, Any], training: TrainingSection, layout: Layout, device: torch.device
+    fields: dict[str, Any],
+    training: TrainingSection,
+    layout: Layout,
+    device: torch.device,
+    choice: LayerChoice,
 ) -> TransformerConfig:
     dtype = getattr(torch, training.dtype)
     is_moe = "num_moe_experts" in fields
@@ -157,6 +199,7 @@ def _transformer_config(
     return kind(
         **fields,
         **_recompute_fields(training, is_moe=is_moe),
+        **choice.fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
         cp_comm_type="p2p",  # of Transformer Engine's attention; our own gathers
@@ -166,7 +209,6 @@ def _transformer_config(
         expert_tensor_parallel_size=layout.etp,
         sequence_parallel=layout.tp > 1,
         variable_seq_lengths=layout.pp > 1,
-        moe_token_dispatcher_type="alltoall",  # dense models too: the default is refused with uneven lengths
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -181,10 +223,9 @@ def _transformer_config(
         # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and
         # ranks.
         calculate_per_token_loss=True,
-        bias_activation_fusion=False,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
-        apply_rope_fusion=False,
+        apply_rope_fusion=False,  # packed_attention.py turns queries and keys
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
     )
@@ -195,8 +236,6 @@ def _router_fields(training: TrainingSection) -> dict[str, Any]:
         "moe_router_dtype": training.router_dtype,
         "moe_router_load_balancing_type": "aux_loss" if training.router_aux_loss else "none",
         "moe_aux_loss_coeff": training.router_aux_loss,
-        "moe_permute_fusion": False,
-        "moe_grouped_gemm": False,
     }
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
@@ -32,6 +34,9 @@ class PackedLatentAttention(MLASelfAttention):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         del self.rotary_pos_emb  # the microbatch brings its cosines and sines
+        self._splits_down = isinstance(self.linear_kv_down_proj, ColumnParallelLinear)
+        """Whether down-projections are split by rows; Transformer Engine's are whole on every rank, for its own
+        tokens, and their norms are part of the up-projections."""
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
         """The spec's own modules where queries are not compressed: no query has a norm there, and Megatron
@@ -75,18 +80,27 @@ class PackedLatentAttention(MLASelfAttention):
         return x.view(x.shape[0], self.num_attention_heads_per_partition, -1)
 
     def _query_latent(self, hidden: Tensor) -> Tensor:
-        """[N / tp, 1, q_lora_rank] after its norm; the hidden states where queries are not compressed."""
+        """[N / tp, 1, q_lora_rank], after its norm where that is a module; the hidden states where queries are
+        not compressed."""
         if self.config.q_lora_rank is None:
             return hidden
-        return self.q_layernorm(self._own_tokens(_gather(self.linear_q_down_proj(hidden)[0])))
+        latent = self.linear_q_down_proj(hidden)[0]
+        return self.q_layernorm(self._own_tokens(_gather(latent)) if self._splits_down else latent)
 
     def _key_value_latent(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[N / tp, 1, kv_lora_rank] after its norm, and the keys' rotary part [N, 1, rope], shared by all
-        heads."""
+        """[N / tp, 1, kv_lora_rank], after its norm where that is a module, and the keys' rotary part
+        [N, 1, rope], shared by all heads.
+
+        Each rank turns the part for its own heads: the ranks' gradients of it are summed.
+        """
         sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
-        latent, k_rope = _gather(self.linear_kv_down_proj(hidden)[0]).split(sizes, dim=-1)
-        # Each rank turns the part for its own heads: their gradients are summed, which splitting alone does
-        # not do.
+        down = self.linear_kv_down_proj(hidden)[0]
+        if not self._splits_down:
+            latent, k_rope = down.split(sizes, dim=-1)
+            if self.config.sequence_parallel:
+                k_rope = gather_from_sequence_parallel_region(k_rope)
+            return self.kv_layernorm(latent), k_rope
+        latent, k_rope = _gather(down).split(sizes, dim=-1)
         return self.kv_layernorm(self._own_tokens(latent)), copy_to_tensor_model_parallel_region(k_rope)
 
     def _own_tokens(self, x: Tensor) -> Tensor:

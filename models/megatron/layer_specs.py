@@ -1,5 +1,9 @@
 """Megatron's layer specs with our norm, attention, router and experts in them. Knows no family: megatron's
-config says it all."""
+config says it all.
+
+Of Transformer Engine's spec only the attention around the core and the router are replaced. Both specs store
+checkpoints under the same names, so that a run may go on with the other.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,74 @@ import dataclasses
 import functools
 from typing import Any
 
-import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mrl.models.megatron.experts import GroupedExperts
 from mrl.models.megatron.latent_attention import PackedLatentAttention
+from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
 from mrl.models.megatron.packed_attention import core_attention
 
+_STORED_AS = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+_STORED_AS_LATENT = {
+    "self_attention.linear_q_up_proj.layer_norm_": "self_attention.q_layernorm.",
+    "self_attention.linear_kv_up_proj.layer_norm_": "self_attention.kv_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""Prefixes of parameters of Transformer Engine's layers, and under what names Megatron's local spec stores
+them."""
 
-def block_spec(config: TransformerConfig, layers: range, device: torch.device) -> Any:
+
+def block_spec(config: TransformerConfig, layers: range, choice: LayerChoice) -> Any:
     """The (global) layers of one model chunk, as TransformerBlockSubmodules."""
     norm: Any = RMSNorm
+    if choice.transformer_engine:
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        norm = TENorm
     return TransformerBlockSubmodules(
-        [_layer_spec(config, layer, device) for layer in layers], layer_norm=norm
+        [_layer_spec(config, layer, choice) for layer in layers], layer_norm=norm
     )
 
 
-def _layer_spec(config: TransformerConfig, layer: int, device: torch.device) -> ModuleSpec:
+def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> ModuleSpec:
     pattern = config.moe_layer_freq
     is_moe = bool(config.num_moe_experts) and (not isinstance(pattern, list) or bool(pattern[layer]))
+    spec = _engine_spec(config, is_moe) if choice.transformer_engine else _local_spec(config, is_moe)
+    parts: Any = spec.submodules
+    parts.self_attention.submodules.core_attention = core_attention(choice)
+    if config.multi_latent_attention:
+        parts.self_attention.module = PackedLatentAttention
+    if is_moe:
+        own: dict[str, Any] = {"router": RecordingRouter}
+        if not choice.transformer_engine:
+            own["experts"] = GroupedExperts
+        moe = dataclasses.replace(parts.mlp.keywords["submodules"], **own)
+        parts.mlp = functools.partial(parts.mlp, submodules=moe)
+    return spec
+
+
+def _engine_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
+    """Transformer Engine's layers, stored as Megatron's local ones are."""
+    spec = get_gpt_layer_with_transformer_engine_spec(
+        num_experts=config.num_moe_experts if is_moe else None,
+        moe_grouped_gemm=is_moe,
+        qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
+    )
+    parts: Any = spec.submodules
+    parts.sharded_state_dict_keys_map = _STORED_AS_LATENT if config.multi_latent_attention else _STORED_AS
+    return spec
+
+
+def _local_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
+    """Megatron's own layers with our norms."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts if is_moe else None,
         moe_grouped_gemm=False,
@@ -39,18 +88,12 @@ def _layer_spec(config: TransformerConfig, layer: int, device: torch.device) -> 
     )
     parts: Any = spec.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-    attention = parts.self_attention
-    attention.submodules.core_attention = core_attention(device)
+    norms = parts.self_attention.submodules
     if config.multi_latent_attention:
-        attention.module = PackedLatentAttention
-        attention.submodules.kv_layernorm = RMSNorm
+        norms.kv_layernorm = RMSNorm
         # without a compressed query there is nothing to norm, and Megatron refuses a norm for it
         is_compressed = getattr(config, "q_lora_rank", None) is not None
-        attention.submodules.q_layernorm = RMSNorm if is_compressed else None
+        norms.q_layernorm = RMSNorm if is_compressed else None
     elif config.qk_layernorm:
-        attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
-    if is_moe:
-        moe = parts.mlp.keywords["submodules"]
-        own = dataclasses.replace(moe, router=RecordingRouter, experts=GroupedExperts)
-        parts.mlp = functools.partial(parts.mlp, submodules=own)
+        norms.q_layernorm = norms.k_layernorm = RMSNorm
     return spec

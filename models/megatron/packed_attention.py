@@ -13,9 +13,8 @@ segments, under a mask.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from megatron.core import parallel_state
@@ -23,8 +22,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from mrl.models.kernels.attention import packed_attention
+from mrl.models.kernels.attention import packed_attention, padded_to
 from mrl.models.kernels.rotary import rotate
+from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.packed_segments import PackedSegments
 
 _MEGATRONS_FIELDS = [part.name for part in dataclasses.fields(PackedSeqParams)]
@@ -36,6 +36,9 @@ class PackedCore(torch.nn.Module):
 
     Latent attention's queries and keys arrive turned, and its values are narrower.
     """
+
+    bucketed: ClassVar[bool] = True
+    """Whether it reads PackedSegments.buckets."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -54,8 +57,13 @@ class PackedCore(torch.nn.Module):
         """query [N, H, D], key [N, G, D], value [N, G, V] -> [N, H x V]. A mask is never given: segments say
         it all."""
         if self.rotates:
-            query, key = (rotate(x, packed_seq_params.cos, packed_seq_params.sin) for x in (query, key))
+            query, key = self.turn(query, key, packed_seq_params)
         return self.attend(query, key, value, packed_seq_params, **kwargs)
+
+    def turn(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
+        """Queries and keys turned by their positions."""
+        query, key = (rotate(x, packed.cos, packed.sin) for x in (query, key))
+        return query, key
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSegments, **kwargs: Any
@@ -82,30 +90,51 @@ class PackedAttention(PackedCore):
 
 
 class FusedPackedAttention(PackedCore):
-    """Transformer Engine's THD kernels, which take values of another width; not run on a GPU yet.
+    """Transformer Engine's THD kernels, for 16-bit types; not run on a GPU yet.
 
-    With context parallelism the kernels pass keys and values round the ranks themselves; they take this
-    rank's chunks of every segment (zigzag.py) and the bounds of whole segments. Megatron passes what
-    TEDotProductAttention.__init__ takes.
+    Values are padded to the width of keys, as our own attention pads them: of the backends only some take
+    two widths, by architecture and version. With context parallelism the kernels pass keys and values round
+    the ranks themselves; they take this rank's chunks of every segment (zigzag.py) and the bounds of whole
+    segments. Megatron passes what TEDotProductAttention.__init__ takes.
     """
+
+    bucketed = False
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
         super().__init__(config)
+        if "k_channels" in kwargs:
+            kwargs["v_channels"] = max(kwargs["k_channels"], kwargs["v_channels"])
         self.core = TEDotProductAttention(config, **kwargs)
+
+    def turn(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
+        """As the base class does, in Transformer Engine's kernel and in float32; a rotary embedding that also
+        scales (YaRN) is ours."""
+        if packed.angles is None:
+            return super().turn(query, key, packed)
+        from megatron.core.extensions.transformer_engine import fused_apply_rotary_pos_emb_thd
+
+        cp = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+        query, key = (
+            fused_apply_rotary_pos_emb_thd(x, packed.cu_seqlens_q, packed.angles, *cp) for x in (query, key)
+        )
+        return query, key
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSegments, **kwargs: Any
     ) -> Tensor:
         segments = PackedSeqParams(**{name: getattr(packed, name) for name in _MEGATRONS_FIELDS})
-        return self.core(query, key, value, None, packed_seq_params=segments, **kwargs)
+        heads, width, padded = query.shape[1], value.shape[2], padded_to(value, key.shape[2])
+        out = self.core(query, key, padded, None, packed_seq_params=segments, **kwargs)
+        if padded is value:
+            return out
+        return out.unflatten(-1, (heads, -1))[..., :width].flatten(-2)
 
 
-def core_attention(device: torch.device) -> type[PackedCore]:
-    """The attention of this device: Transformer Engine's on CUDA where it is installed, our own elsewhere."""
-    fused = device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
-    return FusedPackedAttention if fused else PackedAttention
+def core_attention(choice: LayerChoice) -> type[PackedCore]:
+    """Transformer Engine's attention or our own."""
+    return FusedPackedAttention if choice.fused_attention else PackedAttention
 
 
 def _gather_ranks(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ class PackedSegments(PackedSeqParams):
     cos: Any = None
     """[N, 1, D / 2] in the compute dtype."""
     sin: Any = None
+    angles: Any = None
+    """RotaryTable.angles, for Transformer Engine's rotary embedding."""
     buckets: SegmentBuckets | None = None
     """For our own attention; Transformer Engine's reads the bounds."""
 
@@ -54,6 +56,7 @@ def pack_segments(
         max_seqlen_kv=longest,
         cos=cos,
         sin=sin,
+        angles=None if bucketed else rotary.angles,
         buckets=segment_buckets(lengths, dtype=cos.dtype, device=device, cp=cp, rank=rank)
         if bucketed
         else None,

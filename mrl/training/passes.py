@@ -34,6 +34,7 @@ from mrl.models.kernels.zigzag import kept
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron.build import Chunks, PackedModel
 from mrl.models.megatron.layer_modules import RecordingRouter
+from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
 from mrl.samples import TrainBatch
 from mrl.training.logprobs import logprobs_and_entropy
@@ -194,7 +195,12 @@ class Passes:
         arrays = (plan.tokens[mine][None], rows, own_rows, before[own_rows], targets)
         tokens, *index = (torch.from_numpy(array).to(self._device) for array in arrays)
         packed = pack_segments(
-            plan.lengths, rotary=self._chunks.rotary, device=self._device, cp=cp, rank=rank
+            plan.lengths,
+            rotary=self._chunks.rotary,
+            device=self._device,
+            cp=cp,
+            rank=rank,
+            bucketed=core_attention(self._chunks.choice).bucketed,
         )
         return Prepared(plan, tokens, mine, packed, self._real(plan, mine), *index)
 

@@ -26,7 +26,7 @@ from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron.build import build_chunks
-from mrl.models.tensors import LocalTensor
+from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations
 from mrl.samples import TrainBatch
@@ -98,7 +98,9 @@ class TrainedModel:
             for name, parameter in model.weights().items()
             if not (self._is_critic and name == HEAD)
         }
-        table = self.family.local_tensors(self.hf_config, self.layout, self.place, dtype=dtype)
+        table = self.family.local_tensors(
+            self.hf_config, self.layout, self.place, dtype=dtype, spec=self.spec
+        )
         table = [local for local in table if not (self._is_critic and local.name == HEAD)]
         named = {(local.chunk, local.name): local for local in table}
         if real.keys() != named.keys():
@@ -139,6 +141,11 @@ class TrainedModel:
     def local_tensors(self) -> list[tuple[LocalTensor, Tensor, int, int]]:
         """(description, view of the parameter, buffer index, byte offset there), in the table's order."""
         return [(local, parameter.data, *self.memory.locate(parameter)) for local, parameter in self._located]
+
+    @property
+    def spec(self) -> Spec:
+        """Whose layers name the parameters."""
+        return self.chunks.choice.spec
 
     def state(self) -> TrainingState:
         """What a checkpoint saves of this model, and restores."""

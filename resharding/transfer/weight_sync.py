@@ -19,7 +19,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.family import Family
 from mrl.models.layout import Layout
-from mrl.models.tensors import LocalTensor
+from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.planner.cells import Listing, PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
@@ -62,6 +62,11 @@ class Trainer(Protocol):
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def spec(self) -> Spec:
+        """Whose layers name the parameters."""
+        ...
+
     def local_tensors(self) -> Sequence[tuple[LocalTensor, torch.Tensor, int, int]]: ...
 
     def loaded_boxes(self) -> ReadBoxes | None:
@@ -70,6 +75,12 @@ class Trainer(Protocol):
 
     @property
     def memory(self) -> Memory: ...
+
+
+def _manifests_of(trainer: Trainer) -> list[RankManifest]:
+    """What every trainer rank holds, from the layout."""
+    dtype = str(trainer.dtype).removeprefix("torch.")
+    return from_layout(trainer.hf_config, trainer.layout, dtype=dtype, spec=trainer.spec)
 
 
 class Start:
@@ -120,9 +131,7 @@ class GatherSync:
         """`addresses`: of every engine rank. `store`: the trainers' torch.distributed store (distributed
         transport)."""
         self._trainer, self._sync = trainer, sync
-        manifests = from_layout(
-            trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
-        )
+        manifests = _manifests_of(trainer)
         self.plan = gather_plan.build(
             trainer.family.checkpoint_tensors(trainer.hf_config),
             [m.tensors for m in manifests],
@@ -243,9 +252,7 @@ class PlannedSync:
     def _trainers(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
         """Every rank's manifest from the layout; this rank's must be what it really holds."""
         trainer = self._trainer
-        manifests = from_layout(
-            trainer.hf_config, trainer.layout, dtype=str(trainer.dtype).removeprefix("torch.")
-        )
+        manifests = _manifests_of(trainer)
         if RankManifest.of(self._rank, own).digest != manifests[self._rank].digest:
             raise WeightSyncError(
                 f"trainer rank {self._rank} holds other tensors than its layout {trainer.layout} says"

@@ -99,6 +99,13 @@ class TrainingSection(Section):
     """Parameter and compute type; master weights and gradient sums are float32."""
     microbatch_tokens: int = Field(default=4096, ge=1)
     """Most tokens in one packed microbatch (a longer sample is a microbatch of its own)."""
+    spec: Literal["auto", "transformer_engine", "local"] = "auto"
+    """Whose layers are trained: Transformer Engine's with their fusions, or Megatron's and our own (local);
+    auto: Transformer Engine's where it is installed and a GPU is there. A checkpoint of one resumes in the
+    other."""
+    dispatcher: Literal["auto", "alltoall", "flex"] = "auto"
+    """How tokens reach their experts: exchanges (alltoall), or DeepEP's kernels (flex); auto: DeepEP's with
+    Transformer Engine's layers in bfloat16, where it is installed and experts are spread."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at one time when log-probs and entropy are computed."""
     recompute: Literal["off", "selective", "full"] = "off"

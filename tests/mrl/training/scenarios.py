@@ -241,10 +241,17 @@ def offload_and_reload(
 
 
 def save_then_go_on(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, dtype: str
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    layout: dict[str, int],
+    out: str,
+    dtype: str,
+    spec: str = "auto",
 ) -> Any:
     """Two steps, save, two more; returns the last two's metrics."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype)
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
     train(at, 2)
     at.save_checkpoint(Path(out, "step-00000002"), {"position": 17, "seeds": np.arange(3)})
     digest = digest_parameters(at.policy)
@@ -256,10 +263,18 @@ def save_then_go_on(
 
 
 def resume_and_go_on(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], path: str, out: str, dtype: str
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    layout: dict[str, int],
+    path: str,
+    out: str,
+    dtype: str,
+    spec: str = "auto",
 ) -> Any:
-    """Load the checkpoint into a fresh worker (of another layout, perhaps) and make two steps."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype)
+    """Load the checkpoint into a fresh worker (of another layout or spec, perhaps) and make two steps."""
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
     extra = at.load_checkpoint(path)
     digest = digest_parameters(at.policy)
     torch.rand(3)

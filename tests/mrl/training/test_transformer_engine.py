@@ -1,0 +1,91 @@
+"""Megatron's Transformer Engine layers, on a stand-in for the package: the same numbers, names and checkpoints as local ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from tests.mrl.training import scenarios
+from tests.mrl.training.layouts import OneRank, check_layout, name_of
+from tests.ranks import run_ranks
+from tests.support.transformer_engine import FOLDER
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+LAYOUTS: list[tuple[str, dict[str, int]]] = [
+    ("qwen3_moe", {}),
+    ("qwen3_moe", {"tp": 2, "ep": 2}),
+    ("deepseek_v3", {"tp": 2, "ep": 2}),
+]
+LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
+    ("qwen3_moe", {"tp": 2, "etp": 2}),
+    ("qwen3_moe", {"pp": 2, "vpp": 2, "dp": 2, "ep": 2}),
+    ("qwen3_moe", {"tp": 2, "dp": 2, "ep": 2, "etp": 2}),
+    ("qwen3_moe", {"cp": 2, "tp": 2}),
+    ("mixtral", {"tp": 2, "ep": 2}),
+    ("deepseek_v3", {"pp": 2, "vpp": 2}),
+    ("deepseek_v3", {"ep": 2, "dp": 2}),
+]
+
+
+def check(family: str, layout: dict[str, int], one_rank_of: OneRank, out: Path) -> None:
+    folder, expected = one_rank_of.of(family)
+    check_layout(layout, folder, expected, out, spec="transformer_engine")
+
+
+@pytest.mark.parametrize(("family", "layout"), LAYOUTS, ids=lambda v: v if isinstance(v, str) else name_of(v))
+def test_layout(family: str, layout: dict[str, int], one_rank_of: OneRank, tmp_path: Path) -> None:
+    check(family, layout, one_rank_of, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "layout"), LONG_LAYOUTS, ids=lambda v: v if isinstance(v, str) else name_of(v)
+)
+def test_long_layout(family: str, layout: dict[str, int], one_rank_of: OneRank, tmp_path: Path) -> None:
+    check(family, layout, one_rank_of, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, tmp_path: Path) -> None:
+    """The stand-in's attention refuses float32, and keys and values of unequal width, as DeepSeek-V3's are."""
+    folder, expected = one_rank_of.of(family)
+    changes = {"spec": "transformer_engine", "dtype": "bfloat16"}
+    (found,) = run_ranks(scenarios.forward_update_export, 1, str(folder), {}, str(tmp_path), changes)
+    gap = np.abs(found["arrays"]["logprobs"] - expected["arrays"]["logprobs"])
+    assert 0 < gap.mean() < 0.03  # bfloat16's rounding; a near tie sends a token to other experts
+    for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("specs", [("transformer_engine", "local")], ids=str)
+def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
+    specs: tuple[str, str], family: str, one_rank_of: OneRank, tmp_path: Path
+) -> None:
+    """In another layout too: parameters, moments and the step count are those of the saved run."""
+    folder, _ = one_rank_of.of(family)
+    first, second = specs
+    saving = str(folder), {"tp": 2, "ep": 2}, str(tmp_path), "float32", first
+    before = run_ranks(scenarios.save_then_go_on, 2, *saving)
+    resuming = str(folder), {}, str(tmp_path / "step-00000002"), str(tmp_path / "resumed"), "float32", second
+    (after,) = run_ranks(scenarios.resume_and_go_on, 1, *resuming)
+    assert after["steps"] == 2
+    for ours, theirs in zip(after["metrics"], before[0]["metrics"], strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-5)
+    trained, expected = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("resumed", "after-0-2")
+    )
+    for name, theirs in expected.items():
+        close = (trained[name] - theirs).abs() < 1e-5
+        assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"

@@ -1,0 +1,24 @@
+"""The rotary embedding of packed segments."""
+
+import torch
+from torch import Tensor
+
+
+def apply_rotary_pos_emb(
+    t: Tensor,
+    freqs: Tensor,
+    tensor_format: str = "sbhd",
+    start_positions: None = None,
+    interleaved: bool = False,
+    fused: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
+) -> Tensor:
+    """t [N, H, D] turned by the angles freqs [positions, 1, 1, D] float32, whose halves are alike; in float32."""
+    assert fused and tensor_format == "thd" and not interleaved and cu_seqlens is not None
+    assert freqs.dtype == torch.float32 and cp_size == 1 and cp_rank == 0
+    positions = torch.cat([torch.arange(size) for size in cu_seqlens.diff().tolist()])
+    angles, x = freqs[positions, :, 0], t.float()
+    first, second = x.chunk(2, dim=-1)
+    return (x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()).to(t.dtype)

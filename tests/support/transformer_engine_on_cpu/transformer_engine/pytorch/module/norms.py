@@ -1,0 +1,35 @@
+"""Norms over the last dimension."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+
+class RMSNorm(torch.nn.Module):
+    def __init__(
+        self,
+        normalized_shape: Iterable[int] | int | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
+        device: torch.device | str = "cuda",
+        **kwargs: object,
+    ) -> None:
+        super().__init__()
+        assert not zero_centered_gamma
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        size = normalized_shape if normalized_shape is not None else hidden_size
+        self.weight = torch.nn.Parameter(torch.ones(size, dtype=params_dtype, device=device))
+        if sequence_parallel is not None:
+            self.weight.sequence_parallel = sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class LayerNorm(torch.nn.Module):
+    """No model here has one."""

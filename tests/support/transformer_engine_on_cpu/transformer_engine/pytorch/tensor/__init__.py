@@ -1,0 +1,5 @@
+import torch
+
+
+class QuantizedTensor(torch.Tensor):
+    """No tensor is one."""
