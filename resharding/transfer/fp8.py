@@ -26,7 +26,9 @@ _CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
 
 def block_scales(weight: torch.Tensor, block: int) -> torch.Tensor:
     """[rows, cols] weight that begins on a block -> [ceil(rows / block), ceil(cols / block)] float32."""
-    scales = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float() / LARGEST
+    largest = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float()
+    # By a tensor: to divide by a number CUDA multiplies by its rounded inverse, a last bit away from the CPU's.
+    scales = largest / torch.full_like(largest, LARGEST)
     return torch.where(scales == 0, 1.0, scales)
 
 

@@ -76,7 +76,12 @@ class RecordedCuda:
         self.on_empty_cache()
 
     def _register(self, address: int, num_bytes: int, flags: int) -> int:
+        """As the driver: memory of which a part is registered already is refused (cudaErrorHostMemoryAlreadyRegistered)."""
         self.note("pin")
+        if any(
+            address < first + size and first < address + num_bytes for first, size in self.registered.items()
+        ):
+            return 712
         self.registered[address] = num_bytes
         return 0
 

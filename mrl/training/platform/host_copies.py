@@ -10,6 +10,7 @@ Not yet run on a GPU.
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 512
+_PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every context of the process."""
 
 
 class HostCopies:
@@ -102,15 +105,23 @@ class Slab:
         self._pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.buffer = torch.frombuffer(self._pages, dtype=torch.uint8)
         """[num_bytes] uint8."""
-        self._pinned = pinned
+        self._unpin: Any = None
         if pinned:
-            _check(_runtime().cudaHostRegister(self.buffer.data_ptr(), num_bytes, 1), num_bytes)
+            address = self.buffer.data_ptr()
+            _check(_runtime().cudaHostRegister(address, num_bytes, _PORTABLE), num_bytes)
+            # Pages that are unmapped while they are registered cannot be registered again where they are mapped next.
+            self._unpin = weakref.finalize(self, _unregister, address, self._pages)
+            self._unpin.atexit = False  # the driver may be gone before
 
     def free(self) -> None:
         """Gives the memory back, once nothing refers to it any more."""
-        if self._pinned:
-            _check(_runtime().cudaHostUnregister(self.buffer.data_ptr()), self.buffer.nbytes)
+        if self._unpin is not None:
+            self._unpin()
         self.buffer = torch.empty(0, dtype=torch.uint8)
+
+
+def _unregister(address: int, pages: mmap.mmap) -> None:
+    _check(_runtime().cudaHostUnregister(address), len(pages))
 
 
 def _runtime() -> Any:
@@ -120,6 +131,6 @@ def _runtime() -> Any:
 def _check(status: Any, num_bytes: int) -> None:
     if int(status) != 0:
         raise RuntimeError(
-            f"the CUDA runtime answered {status} to pinning or unpinning {num_bytes / 1e9:.1f} GB of host memory "
+            f"the CUDA runtime answered {int(status)} to pinning or unpinning {num_bytes / 1e9:.1f} GB of host memory "
             "for off-loading; is the host's memory, or the container's limit of it, too small?"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +69,15 @@ def test_buffers_of_tensors_that_are_gone_are_unpinned(cuda: RecordedCuda) -> No
     copies.start([torch.randn(1000)])
     copies.start([torch.randn(1000)])
     assert sum(cuda.registered.values()) == copies.num_bytes < 5_000
+
+
+def test_copies_that_nobody_holds_any_more_are_unpinned(cuda: RecordedCuda) -> None:
+    """Or their addresses could not be pinned again: seen on an H100, 712 from the runtime."""
+    for _ in range(3):
+        HostCopies(DEVICE, keep=True).start([torch.randn(1000)])
+        gc.collect()
+        assert not cuda.registered
+    assert cuda.take().count("unpin") == 3
 
 
 def test_a_refused_registration_says_how_much_was_asked(
