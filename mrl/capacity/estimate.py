@@ -117,7 +117,7 @@ class Estimate:
             engine_weights=self.engine.weights + self.engine.derived,
             engine_working=self.engine.working,
             kv_cache=self.engine.kv_cache,
-            buckets=2 * self.config.sync.bucket_bytes,
+            buckets=4 * self.config.sync.bucket_bytes,  # two to send from, two to receive in
             staging=max(expert, table) * DTYPE_BYTES[rollout.dtype],
         )
 

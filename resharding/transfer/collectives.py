@@ -86,18 +86,22 @@ class Ranks:
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
-    ) -> None:
-        """Sends and receives point to point, all at once, and returns when all is done. Each message is (rank
-        of the group, flat uint8 data)."""
+    ) -> list[Any]:
+        """Starts messages point to point, all at once; `wait` ends them. Each is (rank of the group, flat uint8
+        data)."""
         if not sends and not receives:
-            return
+            return []
         assert self._group is not None
         operations = [
             dist.P2POp(kind, data, dist.get_global_rank(self._group, rank), self._group)
             for kind, listed in ((dist.irecv, receives), (dist.isend, sends))
             for rank, data in listed
         ]
-        for work in dist.batch_isend_irecv(operations):
+        return dist.batch_isend_irecv(operations)
+
+    def wait(self, works: Sequence[Any]) -> None:
+        """Returns when all messages are through, on the device too."""
+        for work in works:
             self._wait(work)
 
     def _collect(self, error: Exception | None) -> str:

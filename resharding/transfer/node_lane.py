@@ -111,9 +111,12 @@ class NodeLane:
     def bucket(self, turn: int) -> torch.Tensor:
         return self._rest.bucket(turn)
 
-    def exchange(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         self._ranks.together(lambda: self._neighbours.pack(turn, self._arrays))
-        self._rest.exchange(turn, window, received)
+        self._rest.start(turn, window, received)
+
+    def finish(self, turn: int) -> None:
+        self._rest.finish(turn)
 
     def drain(self) -> None:
         self._rest.drain()

@@ -3,7 +3,7 @@ the slot.
 
 Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window. Waits
 for: receivers to free a bucket, the peers' messages of the window (each with the deadline). Unblocked by: the
-agreement before each window, so that one rank's failure is raised by all. Every rank visits every window.
+agreement before each window starts, so that one rank's failure is raised by all. Every rank visits every window.
 What no plan can place goes the gather path's way after the last window, in the same session.
 """
 
@@ -30,14 +30,19 @@ from mrl.resharding.wire.messages import Parcel
 
 
 class Lane(Protocol):
-    """Takes packed messages to where they are needed, window by window."""
+    """Takes packed messages to where they are needed, window by window, out of two send buckets in turn: one is
+    packed while the other is on its way."""
 
     def bucket(self, turn: int) -> torch.Tensor:
         """The send bucket of a window, free to pack into."""
         ...
 
-    def exchange(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
-        """Sends the packed messages of the window; fills `received` with what this slot gets of peers."""
+    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        """Starts the packed messages of the window, and fills `received` with what this slot gets of peers."""
+        ...
+
+    def finish(self, turn: int) -> None:
+        """Returns when what this slot gets of peers in a started window is there."""
         ...
 
     def drain(self) -> None:
@@ -51,15 +56,16 @@ class PeerLane:
 
     def __init__(self, ranks: Ranks, part: SlotPart, rank_of_slot: Mapping[int, int]) -> None:
         self._ranks, self._rank_of_slot = ranks, rank_of_slot
-        self._bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=ranks.device)
+        self._buckets = _send_buckets(part, ranks.device)
+        self._works: list[Any] = []
 
     def bucket(self, turn: int) -> torch.Tensor:
-        return self._bucket
+        return self._buckets[turn % 2]  # the window before the last was finished
 
-    def exchange(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         assert received is not None or not window.receives, "a slot that receives has a receiver"
-        rank, bucket = self._rank_of_slot, self._bucket
-        self._ranks.exchange(
+        rank, bucket = self._rank_of_slot, self._buckets[turn % 2]
+        self._works = self._ranks.exchange(
             [(rank[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends],
             [
                 (rank[r.peer], received[r.offset : r.offset + r.num_bytes])  # type: ignore[index]
@@ -67,17 +73,20 @@ class PeerLane:
             ],
         )
 
+    def finish(self, turn: int) -> None:
+        works, self._works = self._works, []
+        self._ranks.wait(works)
+
     def drain(self) -> None:
-        """Does nothing: an exchange returns when it is over."""
+        """Does nothing: every window was finished."""
 
 
 class MeshLane:
-    """Sends from trainer rank to engine rank where they share no memory, out of two buckets in turn."""
+    """Sends from trainer rank to engine rank where they share no memory."""
 
     def __init__(self, mesh: TrainerMesh, part: SlotPart, receiver_of_slot: Mapping[int, int]) -> None:
         self._mesh, self._receiver_of_slot = mesh, receiver_of_slot
-        size = part.send_bucket_bytes
-        self._buckets = [torch.empty(size, dtype=torch.uint8, device=mesh.device) for _ in range(2)]
+        self._buckets = _send_buckets(part, mesh.device)
         self._works: list[list[Any]] = [[], []]
 
     def bucket(self, turn: int) -> torch.Tensor:
@@ -85,16 +94,21 @@ class MeshLane:
         self._mesh.wait(works)
         return self._buckets[turn % 2]
 
-    def exchange(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
-        bucket = self._buckets[turn % 2]
-        for message in window.sends:
-            data = bucket[message.offset : message.offset + message.num_bytes]
-            receiver = self._receiver_of_slot[message.peer]
-            self._works[turn % 2] += self._mesh.send(data, receiver, digested=self._mesh.digests)
+    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        bucket, receiver = self._buckets[turn % 2], self._receiver_of_slot
+        messages = [(receiver[m.peer], bucket[m.offset : m.offset + m.num_bytes]) for m in window.sends]
+        self._works[turn % 2] = self._mesh.send(messages, digested=self._mesh.digests)
+
+    def finish(self, turn: int) -> None:
+        """Does nothing: this slot gets nothing, its receivers take their messages themselves."""
 
     def drain(self) -> None:
         self.bucket(0)
         self.bucket(1)
+
+
+def _send_buckets(part: SlotPart, device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
 
 def send(
@@ -143,38 +157,64 @@ def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Par
 def _windows(
     feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: Ranks
 ) -> Moved:
-    """Packs and sends every window, in the plan's order."""
-    seconds, packing = 0.0, 0.0
+    """Packs and sends every window, in the plan's order. A window is packed while the one before is on its way;
+    then all ranks agree, and it starts."""
+    started, packing = time.monotonic(), 0.0
     for turn, window in enumerate(part.windows):
-        bucket, received = ranks.together(lambda turn=turn: _ready(feeds, lane, turn))
-        mark = time.monotonic()
-        run(window.pack, flat, bucket)
-        packing += time.monotonic() - mark
-        lane.exchange(turn, window, received)
-        seconds += time.monotonic() - mark
+        seconds, received = ranks.together(
+            lambda turn=turn, window=window: _ready(feeds, lane, turn, window, flat)
+        )
+        packing += seconds
+        lane.start(turn, window, received)
     ranks.together(lambda: _last(feeds, lane, len(part.windows)))
     size = sum(_tables(feed).num_bytes for feed in feeds)
-    return Moved(size, len(part.windows), seconds, packing)
+    return Moved(size, len(part.windows), time.monotonic() - started, packing)
 
 
-def _ready(feeds: Sequence[Feed], lane: Lane, turn: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Announces the window before; returns the bucket to pack into, and the slot's own bucket where this rank
-    fills it."""
-    _announce(feeds, turn - 1)
+def _ready(
+    feeds: Sequence[Feed], lane: Lane, turn: int, window: WindowPart, flat: Sequence[torch.Tensor]
+) -> tuple[float, torch.Tensor | None]:
+    """Packs a window, ends the one before and announces it; returns the seconds of packing, and the slot's own
+    receive bucket where this rank fills it."""
+    _announce(_under_way(feeds), turn - 1)
+    with _explained(feeds):
+        try:
+            bucket, mark = lane.bucket(turn), time.monotonic()
+            run(window.pack, flat, bucket)
+            packing = time.monotonic() - mark
+        finally:  # else bytes of a session that failed here could still arrive in the next one
+            lane.finish(turn - 1)
+    return packing, _free(feeds, turn)
+
+
+def _free(feeds: Sequence[Feed], turn: int) -> torch.Tensor | None:
+    """Announces what has arrived; returns when the receivers have room for the next window."""
+    _announce(_arrived(feeds), turn - 1)
     received = None
     for feed in feeds:
         if feed.parcels is None:
             received = feed.sender.next_buffer()
         else:
             feed.sender.wait_turn()
-    with _explained(feeds):
-        return lane.bucket(turn), received
+    return received
 
 
 def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
-    _announce(feeds, turns - 1)
+    _announce(_under_way(feeds), turns - 1)
     with _explained(feeds):
+        lane.finish(turns - 1)
         lane.drain()
+    _announce(_arrived(feeds), turns - 1)
+
+
+def _under_way(feeds: Sequence[Feed]) -> list[Feed]:
+    """Those whose receivers take messages themselves: they are told when the messages have started."""
+    return [feed for feed in feeds if feed.parcels is not None]
+
+
+def _arrived(feeds: Sequence[Feed]) -> list[Feed]:
+    """Those in whose bucket the bytes must lie before they are told."""
+    return [feed for feed in feeds if feed.parcels is None]
 
 
 def _announce(feeds: Sequence[Feed], turn: int) -> None:

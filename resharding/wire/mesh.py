@@ -74,16 +74,32 @@ class Mesh:
             ) from error
 
     def _join(self, store: Any, meeting: Meeting, device: torch.device) -> Any:
-        if device.type == "cuda":
-            return dist.ProcessGroupNCCL(store, meeting.rank, meeting.size, self._timeout)  # type: ignore[attr-defined]
-        return dist.ProcessGroupGloo(store, meeting.rank, meeting.size, self._timeout)
+        if device.type != "cuda":
+            return dist.ProcessGroupGloo(store, meeting.rank, meeting.size, self._timeout)
+        group: Any = dist.ProcessGroupNCCL(store, meeting.rank, meeting.size, self._timeout)  # type: ignore[attr-defined]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        # Every rank makes the communicator now: the batches that use it are of some ranks only.
+        group.eager_connect_single_device(torch.device("cuda", index))
+        return group
 
-    def send(self, data: torch.Tensor, rank: int) -> Any:
-        """Starts a message; the data must stay as it is until `wait` has returned for it."""
-        return _started(self._group.send, data, rank)
+    def start(
+        self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> list[Any]:
+        """Starts messages as (rank, data) in one batch; the data must stay as it is until `wait` has returned.
 
-    def receive(self, data: torch.Tensor, rank: int) -> Any:
-        return _started(self._group.recv, data, rank)
+        Messages between the same two ranks arrive in the order in which they stand. NCCL runs a batch as one
+        operation in the communicator of all ranks. Alone, every message would make a communicator of its two
+        ranks, with buffers of its own, and one that waits would hold up those behind it: ranks that begin with
+        different peers could wait for each other."""
+        group: Any = self._group
+        operations = [(group.send, *message) for message in sends]
+        operations += [(group.recv, *message) for message in receives]
+        if not operations or not group.supports_coalescing:
+            return [_started(transfer, data, rank) for transfer, rank, data in operations]
+        group._start_coalescing()
+        for transfer, rank, data in operations:
+            transfer([data], rank, 0)
+        return [group._end_coalescing()]
 
     def wait(self, works: Sequence[Any], what: str) -> None:
         """Returns when all messages are through; MessageLost otherwise."""

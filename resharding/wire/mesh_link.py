@@ -70,15 +70,15 @@ class TrainerMesh:
             meeting = Meeting(*self._store, self._token, self.rank, self._size)
             self._mesh = Mesh(meeting, device=self.device, deadline_seconds=self._seconds, lost=lost)
 
-    def send(self, data: torch.Tensor, receiver: int, *, digested: bool) -> list[Any]:
-        """Starts the message to an engine rank; `wait` ends it."""
+    def send(self, messages: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[Any]:
+        """Starts messages as (engine rank, data), each followed by its digest where asked; `wait` ends them."""
         if self._mesh is None:
             raise WeightSyncError("a message before the session's ranks had met")
-        rank = self.num_trainers + receiver
-        works = [self._mesh.send(data, rank)]
-        if digested:
-            works.append(self._mesh.send(trailer(data), rank))
-        return works
+        sends = []
+        for receiver, data in messages:
+            rank = self.num_trainers + receiver
+            sends += [(rank, data), (rank, trailer(data))] if digested else [(rank, data)]
+        return self._mesh.start(sends, ())
 
     def wait(self, works: Sequence[Any]) -> None:
         if works:
@@ -118,7 +118,9 @@ class MeshLink:
 
     def push(self, which: int, num_bytes: int) -> None:
         """The bucket's own message carries its digest."""
-        self._works[which] = self._mesh.send(self._buffers[which][:num_bytes], self._receiver, digested=False)
+        self._works[which] = self._mesh.send(
+            [(self._receiver, self._buffers[which][:num_bytes])], digested=False
+        )
 
     def drop(self) -> None:
         self._works = [[], []]
@@ -168,13 +170,13 @@ class MeshInbox:
     def _receive(self, expected: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> None:
         if self._mesh is None:
             raise WeightSyncError("a message before the session's ranks had met")
-        works, trailers = [], []
+        receives, trailers = [], []
         for rank, data in expected:
-            works.append(self._mesh.receive(data, rank))
+            receives.append((rank, data))
             if digested:
                 trailers.append(torch.empty(1, dtype=torch.int64, device=self._device))
-                works.append(self._mesh.receive(trailers[-1], rank))
-        self._mesh.wait(works, "bytes of a bucket did not come")
+                receives.append((rank, trailers[-1]))
+        self._mesh.wait(self._mesh.start((), receives), "bytes of a bucket did not come")
         for _, data in expected:
             self._faults.arrived(data)
         for (rank, data), sent in zip(expected, trailers, strict=False):

@@ -1,14 +1,15 @@
 """A plan rehearsed as concurrent processes: every order that delays and kills can produce, with real bytes in bounded buckets.
 
-Each slot has two processes, as in a run. The exchange (the trainer process) visits every window: waits for a free receive
-bucket, packs, and leaves the window when all its messages are sent and received. The engine unpacks window by window and
-frees the bucket. A message moves only when sender and receiver are both at its window (a rendezvous, stricter than any
-transport). Commit is in two phases: an engine is verified after its last window, and only when all are does any become
+Each slot has two processes, as in a run, and a wire. The exchange (the trainer process) visits every window: packs it while
+the one before is on the wire, waits until that one is sent and received and for a free receive bucket, agrees with all others
+and starts it. The engine unpacks window by window and frees the bucket. A message moves only when sender and receiver are both
+at its window (a rendezvous, stricter than any transport). Commit is in two phases: an engine is verified after its last window, and only when all are does any become
 visible. Owns the proof of the order; the real executor is elsewhere.
 
 | process  | consumes              | produces              | waits for                              | unblocked by          |
 |----------|-----------------------|-----------------------|----------------------------------------|-----------------------|
-| exchange | trainer tensors       | a full receive bucket | free bucket; peers at the same window  | engine; peers         |
+| exchange | trainer tensors       | a full send bucket    | its wire; free bucket; all others      | wire; engine; peers   |
+| wire     | peers' send buckets   | a full receive bucket | own exchange and peer at the window    | exchanges             |
 | engine   | a full receive bucket | engine tensors        | a full bucket; then everyone verified  | exchange; coordinator |
 """
 
@@ -75,11 +76,12 @@ class _Slot:
         self.part = part
         self.arrays = arrays_of(part, sources)
         self.targets = poisoned(part.engine_tensors, sources, plan)
-        self.send = bytes_like(sources, part.send_bucket_bytes)
+        self.send = [bytes_like(sources, part.send_bucket_bytes) for _ in range(NUM_BUCKETS)]
         self.buckets = [bytes_like(sources, part.receive_bucket_bytes) for _ in range(NUM_BUCKETS)]
         self.window: WindowPart | None = None
         self.unsent: set[int] = set()
         self.unreceived: set[int] = set()
+        self.ready = 0
         self.filled = 0
         self.unpacked = 0
         self.verified = False
@@ -101,6 +103,7 @@ def rehearse(
     processes: dict[tuple[str, int], Process] = {}
     for number, slot in enumerate(slots):
         processes["exchange", number] = _exchange(slot, slots)
+        processes["wire", number] = _wire(slot, slots)
         if slot.part.engine_rank is not None:
             processes["engine", number] = _engine(slot, slots)
     dead, turns = _schedule(processes, random.Random(seed), kills)
@@ -148,25 +151,38 @@ def _schedule(
 
 def _exchange(slot: _Slot, slots: Sequence[_Slot]) -> Process:
     for turn, window in enumerate(slot.part.windows):
+        run(window.pack, slot.arrays, slot.send[turn % NUM_BUCKETS])
+        yield lambda: not slot.unsent and not slot.unreceived
+        slot.filled = turn
         yield lambda turn=turn: slot.unpacked > turn - NUM_BUCKETS or slot.part.engine_rank is None
-        run(window.pack, slot.arrays, slot.send)
+        slot.ready = turn + 1
+        yield lambda turn=turn: all(other.ready > turn for other in slots)
         slot.unsent = {message.peer for message in window.sends}
         slot.unreceived = {message.peer for message in window.receives}
         slot.window = window
+        yield lambda: True
+    yield lambda: not slot.unsent and not slot.unreceived
+    slot.filled = len(slot.part.windows)
+
+
+def _wire(slot: _Slot, slots: Sequence[_Slot]) -> Process:
+    """What the slot receives, message by message, while its trainer process goes on."""
+    for turn, window in enumerate(slot.part.windows):
         for message in window.receives:
             peer = slots[message.peer]
-            yield (
-                lambda peer=peer, window=window: peer.window is not None and peer.window.index == window.index
-            )
-            _receive(slot, peer, message, slot.buckets[turn % NUM_BUCKETS])
-        yield lambda: not slot.unsent and not slot.unreceived
-        slot.filled = turn + 1
+            yield lambda peer=peer, window=window: _at(slot, window) and _at(peer, window)
+            _receive(slot, peer, message, turn % NUM_BUCKETS)
 
 
-def _receive(slot: _Slot, peer: _Slot, message: Message, bucket: Any) -> None:
+def _at(slot: _Slot, window: WindowPart) -> bool:
+    return slot.window is not None and slot.window.index == window.index
+
+
+def _receive(slot: _Slot, peer: _Slot, message: Message, which: int) -> None:
     assert peer.window is not None, "a rendezvous has a sender"
     out = next(m for m in peer.window.sends if m.peer == slot.part.slot)
-    bucket[message.offset : message.offset + message.num_bytes] = peer.send[
+    bucket = slot.buckets[which]
+    bucket[message.offset : message.offset + message.num_bytes] = peer.send[which][
         out.offset : out.offset + out.num_bytes
     ]
     slot.unreceived.discard(peer.part.slot)

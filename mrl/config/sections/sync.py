@@ -17,7 +17,7 @@ class SyncSection(Section):
     """auto: through memory a slot's trainer and engine share (CUDA IPC on GPUs, shared memory on CPU);
     distributed: torch.distributed messages (NCCL or gloo), which need no common memory."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
-    """Size of each of the two bucket buffers of a slot."""
+    """Size of each of a slot's two receive buckets and two send buckets."""
     verify: Literal["full", "wire", "off"] = "full"
     """full: before a version becomes visible, what lies in the engines is compared with the trainer's own
     parameters, after every start and failure and every `verify_every` versions, and like wire in between;
