@@ -112,9 +112,11 @@ class ActorGroup[A: Actor]:
         """Runs a function of every actor and waits for all; results by number."""
         return list(self.wait(self.start_on_all(function, *arguments, **options)).values())
 
-    def wait(self, calls: Mapping[str, ObjectRef[R]]) -> dict[str, R]:
-        """Results of started calls by name, within the phase's deadline."""
-        deadline_seconds = self._config.loop.phase_deadline_seconds
+    def wait(
+        self, calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float | None = None
+    ) -> dict[str, R]:
+        """Results of started calls by name, also of another group's; within the phase's deadline unless another is given."""
+        deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
         return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
 
     def hand_out(self, function: Callable[[A, T], None], shares: Mapping[int, T]) -> None:

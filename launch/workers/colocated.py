@@ -2,11 +2,15 @@
 
 | stage | trainer | engines |
 |---|---|---|
+| start: engines | nothing on the slot yet | built, weights traced, then asleep |
+| start: trainers | built | asleep |
 | generate | all of it off-loaded | awake, serve version v |
 | train | on the slot: forward, update, checkpoint | asleep |
 | weight sync | only parameters on the slot; every rank sends | weights awake; every engine receives, verifies, commits v + 1 |
 
-The trainer off-loads by training.offload; engines sleep where the platform can.
+The trainer off-loads by training.offload; engines sleep where the platform can. At the start an engine measures the device's
+free memory and takes its share of it, so that nobody else may be on the slot; where its weights lie is traced while they
+are mapped. A reference and a checkpoint are loaded after the start, by a trainer that has the slot to itself.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import WorkerLost
-from mrl.launch.workers.actor_group import close_all, wait_all
+from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import Event, PhaseClock
@@ -46,14 +50,19 @@ class Hybrid:
         """The last version that was compared with the trainer's own parameters, in sessions that all committed since."""
 
     def start(self) -> None:
-        """Builds all workers at once; the first failure ends the start with its cause."""
-        with self._clock.phase("workers"):
-            calls = self.train.start() | self.rollout.start()
-            deadline = self._config.launch.start_deadline_seconds
-            wait_all(calls, deadline_seconds=deadline, clock=self._clock)
-        with self._clock.phase("connect"):
+        """Builds the engines, then the trainer ranks on the slots that sleeping engines left; the first failure ends the start
+        with its cause."""
+        deadline = self._config.launch.start_deadline_seconds
+        with self._clock.phase("engines"):
+            self.rollout.wait(self.rollout.start(), deadline_seconds=deadline)
+            addresses = self.rollout.addresses()
             # Asking for the engine manifests also shows that the engines have the trainer's tensors.
-            self._digest = self.train.connect(self.rollout.addresses(), self.rollout.engine_manifests())
+            manifests = self.rollout.engine_manifests()
+            self.rollout.sleep()
+        with self._clock.phase("trainers"):
+            self.train.wait(self.train.start(), deadline_seconds=deadline)
+        with self._clock.phase("connect"):
+            self._digest = self.train.connect(addresses, manifests)
         self._clock.listeners.append(self._check_alive)
 
     def _check_alive(self, event: Event) -> None:
@@ -70,7 +79,7 @@ class Hybrid:
         self.rollout.wake("weights")
         sends, receives = self.train.send(session), self.rollout.receive(session)
         deadline = 2 * self._config.sync.deadline_seconds
-        results = wait_all({**sends, **receives}, deadline_seconds=deadline, clock=self._clock)
+        results = self.train.wait({**sends, **receives}, deadline_seconds=deadline)
         self._offload(keep_parameters=False)
         self.rollout.wake("kv_cache")
         self.version, self._proved = version, version if session.full else proved

@@ -35,7 +35,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._sleeps = sleeps
 
     def start(self) -> dict[str, ObjectRef[None]]:
-        """Starts vLLM everywhere; the caller waits for it beside the trainer's construction."""
+        """Starts vLLM everywhere; the caller waits for it."""
         return self.start_on_all(RolloutActor.start)
 
     # -- requests ------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         super().__init__(TrainActor, config, clock, strategies=strategies, slot_share=0.5, **options)
 
     def start(self) -> dict[str, ObjectRef[None]]:
-        """Starts all ranks' construction; the caller waits for it beside the engines'."""
+        """Starts all ranks' construction; the caller waits for it."""
         import ray
 
         deadline = self._config.launch.start_deadline_seconds
