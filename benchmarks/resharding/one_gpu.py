@@ -123,7 +123,7 @@ class _Sync:
         # Nothing crosses slots, so nothing is digested but in sessions that are proved.
         sync = SyncSection(bucket_bytes=bucket_bytes, deadline_seconds=_DEADLINE_SECONDS)
         self._trainer, self._slot, self._version = trainer, slot, -1
-        self._weight_sync = PlannedSync(trainer, sync, slot.call("addresses"), manifest, slots_per_node=1)
+        self._weight_sync = PlannedSync(trainer, sync, slot.call("addresses"), manifest, nodes=[0])
 
     def measure(self, repeats: int) -> dict[str, float]:
         """Medians over `repeats` after one session of each kind: of whole sessions without and with a proof,

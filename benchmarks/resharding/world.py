@@ -93,12 +93,17 @@ class Rank:
         sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
         self._full = verify == "full"
         started = time.monotonic()
-        slots_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.trainer.layout.world_size))
+        world = self.trainer.layout.world_size
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         if mode == "gather":
             weight_sync: WeightSync = GatherSync(self.trainer, sync, self._addresses)
         else:
             weight_sync = PlannedSync(
-                self.trainer, sync, self._addresses, self.manifests, slots_per_node=slots_per_node
+                self.trainer,
+                sync,
+                self._addresses,
+                self.manifests,
+                nodes=[rank // per_node for rank in range(world)],
             )
         yield weight_sync, time.monotonic() - started
         if self._slot is not None:

@@ -55,14 +55,12 @@ class Hybrid:
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
             self.rollout.wait(self.rollout.start(), deadline_seconds=deadline)
-            addresses = self.rollout.addresses()
-            # Asking for the engine manifests also shows that the engines have the trainer's tensors.
-            manifests = self.rollout.engine_manifests()
+            engines = self.rollout.engine_ranks()
             self.rollout.sleep()
         with self._clock.phase("trainers"):
             self.train.wait(self.train.start(), deadline_seconds=deadline)
         with self._clock.phase("connect"):
-            self._digest = self.train.connect(addresses, manifests)
+            self._digest = self.train.connect(engines)
         self._clock.listeners.append(self._check_alive)
 
     def _check_alive(self, event: Event) -> None:

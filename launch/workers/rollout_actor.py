@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 """How long an engine steps inside one call before it answers with what is finished."""
 WORKER_LOST_EXIT_CODE = 71
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineRank:
+    """What a trainer rank must know of the engine rank on its slot."""
+
+    address: str
+    """Where its sender connects, as the configured transport needs it."""
+    device: str
+    """The UUID of its GPU; "cpu" without one."""
+    manifest: RankManifest
+    """Where each checkpoint tensor lands on it, by vLLM's own loaders."""
 
 
 class RolloutActor:
@@ -73,17 +86,16 @@ class RolloutActor:
         deadline = time.monotonic() + deadline_seconds
         return ResponseBatch.of(self.engine.generate(share.requests(), deadline=deadline))
 
-    def prepare_sync(self) -> list[str]:
-        """The addresses of this engine's ranks, as the configured transport needs them."""
+    def engine_ranks(self) -> list[EngineRank]:
+        """This engine's ranks. Their weights must be mapped: the loaders read a module's map of experts."""
         import ray
 
         distributed = self._config.sync.transport == "distributed"
-        return self.engine.prepare_sync(ray.util.get_node_ip_address() if distributed else None)
-
-    def engine_manifests(self) -> list[RankManifest]:
-        """Where each checkpoint tensor lands on each of this engine's ranks, by vLLM's own loaders."""
+        addresses = self.engine.prepare_sync(ray.util.get_node_ip_address() if distributed else None)
         config = json.loads((Path(self._config.model.path) / "config.json").read_text(encoding="utf-8"))
-        return self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
+        manifests = self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
+        parts = zip(addresses, self.engine.devices(), manifests, strict=True)
+        return [EngineRank(*part) for part in parts]
 
     def close(self) -> None:
         if hasattr(self, "engine"):

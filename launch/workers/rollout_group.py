@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mrl.config.root import Config
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import Placement
-from mrl.launch.workers.rollout_actor import RolloutActor
+from mrl.launch.workers.rollout_actor import EngineRank, RolloutActor
 from mrl.observe.phases import PhaseClock
-from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.request import Response, ResponseBatch, Round
 
 if TYPE_CHECKING:
@@ -75,13 +74,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         if self._sleeps:
             self.on_all(lambda actor: actor.engine.wake([tag]))
 
-    def addresses(self) -> list[str]:
-        """Where each engine rank's sender connects, in slot order."""
-        return [address for engine in self.on_all(RolloutActor.prepare_sync) for address in engine]
-
-    def engine_manifests(self) -> list[RankManifest]:
-        """Where each checkpoint tensor lands on each engine rank, in slot order."""
-        return [rank for engine in self.on_all(RolloutActor.engine_manifests) for rank in engine]
+    def engine_ranks(self) -> list[EngineRank]:
+        """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or has others."""
+        return [rank for engine in self.on_all(RolloutActor.engine_ranks) for rank in engine]
 
     def receive(self, session: Session) -> dict[str, ObjectRef[dict[str, Any]]]:
         """Starts every engine's side of a weight sync; the caller waits for it together with the trainer's."""

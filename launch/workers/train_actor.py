@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
+from mrl.errors import WeightSyncError
+from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.samples import Role, TrainBatch
 
 if TYPE_CHECKING:
@@ -84,11 +86,21 @@ class TrainActor:
             with_router_margins=True,
         )
 
-    def connect(self, addresses: Sequence[str], engines: Sequence[Any], slots_per_node: int) -> str:
-        """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that sessions carry."""
-        from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
+    def connect(self, engines: Sequence[EngineRank], nodes: Sequence[int]) -> str:
+        """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that sessions carry.
 
-        sync = self._config.sync
+        `nodes`: the number of each trainer rank's node. WeightSyncError where the slot's engine rank is on another GPU.
+        """
+        from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
+        from mrl.resharding.wire.cuda_memory import device_uuid
+
+        sync, addresses = self._config.sync, [engine.address for engine in engines]
+        own = device_uuid(self.worker.device)
+        if sync.transport == "auto" and (other := engines[self._rank].device) != own:
+            raise WeightSyncError(
+                f"trainer rank {self._rank} is on {own}, the engine rank that shares its slot on {other}; each slot is one "
+                "GPU (launch/workers/placement.py): has something changed CUDA_VISIBLE_DEVICES of a worker?"
+            )
         if sync.mode == "gather":
             self._weight_sync = GatherSync(self.worker.policy, sync, addresses, store=self._store)
         else:
@@ -96,8 +108,8 @@ class TrainActor:
                 self.worker.policy,
                 sync,
                 addresses,
-                engines,
-                slots_per_node=slots_per_node,
+                [engine.manifest for engine in engines],
+                nodes=nodes,
                 store=self._store,
             )
         return self._weight_sync.digest

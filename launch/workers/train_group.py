@@ -20,6 +20,7 @@ from mrl.config.root import Config
 from mrl.errors import WeightSyncError
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import Placement
+from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Role, TrainBatch
@@ -42,6 +43,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         """`options`: GPUs, environment and log folder of the actors."""
         layout = config.training.layout
         self.layout = layout.sizes()
+        self._nodes = [slot.node for slot in placement.slots]
         strategies = placement.strategies(range(layout.world_size))
         super().__init__(TrainActor, config, clock, strategies=strategies, slot_share=0.5, **options)
 
@@ -118,10 +120,12 @@ class TrainGroup(ActorGroup[TrainActor]):
 
     # -- weight sync ---------------------------------------------------------------------------------------------
 
-    def connect(self, addresses: Sequence[str], engines: Sequence[Any]) -> str:
+    def connect(self, engines: Sequence[EngineRank]) -> str:
         """Connects each rank to the engine ranks it feeds; returns the plan's digest, on which all ranks agree."""
-        slots = self._config.launch.slots_per_node or self.layout.world_size
-        digests = self.on_all(TrainActor.connect, list(addresses), list(engines), slots)
+        import ray
+
+        known: Any = ray.put(list(engines))  # once for all ranks: it is large
+        digests = self.on_all(TrainActor.connect, known, self._nodes)
         if len(set(digests)) != 1:
             raise WeightSyncError(f"trainer ranks made different weight sync plans: {digests}")
         return digests[0]

@@ -262,6 +262,10 @@ class RolloutEngine:
         answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds, host)
         return [a["address"] for a in answers]
 
+    def devices(self) -> list[str]:
+        """The UUID of each worker's GPU, by tensor-parallel rank; "cpu" without one."""
+        return [a["device"] for a in self._on_workers("mrl_device")]
+
     def engine_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
         """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0).
 

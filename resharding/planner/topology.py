@@ -4,6 +4,8 @@ discovered here. Pure."""
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 
 from mrl.errors import ConfigError
 
@@ -38,26 +40,28 @@ class Topology:
         return len(self.nodes)
 
     @classmethod
-    def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_trainers: int | None = None) -> Topology:
-        """Trainer rank r and engine rank r on slot r; with fewer trainers the last slots have an engine rank
-        only."""
-        slots = tuple(range(num_slots))
+    def on(cls, nodes: Sequence[int], *, num_trainers: int | None = None) -> Topology:
+        """Trainer rank r and engine rank r on slot r, which lies on node `nodes[r]`; with fewer trainers the last slots have
+        an engine rank only. A slot's rail is its place among its node's slots."""
+        slots = tuple(range(len(nodes)))
         return cls(
-            nodes=tuple(slot // slots_per_node for slot in slots),
-            rails=tuple(slot % slots_per_node for slot in slots),
-            trainer_slots=slots[:num_trainers],
-            engine_slots=slots,
+            nodes=tuple(nodes), rails=_rails(nodes), trainer_slots=slots[:num_trainers], engine_slots=slots
         )
 
     @classmethod
-    def beside(cls, num_ranks: int, *, slots_per_node: int = 8) -> Topology:
-        """Trainer rank r and engine rank r on one node, but sharing no memory: a slot for each."""
-        ranks = tuple(range(num_ranks))
+    def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_trainers: int | None = None) -> Topology:
+        """`on` nodes that are filled one after the other."""
+        return cls.on([slot // slots_per_node for slot in range(num_slots)], num_trainers=num_trainers)
+
+    @classmethod
+    def beside(cls, nodes: Sequence[int]) -> Topology:
+        """Trainer rank r and engine rank r both on node `nodes[r]`, but sharing no memory: a slot for each."""
+        ranks = tuple(range(len(nodes)))
         return cls(
-            nodes=tuple(rank // slots_per_node for rank in ranks) * 2,
-            rails=tuple(rank % slots_per_node for rank in ranks) * 2,
+            nodes=tuple(nodes) * 2,
+            rails=_rails(nodes) * 2,
             trainer_slots=ranks,
-            engine_slots=tuple(num_ranks + rank for rank in ranks),
+            engine_slots=tuple(len(nodes) + rank for rank in ranks),
         )
 
     @classmethod
@@ -80,3 +84,17 @@ class Topology:
         if self.nodes[trainer_slot] == self.nodes[engine_slot]:
             return 1
         return 2 if self.rails[trainer_slot] == self.rails[engine_slot] else 3
+
+
+def _rails(nodes: Sequence[int]) -> tuple[int, ...]:
+    """The place of each slot among the slots of its node.
+
+    >>> _rails([0, 0, 1, 1, 1])
+    (0, 1, 0, 1, 2)
+    """
+    seen: Counter[int] = Counter()
+    rails = []
+    for node in nodes:
+        rails.append(seen[node])
+        seen[node] += 1
+    return tuple(rails)

@@ -17,6 +17,7 @@ import time
 import traceback
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -32,6 +33,7 @@ from mrl.resharding.transfer.session import Session
 from mrl.resharding.vllm.cpu_fp8 import allow_without_amx
 from mrl.resharding.vllm.modules import PlanLoader, TensorLoader
 from mrl.resharding.vllm.trace import manifest, quantised_block
+from mrl.resharding.wire.cuda_memory import device_uuid
 
 BACKEND = "mrl"
 """The name in vLLM's WeightTransferConfig."""
@@ -99,6 +101,7 @@ class WorkerExtension:
     the next call."""
 
     weight_transfer_engine: SlotEngine
+    device: torch.device
     rank: int
 
     def mrl_prepare_sync(self, deadline_seconds: float, host: str | None) -> dict[str, Any]:
@@ -109,6 +112,10 @@ class WorkerExtension:
             return {"address": self.weight_transfer_engine.receiver.address}
         except Exception:
             return {"error": traceback.format_exc()}
+
+    def mrl_device(self) -> dict[str, Any]:
+        """{device}: the UUID of this worker's GPU; "cpu" without one."""
+        return {"device": device_uuid(self.device)}
 
     def mrl_receive(self, session: dict[str, Any]) -> dict[str, Any]:
         """vLLM's three phases for one session; what was received, or the error with its traceback and

@@ -77,13 +77,17 @@ class OpenedCudaSegment:
 def describe_storage(storage: torch.UntypedStorage) -> dict[str, Any]:
     """One export of a storage; to be opened exactly once."""
     handle = [v.hex() if isinstance(v, bytes) else v for v in storage._share_cuda_()]
-    device_uuid = str(torch.cuda.get_device_properties(storage.device).uuid)
-    return {"kind": "cuda", "device_uuid": device_uuid, "handle": handle}
+    return {"kind": "cuda", "device_uuid": device_uuid(storage.device), "handle": handle}
 
 
-def _device_of(device_uuid: str) -> torch.device:
+def device_uuid(device: torch.device) -> str:
+    """The UUID of a GPU, by which two processes know that they share it; "cpu" of any other device."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+
+
+def _device_of(wanted: str) -> torch.device:
     """Devices are matched by UUID: the two processes may number them differently."""
     for index in range(torch.cuda.device_count()):
-        if str(torch.cuda.get_device_properties(index).uuid) == device_uuid:
+        if device_uuid(torch.device("cuda", index)) == wanted:
             return torch.device("cuda", index)
-    raise WeightSyncError(f"GPU {device_uuid} of the peer's buffer is not visible to this process")
+    raise WeightSyncError(f"GPU {wanted} of the peer's buffer is not visible to this process")

@@ -41,8 +41,7 @@ def test_engines_measure_an_empty_slot_and_sleep_before_a_trainer_is_there() -> 
     assert [event for event in events if "dead" not in event] == [
         "rollout start",
         "rollout wait",
-        "rollout addresses",
-        "rollout engine_manifests",  # traced while the weights are mapped
+        "rollout engine_ranks",  # traced while the weights are mapped
         "rollout sleep",
         "train start",
         "train wait",

@@ -62,7 +62,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
     host = "127.0.0.1" if transport == "distributed" else None
     receiver = Receiver(deadline_seconds=60.0, device=CPU, host=host)
     weight_sync = PlannedSync(
-        trainer, sync, [receiver.address], [manifest], slots_per_node=1, store=("127.0.0.1", meeting.port)
+        trainer, sync, [receiver.address], [manifest], nodes=[0], store=("127.0.0.1", meeting.port)
     )
     assert weight_sync.plan.fallback == WHOLE
     sizes = {t.name: 2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE}
@@ -108,7 +108,7 @@ def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() ->
     trainer = BenchTrainer(hf, Layout(), 0, device=CPU)
     sync = SyncSection(bucket_bytes=1 << 20, deadline_seconds=60.0)
     receiver = Receiver(deadline_seconds=60.0, device=CPU)
-    weight_sync = PlannedSync(trainer, sync, [receiver.address], [manifest], slots_per_node=1)
+    weight_sync = PlannedSync(trainer, sync, [receiver.address], [manifest], nodes=[0])
     whole = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in range(4) for p in "qkv"]
     assert set(quantised.unquantised(weight_sync.plan.fallback)) == set(whole)
     storage = Storage(manifest, CPU)
@@ -135,7 +135,7 @@ def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
     receiver = Receiver(deadline_seconds=1.0, device=CPU)
     trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
     with pytest.raises(WeightSyncError, match=r"model\.extra\.weight"):
-        PlannedSync(trainer, SyncSection(), [receiver.address], [unknown], slots_per_node=1)
+        PlannedSync(trainer, SyncSection(), [receiver.address], [unknown], nodes=[0])
     receiver.close()
     trainer.close()
 

@@ -386,7 +386,7 @@ class Pair:
             sync,
             [address],
             engine_manifests.from_layout(TINY, Layout()),
-            slots_per_node=1,
+            nodes=[0],
             store=("127.0.0.1", wire.port),
         )
         self.trainer.fill(0)

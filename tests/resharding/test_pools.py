@@ -69,7 +69,8 @@ def train(rank: int, layout: Layout, receivers: int, port: int, store: dist.TCPS
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
-    planned = PlannedSync(trainer, SYNC, addresses, manifests, slots_per_node=1, store=(HOST, port))
+    nodes = range(layout.world_size)
+    planned = PlannedSync(trainer, SYNC, addresses, manifests, nodes=nodes, store=(HOST, port))
     gather = GatherSync(trainer, SYNC, addresses, store=(HOST, port))
     store.set("planned", planned.digest)
     store.set("gather", gather.digest)
@@ -178,7 +179,8 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
     addresses: list[Any] = [None] * size
     dist.all_gather_object(addresses, receiver.address)
     sync = SYNC.model_copy(update={"transport": "auto"})
-    weight_sync = PlannedSync(trainer, sync, addresses, manifests, slots_per_node=slots_per_node)
+    nodes = [peer // slots_per_node for peer in range(size)]
+    weight_sync = PlannedSync(trainer, sync, addresses, manifests, nodes=nodes)
     trainer.fill(0)
     opened = session(0, weight_sync.digest, -1)
     errors: list[BaseException] = []

@@ -64,7 +64,11 @@ class Slot:
             addresses = [None] * dist.get_world_size()
             dist.all_gather_object(addresses, self.receiver.address)
         self.weight_sync = PlannedSync(
-            trainer, SYNC, addresses, list(planned_for or manifests), slots_per_node=slots_per_node
+            trainer,
+            SYNC,
+            addresses,
+            list(planned_for or manifests),
+            nodes=[peer // slots_per_node for peer in range(len(addresses))],
         )
         self._number = 0
 
@@ -352,7 +356,7 @@ def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
     try:
         slot.weight_sync.send(Session("0" * 32, -1, 0, "of one driver"))
     except WeightSyncError as error:
-        results["slots per node"] = str(error)
+        results["nodes"] = str(error)
     slot.close()
     dist.destroy_process_group()
     return results
@@ -361,9 +365,9 @@ def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
 @pytest.mark.integration
 def test_faults_between_ranks_are_never_committed_anywhere_and_a_resend_heals() -> None:
     for results in run_ranks(faulty_ranks, 2, seconds=240):
-        disagreement = results.pop("slots per node")
+        disagreement = results.pop("nodes")
         assert "before the first byte" in disagreement
-        assert "slots per node is 1 on ranks [0], 2 on ranks [1]" in disagreement
+        assert "nodes is [0, 1] on ranks [0], [0, 0] on ranks [1]" in disagreement
         assert results.keys() == FAULTS.keys()
         for name, (error, committed, again, outcome) in results.items():
             assert "not what the trainer's parameters hold" in error, (name, error)
