@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 WORKER_VARIABLES = ("MRL_SESSION", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What workers inherit of the driver's environment; nothing else."""
+MOST_THREADS = 8
+"""Intra-op threads of one rank on a GPU node; more gain nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,15 +147,17 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
     world, deadline = config.training.layout.world_size, config.launch.start_deadline_seconds
     gpus = has_gpus()
     placement = place(world, gpus=gpus, deadline_seconds=deadline)
-    options: dict[str, Any] = {"environment": _environment(config), "log_folder": str(log_folder)}
+    environment = _environment(
+        config, slots_per_node=max(Counter(placement.nodes).values()) if gpus else None
+    )
+    options: dict[str, Any] = {"environment": environment, "log_folder": str(log_folder)}
     with contextlib.ExitStack() as stack:
         stack.callback(placement.remove)
-        nodes = [slot.node for slot in placement.slots]
-        if found := unmet(config, read_config(config.model.path), nodes, gpus=gpus):
+        if found := unmet(config, read_config(config.model.path), placement.nodes, gpus=gpus):
             raise ConfigError("\n".join(found))
         hybrid = Hybrid(
             config,
-            TrainGroup(config, placement, clock, gpus=float(gpus), **options),
+            TrainGroup(config, placement, clock, **options),
             RolloutGroup(
                 config, placement, clock, sleeps=config.rollout.enable_sleep_mode and gpus, **options
             ),
@@ -164,7 +169,11 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         yield hybrid
 
 
-def _environment(config: Config) -> dict[str, str]:
+def _environment(config: Config, *, slots_per_node: int | None = None) -> dict[str, str]:
+    """Of every worker; `slots_per_node` where slots are GPUs. The threads of a rank are a setting on CPU, and on GPUs its share
+    of the node's cores (the driver's node stands for all): loading widens and cuts weights there."""
     threads = max(config.training.num_threads, config.rollout.num_threads)
+    if slots_per_node is not None:
+        threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // (2 * slots_per_node)))
     fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
     return fixed | {k: v for k, v in os.environ.items() if k in WORKER_VARIABLES}

@@ -8,7 +8,7 @@ from it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mrl.config.root import Config
@@ -57,16 +57,20 @@ class ActorGroup[A: Actor]:
         gpus: float,
         threads: int = 1,
         environment: Mapping[str, str],
+        own_environments: Sequence[Mapping[str, str]] = (),
         log_folder: str,
     ) -> None:
         """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it reserves of a slot
-        and its GPU; `threads`: calls of it that may run at once.
+        and its GPU; `threads`: calls of it that may run at once; `environment`: of all processes, `own_environments`: of each
+        beside it.
         """
         import ray
 
         self._config, self._clock, self._class = config, clock, actor_class
         actor: Any = ray.remote(actor_class)
         resources = {SLOT: slot_share} if slot_share else {}
+        strategies = list(strategies)
+        environments = [dict(environment) | dict(own) for own in own_environments or [{}] * len(strategies)]
         self.actors = [
             actor.options(
                 max_restarts=0,
@@ -76,9 +80,9 @@ class ActorGroup[A: Actor]:
                 num_gpus=gpus,
                 resources=resources,
                 scheduling_strategy=strategy,
-                runtime_env={"env_vars": dict(environment)},
+                runtime_env={"env_vars": variables},
             ).remote(config, number, log_folder)
-            for number, strategy in enumerate(strategies)
+            for number, (strategy, variables) in enumerate(zip(strategies, environments, strict=True))
         ]
         self._owed = [0] * len(self.actors)
         self._pulls: dict[int, ObjectRef[Any]] = {}

@@ -1,13 +1,13 @@
-"""Slots in a stable order: node by node (number given by the launcher), then slot by slot.
+"""Slots in a stable order: node by node (number given by the launcher), then GPU by GPU as Ray names them.
 
-Ray promises no order of bundles across nodes, so it is read back and sorted. Node numbers come from the label `mrl-node`
-that the launcher gives each node; never from hostnames or addresses.
+Ray promises no order of bundles, neither across nodes nor over a node's GPUs, so both are asked and sorted. Node numbers
+come from the label `mrl-node` that the launcher gives each node; never from hostnames or addresses.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mrl.errors import ConfigError
@@ -22,8 +22,8 @@ class Slot:
     bundle: int
     node: int
     """The launcher's number of the node."""
-    node_id: str
-    """Ray's name of the node."""
+    gpu: str = ""
+    """The bundle's GPU as CUDA_VISIBLE_DEVICES names it (a number or a UUID); empty without GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,23 @@ class Placement:
     group: Any
     slots: tuple[Slot, ...]
 
+    @property
+    def gpus(self) -> bool:
+        """Whether each slot is a GPU."""
+        return all(slot.gpu for slot in self.slots)
+
+    @property
+    def nodes(self) -> list[int]:
+        """The number of each slot's node."""
+        return [slot.node for slot in self.slots]
+
     def strategies(self, ranks: Iterable[int]) -> list[Any]:
         """Scheduling strategies that put an actor on the slot of each rank."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        return [_on_bundle(self.group, self.slots[rank].bundle) for rank in ranks]
 
-        bundles = [self.slots[rank].bundle for rank in ranks]
-        return [PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=b) for b in bundles]
+    def visible(self, ranks: Iterable[int]) -> dict[str, str]:
+        """The variable that shows a process the GPUs of these ranks' slots, in their order, and no others; nothing without GPUs."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.slots[r].gpu for r in ranks)} if self.gpus else {}
 
     def remove(self) -> None:
         from ray.util.placement_group import remove_placement_group
@@ -46,17 +57,62 @@ class Placement:
         remove_placement_group(self.group)
 
 
-def place(num_slots: int, *, gpus: bool, deadline_seconds: float) -> Placement:
-    """Reserves the slots; raises ConfigError when the cluster cannot give them in time."""
-    from ray.util.placement_group import placement_group
+def place(num_slots: int, *, gpus: bool, deadline_seconds: float, strategy: str = "PACK") -> Placement:
+    """Reserves the slots; raises ConfigError when the cluster cannot give them in time. `strategy`: Ray's, of bundles to nodes."""
+    from ray.util.placement_group import placement_group, placement_group_table
 
     bundle = {SLOT: 1.0, **({"GPU": 1.0} if gpus else {})}
-    group = placement_group([bundle] * num_slots, strategy="PACK")
+    group = placement_group([bundle] * num_slots, strategy=strategy)
     if not group.wait(deadline_seconds):
         raise ConfigError(
             f"{num_slots} slots were not free within {deadline_seconds:g} s; is another run on this cluster?"
         )
-    return Placement(group, tuple(_ordered(group)))
+    numbers = _node_numbers()
+    where = placement_group_table(group)["bundles_to_node_id"]
+    nodes = {int(bundle): numbers[node] for bundle, node in where.items()}
+    return Placement(group, ordered(nodes, _gpus(group, num_slots, deadline_seconds) if gpus else ()))
+
+
+def ordered(nodes: Mapping[int, int], gpus: Sequence[str]) -> tuple[Slot, ...]:
+    """Slots in rank order. `nodes`: bundle -> number of its node; `gpus`: each bundle's GPU, or none. Numbers of GPUs count
+    as numbers, and come before UUIDs.
+
+    >>> [slot.gpu for slot in ordered({0: 0, 1: 0, 2: 0}, ("10", "GPU-a1", "9"))]
+    ['9', '10', 'GPU-a1']
+    """
+    slots = [Slot(bundle, node, gpus[bundle] if gpus else "") for bundle, node in nodes.items()]
+    return tuple(sorted(slots, key=lambda slot: (slot.node, *_number(slot.gpu), slot.bundle)))
+
+
+def _number(gpu: str) -> tuple[bool, int, str]:
+    return not gpu.isdigit(), int(gpu) if gpu.isdigit() else 0, gpu
+
+
+def _gpus(group: Any, num_slots: int, deadline_seconds: float) -> list[str]:
+    """The GPU of each bundle, as a task inside it is told."""
+    import ray
+
+    ask: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(_own_gpu)
+    calls = [ask.options(scheduling_strategy=_on_bundle(group, each)).remote() for each in range(num_slots)]
+    _, late = ray.wait(calls, num_returns=num_slots, timeout=deadline_seconds)
+    if late:
+        raise ConfigError(
+            f"{len(late)} of {num_slots} slots did not tell their GPU within {deadline_seconds:g} s"
+        )
+    return ray.get(calls)
+
+
+def _own_gpu() -> str:
+    import ray
+
+    (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return str(gpu)
+
+
+def _on_bundle(group: Any, bundle: int) -> Any:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
 
 
 def node_strategies() -> list[Any]:
@@ -65,15 +121,6 @@ def node_strategies() -> list[Any]:
 
     numbers = _node_numbers()
     return [NodeAffinitySchedulingStrategy(n, soft=False) for n in sorted(numbers, key=lambda n: numbers[n])]
-
-
-def _ordered(group: Any) -> list[Slot]:
-    from ray.util.placement_group import placement_group_table
-
-    numbers = _node_numbers()
-    where = placement_group_table(group)["bundles_to_node_id"]
-    slots = [Slot(int(bundle), numbers[node], node) for bundle, node in where.items()]
-    return sorted(slots, key=lambda slot: (slot.node, slot.bundle))
 
 
 def _node_numbers() -> dict[str, int]:

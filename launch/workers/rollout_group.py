@@ -26,10 +26,19 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self, config: Config, placement: Placement, clock: PhaseClock, *, sleeps: bool, **options: Any
     ) -> None:
         """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
-        first_slots = [engine * config.rollout.tp for engine in range(config.num_engines)]
-        strategies = placement.strategies(first_slots)
+        tp = config.rollout.tp
+        first_slots = [engine * tp for engine in range(config.num_engines)]
+        # The trainer ranks have taken the GPUs from Ray, so that it says nothing of them to an engine.
+        visible = [placement.visible(range(first, first + tp)) for first in first_slots]
         super().__init__(
-            RolloutActor, config, clock, strategies=strategies, slot_share=0.5, gpus=0.0, **options
+            RolloutActor,
+            config,
+            clock,
+            strategies=placement.strategies(first_slots),
+            slot_share=0.5,
+            gpus=0.0,
+            own_environments=visible,
+            **options,
         )
         self._sleeps = sleeps
 

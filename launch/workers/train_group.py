@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,18 +35,33 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+def gpu_environment() -> dict[str, str]:
+    """Variables of a trainer rank on a GPU: one queue into the device, so that a collective starts before the products that
+    were issued after it and overlaps with them (what Megatron asks for with tensor or context parallelism before Blackwell)."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    return {name: os.environ.get(name, "1")}
+
+
 class TrainGroup(ActorGroup[TrainActor]):
     """The Megatron ranks of a run, one on each slot."""
 
     kind = "trainer rank"
 
     def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
-        """`options`: GPUs, environment and log folder of the actors."""
+        """`options`: environment and log folder of the actors."""
         layout = config.training.layout
         self.layout = layout.sizes()
-        self._nodes = [slot.node for slot in placement.slots]
-        strategies = placement.strategies(range(layout.world_size))
-        super().__init__(TrainActor, config, clock, strategies=strategies, slot_share=0.5, **options)
+        self._nodes = placement.nodes
+        super().__init__(
+            TrainActor,
+            config,
+            clock,
+            strategies=placement.strategies(range(layout.world_size)),
+            slot_share=0.5,
+            gpus=float(placement.gpus),
+            own_environments=[gpu_environment() if placement.gpus else {}] * len(placement.slots),
+            **options,
+        )
 
     def start(self) -> dict[str, ObjectRef[None]]:
         """Starts all ranks' construction; the caller waits for it."""

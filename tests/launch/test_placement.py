@@ -1,0 +1,92 @@
+"""Every engine sees exactly the GPUs of its slots, however Ray dealt out bundles and GPUs: on one and on two nodes.
+
+Ray believes in GPUs that are not there (`ray start --num-gpus`); the groups and their actors are the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.launch.cluster.ray_node import head_address, own_address
+from mrl.launch.workers.placement import ordered
+from tests.launch.two_nodes import ROOT, free_port_base, started
+
+TOKEN = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slots_count_node_by_node_and_gpu_by_gpu_whatever_bundles_ray_gave(seed: int) -> None:
+    where = [(node, gpu) for node in range(2) for gpu in range(12)]
+    random.Random(seed).shuffle(where)
+    slots = ordered({bundle: node for bundle, (node, _) in enumerate(where)}, [str(gpu) for _, gpu in where])
+    assert [(slot.node, int(slot.gpu)) for slot in slots] == sorted(where)
+    assert [where[slot.bundle] for slot in slots] == sorted(where)
+
+
+def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[str, Any]:
+    """What tests.launch.placed_groups says of a cluster of `nodes` nodes with eight GPUs together."""
+    base = str(free_port_base())
+    head, gpus = head_address(own_address(), int(base)), str(8 // nodes)
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    words = ["-m", "mrl.launch.cluster.ray_node", "--head", head, "--port-base", base]
+    words += ["--slots", gpus, "--gpus", gpus, "--number"]
+    with contextlib.ExitStack() as stack:
+        for number in map(str, range(nodes)):
+            log = tmp_path / f"{number}.log"
+            stack.enter_context(started([*words, number], log=log, environment=environment))
+        asked = subprocess.run(
+            [sys.executable, "-m", "tests.launch.placed_groups", head, str(nodes), strategy, str(seed)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert asked.returncode == 0, asked.stderr[-3000:] + "".join(
+            log.read_text() for log in tmp_path.glob("*.log")
+        )
+        return json.loads(asked.stdout.splitlines()[-1])
+
+
+def check(found: dict[str, Any]) -> None:
+    """What Ray shows a trainer rank is its slot's GPU; an engine sees its two slots' and no other, on their node."""
+    gpus = [gpu for _, gpu in found["slots"]]
+    assert [trainer["CUDA_VISIBLE_DEVICES"] for trainer in found["trainers"]] == gpus
+    pairs = list(zip(gpus[::2], gpus[1::2], strict=True))
+    assert [engine["CUDA_VISIBLE_DEVICES"] for engine in found["engines"]] == [",".join(p) for p in pairs]
+    nodes = [trainer["node"] for trainer in found["trainers"]]
+    assert [engine["node"] for engine in found["engines"]] == nodes[::2]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_every_engine_sees_its_slots_gpus_on_one_node(tmp_path: Path, seed: int) -> None:
+    found = look(tmp_path, nodes=1, strategy="PACK", seed=seed)
+    check(found)
+    assert (found["slots"] == [[0, str(gpu)] for gpu in range(8)]) == (seed == 0)
+    assert {t["CUDA_DEVICE_MAX_CONNECTIONS"] for t in found["trainers"]} == {"1"}
+    assert {e["CUDA_DEVICE_MAX_CONNECTIONS"] for e in found["engines"]} == {None}
+    assert found["pickled"] == 1, (
+        "what trainer ranks must know of engines travels once, not once for each rank"
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(400)
+def test_every_engine_sees_its_slots_gpus_on_two_nodes(tmp_path: Path) -> None:
+    """Bundles are dealt out in turn, so that their order is neither the nodes' nor the GPUs'."""
+    found = look(tmp_path, nodes=2, strategy="SPREAD")
+    check(found)
+    assert found["slots"] == [[node, str(gpu)] for node in range(2) for gpu in range(4)]
+    assert found["bundles"] != sorted(found["bundles"])
