@@ -12,7 +12,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
-from mrl.rollout import cpu_limits, quantised
+from mrl.rollout import cpu_limits, engine_arguments, quantised
 
 
 def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool) -> list[str]:
@@ -26,6 +26,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
         lambda: lengths(config, hf),
         lambda: divisions(config, hf) or _errors_of(lambda: _every_rank(config, hf)),
         lambda: engines_over_nodes(config, nodes),
+        lambda: engine_arguments.faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
         lambda: [] if gpus else cpu_engines(config, hf),
     ]

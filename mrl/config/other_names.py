@@ -77,6 +77,7 @@ SYNONYMS = {
     "enforce_eager": "rollout.enforce_eager",
     "enable_prefix_caching": "rollout.enable_prefix_caching",
     "enable_sleep_mode": "rollout.enable_sleep_mode",
+    "engine_kwargs": "rollout.engine_args",
     "kv_cache_memory_bytes": "rollout.kv_cache_bytes (CPU alone)",
     "adv_estimator": "algorithm.estimator.name",
     "advantage_estimator": "algorithm.estimator.name",

@@ -23,7 +23,7 @@ from mrl.resharding.planner.agreement import as_one_rank, require_agreement, req
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.patterns import replicas
 from mrl.resharding.transfer.session import Session
-from mrl.rollout import cpu_limits, environment, quantised, scratch
+from mrl.rollout import cpu_limits, engine_arguments, environment, quantised, scratch
 from mrl.rollout.request import Request, Response
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
@@ -58,6 +58,7 @@ class RolloutEngine:
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
         `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
         started = time.monotonic()
+        engine_arguments.require(rollout.engine_args)
         environment.prepare(rollout)
         self.engine_index = engine_index
         self._rollout, self._sync = rollout, sync or SyncSection()
@@ -131,6 +132,7 @@ class RolloutEngine:
             weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
             hf_overrides=quantise,
             **platform,
+            **self._rollout.engine_args,
         )
         return LLMEngine.from_engine_args(arguments)
 

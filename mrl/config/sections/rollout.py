@@ -1,6 +1,6 @@
 """How responses are generated."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -48,6 +48,10 @@ class RolloutSection(Section):
     """Intra-op threads of each engine rank on CPU."""
     enable_sleep_mode: bool = True
     """Release the engine's memory while training runs, where the platform can (CUDA)."""
+    engine_args: dict[str, Any] = {}
+    """Further fields of vLLM's EngineArgs by their own names (block_size, kv_cache_dtype, attention_backend,
+    all2all_backend, compilation_config, ...); those that another setting decides are refused. The capacity
+    estimate knows nothing of them."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end a response; the tokenizer's end-of-text and those of generation_config.json
     always do."""

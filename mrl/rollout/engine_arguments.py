@@ -1,0 +1,170 @@
+"""What `rollout.engine_args` may hold: fields of vLLM's EngineArgs that no setting of ours decides.
+
+vLLM is not imported for that: the fields are read from its source, so that a word nobody knows is told before anything
+starts, on a machine where vLLM could not even be loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib.util
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import ConfigError
+
+_ONE_NODE = (
+    "not supported: an engine's ranks lie on one node, each beside the trainer rank that feeds it; engines over several "
+    "nodes and attention that is data parallel (as DeepSeek-V3 is served in bfloat16) are not built. Serve by "
+    "rollout.tp, with rollout.quantization=fp8_block where the model is large"
+)
+_DISTRIBUTION = (
+    "decided by rollout.temperature, top_p, top_k and min_p, with which the trainer's log-probs are compared"
+)
+_OTHER_WEIGHTS = (
+    "not supported: a weight sync brings the policy's tensors, to the ranks that had them at the start"
+)
+_MEETING = "decided by the launcher, which knows the slot's devices and who reads the weights"
+
+OWNED: dict[str, str] = {
+    **dict.fromkeys(("model", "model_weights", "tokenizer", "served_model_name"), "decided by model.path"),
+    **dict.fromkeys(
+        ("revision", "code_revision", "tokenizer_revision", "hf_config_path"), "model.path is a folder"
+    ),
+    "trust_remote_code": "not supported: families are implemented here",
+    "max_model_len": "decided by model.max_length",
+    "seed": "decided by run.seed",
+    "dtype": "decided by rollout.dtype",
+    "tensor_parallel_size": "decided by rollout.tp",
+    "enable_expert_parallel": "decided by rollout.expert_parallel",
+    "max_num_seqs": "decided by rollout.max_num_seqs",
+    "max_num_batched_tokens": "decided by rollout.max_num_batched_tokens",
+    "enforce_eager": "decided by rollout.enforce_eager",
+    "enable_prefix_caching": "decided by rollout.enable_prefix_caching",
+    "enable_sleep_mode": "decided by rollout.enable_sleep_mode",
+    "gpu_memory_utilization": "decided by rollout.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "decided by rollout.kv_cache_bytes (on CPU) and rollout.gpu_memory_utilization",
+    **dict.fromkeys(
+        ("quantization", "quantization_config", "hf_overrides", "allow_deprecated_quantization"),
+        "decided by rollout.quantization",
+    ),
+    **dict.fromkeys(
+        (
+            "logprobs_mode",
+            "logits_processors",
+            "generation_config",
+            "override_generation_config",
+            "max_logprobs",
+        ),
+        _DISTRIBUTION,
+    ),
+    "skip_tokenizer_init": "decided by rollout.stop",
+    **dict.fromkeys(
+        (
+            "load_format",
+            "weight_transfer_config",
+            "worker_cls",
+            "worker_extension_cls",
+            "distributed_executor_backend",
+            "device_ids",
+            "disable_log_stats",
+            "use_tqdm_on_load",
+        ),
+        _MEETING,
+    ),
+    **dict.fromkeys(
+        (
+            "pipeline_parallel_size",
+            "prefill_context_parallel_size",
+            "nnodes",
+            "node_rank",
+            "master_addr",
+            "master_port",
+            "data_parallel_size",
+            "data_parallel_rank",
+            "data_parallel_start_rank",
+            "data_parallel_size_local",
+            "data_parallel_address",
+            "data_parallel_rpc_port",
+            "data_parallel_hybrid_lb",
+            "data_parallel_external_lb",
+            "data_parallel_multi_port_external_lb",
+            "data_parallel_backend",
+            "enable_elastic_ep",
+        ),
+        _ONE_NODE,
+    ),
+    **dict.fromkeys(
+        (
+            "speculative_config",
+            "spec_method",
+            "spec_model",
+            "spec_tokens",
+            "enable_lora",
+            "default_mm_loras",
+            "enable_eplb",
+            "eplb_config",
+        ),
+        _OTHER_WEIGHTS,
+    ),
+}
+"""A field of EngineArgs that is ours -> why, and the setting to use."""
+
+_KINDS = {"int": {int}, "float": {float, int}, "bool": {bool}, "str": {str}, "None": {type(None)}}
+"""Types of fields whose values are checked here; vLLM checks the others when the engine starts."""
+
+
+def faults(arguments: Mapping[str, Any]) -> list[str]:
+    """One sentence for each entry of rollout.engine_args that cannot be passed on; nothing where vLLM is not installed."""
+    known = fields()
+    return [
+        f"rollout.engine_args.{name}: {fault}"
+        for name, value in arguments.items()
+        if (fault := _fault(name, value, known))
+    ]
+
+
+def require(arguments: Mapping[str, Any]) -> None:
+    """ConfigError with all faults."""
+    if found := faults(arguments):
+        raise ConfigError("\n".join(found))
+
+
+def _fault(name: str, value: Any, known: Mapping[str, str]) -> str:
+    if name in OWNED:
+        return OWNED[name]
+    if known and name not in known:
+        return f"vLLM's EngineArgs has no such field{_nearest(name, known)}"
+    words = known.get(name, "Any").split(" | ")
+    if all(word in _KINDS for word in words) and not any(type(value) in _KINDS[word] for word in words):
+        return f"vLLM wants {known[name]}, got {value!r}"
+    return ""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+@functools.cache
+def fields() -> dict[str, str]:
+    """Name -> annotation of each field of the installed vLLM's EngineArgs; nothing without vLLM."""
+    package = importlib.util.find_spec("vllm")
+    if package is None or package.origin is None:
+        return {}
+    source = (Path(package.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8")
+    (body,) = (
+        node.body
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+    )
+    return {
+        node.target.id: ast.unparse(node.annotation)
+        for node in body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and not node.target.id.startswith("_")
+    }
