@@ -13,12 +13,16 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from mrl.capacity.estimate import Estimate
+from mrl.capacity.hardware import load_hardware
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
-from mrl.launch.cluster.node_facts import NodeFacts, Probe, skew
+from mrl.launch.cluster.gpus import disagreements
+from mrl.launch.cluster.node_facts import NodeFacts, Probe, RayPart, skew
 from mrl.launch.cluster.ray_node import NODE_LABEL
 
 
@@ -27,6 +31,10 @@ class Floors:
     """The least a node must have."""
 
     memory_bytes: int = 2 << 30
+    host_bytes: int = 0
+    """What the trainers of a node need of its host's memory at the worst moment of a step, by the capacity estimate."""
+    slots_per_node: int | None = None
+    """The launcher's setting: that this many slots are meant, also on a node with more GPUs."""
     shared_memory_bytes: int = 256 << 20
     disk_bytes: int = 1 << 30
     disk_bytes_per_second: float = 20e6
@@ -36,6 +44,16 @@ class Floors:
     gloo_bytes_per_second: float = 2e5
     nccl_bytes_per_second: float = 1e9
     """Of one GPU of each node; a network that fell back to plain sockets is below it."""
+
+    @classmethod
+    def of(cls, config: Config, *, slots: int, gpus: bool) -> Floors:
+        """With what the run's model and layout need of a node of `slots` slots."""
+        needed, meant = 0, config.launch.slots_per_node
+        if gpus and (Path(config.model.path) / "config.json").is_file():
+            # What trainers keep depends on the number of slots alone, not on what else the hardware is.
+            hardware = load_hardware("8x80gb").model_copy(update={"gpus_per_node": slots})
+            needed = max(moment.total for moment in Estimate(config, hardware).host)
+        return cls(slots_per_node=meant, host_bytes=needed)
 
 
 def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
@@ -54,9 +72,38 @@ def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
     return found
 
 
+def too_few_slots(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
+    """Says that the nodes together have fewer slots than the layout takes."""
+    slots = [node.ray.slots for node in facts]
+    if sum(slots) >= needed:
+        return []
+    return [
+        f"the layout takes {needed} slots, the nodes have {' + '.join(map(str, slots))}: start more, or choose a smaller layout"
+    ]
+
+
+def idle_nodes(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
+    """Names of the last nodes that the layout leaves without a slot."""
+    taken = [sum(node.ray.slots for node in facts[:number]) for number in range(len(facts))]
+    return [node.name for node, before in zip(facts, taken, strict=True) if before >= needed]
+
+
 def _low(node: NodeFacts, floors: Floors) -> list[str]:
     checks: list[tuple[str, float, float, str]] = [
         ("free memory", node.memory_bytes, floors.memory_bytes, "bytes"),
+        (
+            "free memory, where trainers keep weights and optimizer state while engines serve (a Slurm job has all of a "
+            "node's with --mem=0),",
+            node.memory_bytes,
+            floors.host_bytes,
+            "bytes",
+        ),
+        (
+            "free shared memory (/dev/shm), where Ray's object store lies (launch.object_store_bytes),",
+            node.shared_memory_bytes,
+            node.ray.object_store_bytes,
+            "bytes",
+        ),
         ("free shared memory (/dev/shm)", node.shared_memory_bytes, floors.shared_memory_bytes, "bytes"),
         ("free disk of the run folder", node.disk_bytes, floors.disk_bytes, "bytes"),
         (
@@ -76,9 +123,10 @@ def _low(node: NodeFacts, floors: Floors) -> list[str]:
         found.append(f"its clock is {node.clock_skew_seconds:+.1f} s off the driver's")
     found += [
         f"GPU {number} has {share:.0%} of its memory free, needed {floors.gpu_free_share:.0%}: another process is on it"
-        for number, share in enumerate(node.gpu_free_shares)
+        for number, share in node.gpus.used_shares().items()
         if share < floors.gpu_free_share
     ]
+    found += disagreements(node.gpus, ray=node.ray.gpus, slots=floors.slots_per_node)
     if node.error:
         found.append(node.error)
     return found
@@ -88,14 +136,17 @@ def run(
     config: Config, *, num_nodes: int, floors: Floors | None = None, deadline_seconds: float = 300.0
 ) -> list[NodeFacts]:
     """Facts of all nodes by number, on a connected Ray. WorkerLost names every fault and its node."""
-    floors = floors or Floors()
     start = time.monotonic()
     nodes = wait_for_nodes(num_nodes, deadline_seconds=deadline_seconds)
+    parts = [RayPart.of(node["Resources"]) for node in nodes]
+    floors = floors or Floors.of(
+        config, slots=max(part.slots for part in parts), gpus=any(part.gpus for part in parts)
+    )
     left = max(30.0, deadline_seconds - (time.monotonic() - start))
     probes = _probes(nodes)
     try:
         facts = _gather_all(nodes, probes, config.run_folder, left)
-        found = faults(facts, floors)
+        found = [*faults(facts, floors), *too_few_slots(config.training.layout.world_size, facts)]
         if not found and num_nodes > 1:
             found = _all_reduce(nodes, probes, floors, left)
     finally:
@@ -154,8 +205,10 @@ def _gather_all(
         raise WorkerLost(f"preflight: {', '.join(names)} did not answer within {deadline_seconds:g} s")
     facts = ray.get(calls)
     return [
-        dataclasses.replace(node, clock_skew_seconds=_skew(probe, deadline_seconds))
-        for node, probe in zip(facts, probes, strict=True)
+        dataclasses.replace(
+            fact, clock_skew_seconds=_skew(probe, deadline_seconds), ray=RayPart.of(node["Resources"])
+        )
+        for fact, probe, node in zip(facts, probes, nodes, strict=True)
     ]
 
 
@@ -216,8 +269,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = load(*split_arguments(options.config))
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        for node in run(config, num_nodes=options.nodes, deadline_seconds=options.deadline):
+        facts = run(config, num_nodes=options.nodes, deadline_seconds=options.deadline)
+        for node in facts:
             print(f"preflight: {node.line()}", flush=True)
+        if idle := idle_nodes(config.training.layout.world_size, facts):
+            print(f"preflight: the layout has no slot on {', '.join(idle)}: start fewer nodes", flush=True)
     except (WorkerLost, ConfigError) as error:
         print(f"preflight: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

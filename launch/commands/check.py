@@ -18,6 +18,7 @@ from mrl.data.load import Dataset, load_data
 from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
+from mrl.launch.cluster.gpus import disagreements, look
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.prepare import new_model
@@ -89,6 +90,12 @@ def check_data_files(config: Config) -> None:
         raise DataError("\n".join(faults))
 
 
+def check_gpus(config: Config) -> None:
+    """nvidia-smi, torch and vLLM agree about this machine's GPUs, where the run is to use them; of a cluster preflight asks."""
+    if not address_of(config.launch) and (found := disagreements(look(), slots=config.launch.slots_per_node)):
+        raise ConfigError("\n".join(found))
+
+
 def check_policy(config: Config) -> None:
     """The model's folder holds a model that can be trained, served and cut as configured."""
     if config.model.new is not None:
@@ -147,6 +154,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_loss,
     check_reward_plugins,
     check_data_files,
+    check_gpus,
     check_policy,
     check_reference,
     check_critic,

@@ -1,11 +1,17 @@
 """What preflight calls a fault, and whom it names."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from mrl.launch.cluster.node_facts import NodeFacts, gather, skew, write_speed
-from mrl.launch.preflight import Floors, faults
+from mrl.capacity.estimate import Estimate
+from mrl.capacity.hardware import load_hardware
+from mrl.config.load import load
+from mrl.files import CONFIGS
+from mrl.launch.cluster.gpus import Gpus
+from mrl.launch.cluster.node_facts import NodeFacts, RayPart, gather, left_of_limit, skew, write_speed
+from mrl.launch.preflight import Floors, faults, idle_nodes, too_few_slots
 
 GOOD = NodeFacts(
     number=0,
@@ -17,8 +23,11 @@ GOOD = NodeFacts(
     disk_bytes_per_second=1e9,
     open_files=65536,
     clock_skew_seconds=0.1,
-    gpu_free_shares=(0.99, 0.98),
+    gpus=Gpus(
+        free_shares=(0.99, 0.98), driver="580.1", visible="0,1", torch=2, torch_cuda="13.0", engine="gpu"
+    ),
     error="",
+    ray=RayPart(slots=2, gpus=2, object_store_bytes=32 << 20),
 )
 
 
@@ -43,7 +52,15 @@ def test_equal_nodes_have_no_faults() -> None:
         ({"disk_bytes_per_second": 1e6}, "write speed"),
         ({"open_files": 256}, "limit of open files"),
         ({"clock_skew_seconds": -7.0}, "its clock is -7.0 s off"),
-        ({"gpu_free_shares": (0.99, 0.4)}, "GPU 1 has 40% of its memory free"),
+        (
+            {"gpus": dataclasses.replace(GOOD.gpus, free_shares=(0.99, 0.4))},
+            "GPU 1 has 40% of its memory free",
+        ),
+        (
+            {"ray": RayPart(slots=2, gpus=2, object_store_bytes=9 << 30)},
+            "where Ray's object store lies (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09",
+        ),
+        ({"ray": RayPart(slots=2)}, "Ray was told of none"),
         ({"error": "the run folder /x cannot be written"}, "cannot be written"),
     ],
 )
@@ -52,6 +69,44 @@ def test_one_bad_node_is_named_with_its_fault(changes: dict, message: str) -> No
     assert len(found) == 1
     assert found[0].startswith("node 2 (host2): ")
     assert message in found[0]
+
+
+def test_a_node_that_cannot_hold_what_its_trainers_off_load_is_refused() -> None:
+    (first, *_) = found = faults(nodes(memory_bytes=50 << 30), Floors(host_bytes=60 << 30))
+    assert len(found) == 1
+    assert first.startswith("node 2 (host2): free memory, where trainers keep weights")
+    assert "--mem=0" in first and "is 5.37e+10 bytes, needed 6.44e+10" in first
+
+
+def test_what_a_recipes_trainers_need_is_the_capacity_estimates() -> None:
+    config = load(
+        [CONFIGS / "qwen3_30b_a3b.yaml"],
+        ["run.name=r", f"model.path={CONFIGS / 'models' / 'Qwen3-30B-A3B'}", "data.train=/rows"],
+    )
+    needed = Floors.of(config, slots=8, gpus=True).host_bytes
+    assert needed == max(moment.total for moment in Estimate(config, load_hardware("8x141gb")).host) > 2e11
+    assert Floors.of(config, slots=8, gpus=False).host_bytes == 0, "nothing is off-loaded without GPUs"
+
+
+def test_slots_are_enough_and_nodes_without_one_are_named() -> None:
+    assert too_few_slots(6, nodes()) == []
+    (fault,) = too_few_slots(7, nodes())
+    assert fault.startswith("the layout takes 7 slots, the nodes have 2 + 2 + 2:")
+    assert idle_nodes(5, nodes()) == []
+    assert idle_nodes(3, nodes()) == ["node 2 (host2)"]
+
+
+def test_a_jobs_own_limit_of_memory_counts(tmp_path: Path) -> None:
+    """Two nested groups: the outer one's limit is the lower one, and its file cache can be taken back."""
+    own, inner = tmp_path / "own", tmp_path / "root" / "job" / "step"
+    inner.mkdir(parents=True)
+    own.write_text("0::/job/step\n")
+    assert left_of_limit(tmp_path / "root", own) == float("inf")
+    for folder, limit in ((inner, "max"), (inner.parent, "1000")):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("700")
+        (folder / "memory.stat").write_text("anon 400\ninactive_file 200\nactive_file 50\n")
+    assert left_of_limit(tmp_path / "root", own) == 550
 
 
 def test_every_fault_is_told() -> None:

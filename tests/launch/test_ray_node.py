@@ -1,6 +1,7 @@
 """Two Ray nodes on one machine: order by the launcher's numbers over three starts, and nothing left of them."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from mrl.errors import WorkerLost
+from mrl.launch.cluster.cluster import store_bytes
 from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node
 from tests.launch.two_nodes import ROOT, free_port_base, started, write_run
 
@@ -81,6 +83,31 @@ def test_a_port_that_is_held_is_named_with_its_holder_before_ray_starts() -> Non
         in text
     )
     assert "MRL_PORT_BASE" in text
+
+
+def test_a_node_of_many_cores_starts_no_worker_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts a worker for each CPU it is told of: 224 would take more than the ports that a node has for them."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 224)
+    node = Node(number=0, address="10.0.0.1", head="10.0.0.1:12000", slots=8, gpus=8, token=TOKEN)
+    words = dict(word.split("=", 1) for word in node.command(Path("/tmp/x")) if "=" in word)
+    ports = int(words["--max-worker-port"]) - int(words["--min-worker-port"])
+    assert int(words["--num-cpus"]) + 4 * node.slots < ports / 2
+
+
+def test_the_object_store_is_a_share_of_the_machine_that_shared_memory_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def size(setting: int | None) -> str:
+        node = Node(0, "10.0.0.1", "10.0.0.1:12000", 8, TOKEN, object_store_bytes=setting)
+        (word,) = (word for word in node.command(Path("/tmp/x")) if word.startswith("--object-store-memory"))
+        return word.partition("=")[2]
+
+    assert size(1 << 30) == str(1 << 30)
+    assert int(size(None)) <= psutil.virtual_memory().total // 10
+    free = shutil.disk_usage("/dev/shm")._replace(free=400 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    assert size(None) == str(200 << 20)
+    assert store_bytes(None) == 200 << 20
 
 
 def test_the_secret_is_not_on_the_command_line() -> None:

@@ -1,0 +1,132 @@
+"""nvidia-smi, torch, Ray and vLLM disagree about a machine's GPUs: each case is refused, and says what was seen and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mrl.config.load import load
+from mrl.errors import ConfigError
+from mrl.launch.cluster.gpus import Gpus, disagreements, look
+from mrl.launch.commands.check import check_gpus
+
+EIGHT = Gpus(
+    free_shares=(0.99,) * 8,
+    models=("NVIDIA H100 80GB HBM3",) * 8,
+    driver="580.65",
+    torch=8,
+    torch_cuda="13.0",
+    engine="gpu",
+)
+LAPTOP = Gpus(torch_cuda="13.0", engine="cpu")
+HALF = dataclasses.replace(EIGHT, visible="0,1,2,3", torch=4)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ray", "slots"),
+    [
+        (EIGHT, None, None),
+        (EIGHT, 8, None),
+        (EIGHT, 8, 8),
+        (HALF, None, 4),
+        (HALF, 4, 4),
+        (dataclasses.replace(EIGHT, free_shares=(), models=(), driver=""), 8, None),  # no nvidia-smi inside
+        (LAPTOP, None, None),
+        (LAPTOP, 0, 2),
+        (dataclasses.replace(EIGHT, visible="", torch=0, engine="cpu"), 0, None),  # hidden for a run on CPU
+        (Gpus(), None, None),
+    ],
+)
+def test_machines_that_agree(gpus: Gpus, ray: int | None, slots: int | None) -> None:
+    assert disagreements(gpus, ray=ray, slots=slots) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ray", "slots", "seen", "advice"),
+    [
+        (
+            dataclasses.replace(EIGHT, torch=0, torch_cuda=None, engine="cpu"),
+            *(None, None, "nvidia-smi shows 8, torch sees 0: this torch is a CPU build"),
+            "make setup-cuda",
+        ),
+        (
+            dataclasses.replace(EIGHT, engine="cpu"),
+            *(None, None, "nvidia-smi shows 8, torch sees 8, and vLLM is its CPU build"),
+            "requirements/cuda.lock",
+        ),
+        (
+            dataclasses.replace(EIGHT, torch=0),
+            *(None, None, "driver 580.65 may be too old for torch's CUDA 13.0"),
+            "update the driver",
+        ),
+        (
+            dataclasses.replace(LAPTOP, engine="gpu"),
+            *(None, None, "no GPU is seen (there is no nvidia-smi, torch sees 0)"),
+            "requirements/cpu.lock",
+        ),
+        (
+            dataclasses.replace(EIGHT, visible="", torch=0),
+            *(0, None, "the GPUs are hidden (nvidia-smi shows 8, torch sees 0 (CUDA_VISIBLE_DEVICES="),
+            "requirements/cpu.lock",
+        ),
+        (HALF, None, None, "(CUDA_VISIBLE_DEVICES=0,1,2,3): 4 would stay idle", "launch.slots_per_node=4"),
+        (HALF, 4, None, "torch sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3), Ray gives out 4: 4", "unset"),
+        (
+            dataclasses.replace(EIGHT, visible="0,1,9", torch=2),
+            *(None, None, "it names 3, of which 1 are not there"),
+            "correct it",
+        ),
+        (EIGHT, 0, None, "Ray was told of none", "--gpus-per-node"),
+        (HALF, 8, None, "torch sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3), and Ray gives out 8", "--num-gpus=4"),
+        (HALF, None, 8, "launch.slots_per_node = 8 asks for more", "lower it"),
+        (
+            dataclasses.replace(LAPTOP, failure="Driver/library version mismatch (code 18)"),
+            *(None, None, "nvidia-smi fails: Driver/library version mismatch (code 18)"),
+            "CUDA_VISIBLE_DEVICES=",
+        ),
+    ],
+)
+def test_machines_that_do_not(gpus: Gpus, ray: int | None, slots: int | None, seen: str, advice: str) -> None:
+    (sentence,) = disagreements(gpus, ray=ray, slots=slots)
+    assert seen in sentence
+    assert advice in sentence
+
+
+def nvidia_smi(folder: Path, script: str) -> str:
+    """A folder for PATH with a program of that name."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+def test_a_run_in_a_cpu_environment_on_a_machine_with_gpus_is_refused_in_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = "echo '80000, 81559, 580.65, NVIDIA H100 80GB HBM3'"
+    monkeypatch.setenv("PATH", nvidia_smi(tmp_path, "; ".join([row] * 8)))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = load(
+        [], ["run.name=r", "model.path=/m", "model.max_length=600", "data.train=/d", "reward.kind=maths"]
+    )
+    with pytest.raises(ConfigError, match="nvidia-smi shows 8, torch sees 0"):
+        check_gpus(config)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_gpus(config)
+
+
+@pytest.mark.parametrize(
+    ("script", "failure"),
+    [
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "mismatch (code 18)"),
+        ("exit 0", "no GPU (code 0)"),
+    ],
+)
+def test_a_driver_that_does_not_work_is_a_fact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, failure: str
+) -> None:
+    monkeypatch.setenv("PATH", nvidia_smi(tmp_path, script))
+    assert look().failure.endswith(failure)
