@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -89,6 +90,11 @@ class RolloutEngine:
         if on_cpu:
             cpu_limits.check_cpu(
                 model_path, tp=self._rollout.tp, expert_parallel=self._rollout.expert_parallel
+            )
+        elif (seen := torch.cuda.device_count()) < self._rollout.tp:
+            raise RolloutError(
+                f"engine {self.engine_index} needs {self._rollout.tp} GPUs (rollout.tp) and sees {seen}: CUDA_VISIBLE_DEVICES="
+                f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
             )
         eager = self._rollout.enforce_eager or (on_cpu and self._rollout.tp > 1)
         environment.disable_compilation(on_cpu and eager)

@@ -231,6 +231,25 @@ def test_nearest_holder_same_slot_then_node_then_rail():
     assert chosen[2] in (1, 3)  # its rail, in another node
 
 
+def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
+    """What a placement says of eight slots is what `mrl plan` takes; nodes of unlike size have rails of their own."""
+    held = trainer_manifests.from_layout(TINY, Layout(tp=2, ep=2, dp=4))
+    needed = engine_manifests.from_layout(TINY, Layout(tp=2, dp=4))
+    placed, filled, one = (
+        build_plan(held, needed, topology)
+        for topology in (
+            Topology.on([0] * 4 + [1] * 4),
+            Topology.shared(8, slots_per_node=4),
+            Topology.shared(8, slots_per_node=8),
+        )
+    )
+    assert placed.digest == filled.digest != one.digest
+    assert placed.traffic.tolist() == filled.traffic.tolist()
+    assert one.traffic[2].sum() == 0, "on one node nothing crosses the network"
+    assert Topology.on([3, 3, 5, 3]).rails == (0, 1, 0, 2)
+    assert Topology.beside([0, 1, 1]).nodes == (0, 1, 1, 0, 1, 1)
+
+
 def test_senders_share_the_load():
     """Expert tensor parallel rollout over 8 engines: no trainer sends more than a tenth above the mean."""
     hf = TINY | {"num_experts": 16, "num_hidden_layers": 8}
