@@ -4,7 +4,8 @@ Counted from the autograd graph of the layers in models/ (RMSNorm, fused QKV, ro
 segment, top-k router, SwiGLU experts): the tensors that operations save, each storage once; a test compares
 with real runs. Experts are taken as evenly loaded. On CUDA torch's RMSNorm is one kernel and keeps its input
 alone; on CPU it is composed and keeps two arrays, in float32. Transformer Engine's attention on CUDA passes
-keys and values around the context-parallel ranks; our own on CPU gathers and keeps them.
+keys and values around the context-parallel ranks; our own on CPU gathers and keeps them. With its layers SwiGLU
+is one kernel that keeps its input alone (megatron.core.fusions.fused_bias_swiglu).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Counter:
     tokens: int
     fused: bool
     """RMSNorm is one kernel, and keys and values stay split over context-parallel ranks (CUDA)."""
+    fused_swiglu: bool = False
+    """SwiGLU is one kernel, the routing weight in it (Transformer Engine's layers)."""
 
     @property
     def local(self) -> int:
@@ -105,17 +108,19 @@ class Counter:
         return around, core, rows * heads * (2 * nope + rope + value) * self.element
 
     def _mlp(self, number: int) -> int:
-        """SwiGLU of inner width f keeps both halves 2f, gate's activation and input 2f, and the product f."""
+        """SwiGLU of inner width f keeps both halves 2f, gate's activation and input 2f, and the product f; as one
+        kernel both halves and the product."""
         facts, layout = self.facts, self.layout
+        inner, routed_inner = (3, 3) if self.fused_swiglu else (5, 6)
         if not any(".experts." in row.name for row in facts.layers[number]):
-            return self.local * 5 * field(facts.hf, "intermediate_size") // layout.tp * self.element
+            return self.local * inner * field(facts.hf, "intermediate_size") // layout.tp * self.element
         visits = self.split * facts.top_k * layout.etp
         # Each expert's input, its SwiGLU, and the product again after the routing weight.
-        routed = visits * (facts.hidden + 6 * facts.expert_inner // layout.etp) * self.element
+        routed = visits * (facts.hidden + routed_inner * facts.expert_inner // layout.etp) * self.element
         # Scores and map of the router; indices and weights of the visits.
         router = self.split * (9 * facts.num_experts + 36 * facts.top_k)
-        shared = self.local * 5 * facts.expert_inner * (facts.hf.get("n_shared_experts") or 0) // layout.tp
-        return routed + router + shared * self.element
+        shared = inner * facts.expert_inner * (facts.hf.get("n_shared_experts") or 0)
+        return routed + router + self.local * shared // layout.tp * self.element
 
     def final(self) -> int:
         """Bytes that the final norm keeps, and of the hidden states gathered for the output layer."""
@@ -133,7 +138,8 @@ def activations(
     fused: bool = True,
 ) -> Activations:
     """The activations of a stage for microbatches of `tokens` tokens."""
-    count = Counter(facts, layout, DTYPE_BYTES[training.dtype], tokens, fused)
+    fused_swiglu = fused and training.spec != "local"
+    count = Counter(facts, layout, DTYPE_BYTES[training.dtype], tokens, fused, fused_swiglu)
     numbers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
     parts = [count.layer(number) for number in numbers]
     whole = [sum(part.values()) - part["core_inputs"] for part in parts]

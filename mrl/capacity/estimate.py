@@ -178,7 +178,7 @@ class Estimate:
             self.hardware,
             self.work,
             self.layout,
-            recompute=self.config.training.recompute,
+            training=self.config.training,
             num_microbatches=self.microbatches[1],
             exchanged_bytes=sent,
         )

@@ -45,7 +45,9 @@ class Hardware(Section):
     """Device memory of an engine process outside gpu_memory_utilization, kept asleep too: context, kernels and
     communicators, which vLLM makes before it measures what is free (assumption)."""
     training_efficiency: float = Field(default=0.30, gt=0, le=1)
-    """Share of peak_flops that training reaches (assumption)."""
+    """Share of peak_flops that training reaches, on GPUs with Transformer Engine's layers (assumption)."""
+    local_efficiency: float = Field(default=0.5, gt=0, le=1)
+    """Share of training_efficiency that training.spec = local reaches on GPUs, without fusions (assumption)."""
     decode_efficiency: float = Field(default=0.60, gt=0, le=1)
     """Share of the memory bandwidth that decoding reaches (assumption)."""
     link_efficiency: float = Field(default=0.60, gt=0, le=1)

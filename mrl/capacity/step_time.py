@@ -13,6 +13,7 @@ import math
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.rollout_memory import EngineMemory
 from mrl.config.root import Config
+from mrl.config.sections.training import TrainingSection
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout
 
@@ -130,15 +131,18 @@ def training_time(
     work: Work,
     layout: Layout,
     *,
-    recompute: str,
+    training: TrainingSection,
     num_microbatches: int,
     exchanged_bytes: float,
 ) -> TrainingTime:
     """The times of one step; `exchanged_bytes` is what one rank sends for one optimizer update."""
     bubble = (layout.pp - 1) / (layout.vpp * num_microbatches + layout.pp - 1)
-    rate = layout.world_size * hardware.peak_flops * hardware.training_efficiency * (1 - bubble)
+    efficiency = hardware.training_efficiency
+    if hardware.kind == "gpu" and training.spec == "local":
+        efficiency *= hardware.local_efficiency
+    rate = layout.world_size * hardware.peak_flops * efficiency * (1 - bubble)
     forward = facts.forward_flops(work.tokens, work.tokens * work.sample_tokens / 2)
-    factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[recompute]
+    factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[training.recompute]
     crosses_nodes = layout.tp * layout.dp * layout.cp > hardware.gpus_per_node
     link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
     return TrainingTime(

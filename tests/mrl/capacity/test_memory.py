@@ -92,6 +92,28 @@ def test_recompute_saves_activations_in_order() -> None:
     assert kept["full"] == 48 * hidden + hidden + 8192 // 4 * 4 + 4 * hidden
 
 
+def test_fused_layers_keep_half_of_an_experts_inner_width() -> None:
+    """Both halves and the product in place of those, the activation and its input, and the product twice."""
+    facts, kept = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), {}
+    for spec in ("local", "auto"):
+        section = training(tp=4, dp=2, ep=8).model_copy(update={"spec": spec})
+        kept[spec] = activations(
+            facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=4
+        ).kept
+    visits = 8192 // 4 * 8  # of eight experts a token, the sequence split over tp
+    assert kept["local"] - kept["auto"] == 48 * visits * 3 * 768 * 2
+
+
+def test_layers_without_fusions_take_longer() -> None:
+    words, hardware = ["training.spec=local"], load_hardware("8x80gb")
+    fused, local = (
+        capacity_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], each), hardware).tree["step"]["seconds"]
+        for each in ([], words)
+    )
+    assert local["update"] == pytest.approx(fused["update"] / hardware.local_efficiency)
+    assert local["generate"] == fused["generate"]
+
+
 def test_context_parallel_ranks_share_the_activations() -> None:
     facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
     kept = {}
