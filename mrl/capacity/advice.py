@@ -230,6 +230,11 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
         return f"a larger rollout.tp (now {rollout.tp}) holds less of the model per engine rank"
     if part == "optimizer":
         return "more data-parallel replicas split the optimizer state further"
+    if part == "engine process":
+        return (
+            "rollout.engine_args={sleep_mode_offload_cudagraph: true, enable_nccl_comm_suspend: true} gives back the graphs "
+            "and, with NCCL 2.29.7 and newer, the communicators of a sleeping engine"
+        )
     if part == "KV cache":
         share = f"rollout.gpu_memory_utilization (now {rollout.gpu_memory_utilization:g})"
         return f"a lower {share} leaves room beside the KV cache"

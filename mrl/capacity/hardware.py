@@ -42,8 +42,8 @@ class Hardware(Section):
     """Device memory of a trainer process outside every category, which off-load does not give back: context, kernels, and
     NCCL's communicators (7 GB for dense and 9.5 GB for mixture-of-experts models on 8 H100: verl, pull request 6408)."""
     engine_process_bytes: int = Field(default=2_000_000_000, ge=0)
-    """Device memory of an engine process outside gpu_memory_utilization, kept asleep too: context, kernels and
-    communicators, which vLLM makes before it measures what is free (assumption)."""
+    """Device memory of an engine process outside gpu_memory_utilization, or kept asleep: context, kernels and
+    communicators, which vLLM makes before it measures what is free, and CUDA graphs (assumption)."""
     training_efficiency: float = Field(default=0.30, gt=0, le=1)
     """Share of peak_flops that training reaches, on GPUs with Transformer Engine's layers (assumption)."""
     local_efficiency: float = Field(default=0.5, gt=0, le=1)

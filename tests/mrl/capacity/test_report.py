@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import yaml
 
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.report import capacity_report
 from mrl.cli import main
 from mrl.config.load import load
 from mrl.files import CONFIGS
+from mrl.rollout import engine_arguments
 
 QWEN_30B = CONFIGS / "qwen3_30b_a3b.yaml"
 
@@ -133,6 +135,19 @@ def test_host_memory_that_is_too_small_is_an_error() -> None:
     words = ["training.offload=never", "loop.checkpoint.every_steps=0", "loop.checkpoint.at_end=false"]
     never = load([QWEN_30B], words)
     assert not any("host memory" in line for line in capacity_report(never, small).tree["errors"])
+
+
+def test_what_a_sleeping_engine_keeps_can_be_given_back() -> None:
+    """The settings that are proposed are fields of vLLM's EngineArgs that nothing else decides."""
+    small = load_hardware("8x80gb").model_copy(update={"engine_process_bytes": 40 * 10**9})
+    (line,) = (
+        text
+        for text in capacity_report(load([QWEN_30B]), small).tree["suggestions"]
+        if text.startswith("rollout.engine_args=")
+    )
+    arguments = yaml.safe_load(line.removeprefix("rollout.engine_args=").partition("}")[0] + "}")
+    assert set(arguments.values()) == {True}
+    assert engine_arguments.faults(arguments) == []
 
 
 def test_the_recipes_layout_stays_on_its_rails() -> None:
