@@ -1,9 +1,9 @@
 """Looks at every node before a model loads, and names the bad one.
 
-`python -m mrl.launch.preflight CONFIG... --nodes N` on a running cluster (RAY_ADDRESS): waits until N nodes have joined, asks
-each for its facts, compares them, and runs a small all-reduce over one process of each node. Facts are gathered on the
-nodes (node_facts); what is wrong with them is decided here (faults), so that the rules can be tested without a cluster.
-"""
+`python -m mrl.launch.preflight CONFIG... --nodes N` on a running cluster (RAY_ADDRESS): waits until N nodes
+have joined, asks each for its facts, compares them, and runs a small all-reduce over one process of each
+node. Facts are gathered on the nodes (node_facts); what is wrong with them is decided here (faults), so that
+the rules can be tested without a cluster."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mrl.capacity.hardware import load_hardware
 from mrl.config.load import load, split_arguments
 from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
+from mrl.launch.cluster.cluster import SLOT
 from mrl.launch.cluster.gpus import disagreements
 from mrl.launch.cluster.node_facts import NodeFacts, Probe, RayPart, skew
 from mrl.launch.cluster.ray_node import NODE_LABEL
@@ -32,7 +33,8 @@ class Floors:
 
     memory_bytes: int = 2 << 30
     host_bytes: int = 0
-    """What the trainers of a node need of its host's memory at the worst moment of a step, by the capacity estimate."""
+    """What the trainers of a node need of its host's memory at the worst moment of a step, by the capacity
+    estimate."""
     slots_per_node: int | None = None
     """The launcher's setting: that this many slots are meant, also on a node with more GPUs."""
     shared_memory_bytes: int = 256 << 20
@@ -57,7 +59,8 @@ class Floors:
 
 
 def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
-    """One sentence per fault, each starting with the node it is about; versions are compared with the majority."""
+    """One sentence per fault, each starting with the node it is about; versions are compared with the
+    majority."""
     found = []
     for name in sorted({key for node in facts for key in node.versions}):
         values = [node.versions.get(name, "absent") for node in facts]
@@ -78,7 +81,7 @@ def too_few_slots(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
     if sum(slots) >= needed:
         return []
     return [
-        f"the layout takes {needed} slots, the nodes have {' + '.join(map(str, slots))}: start more, or choose a smaller layout"
+        f'the layout takes {needed} slots, the nodes have {" + ".join(map(str, slots))} (Ray\'s resource "{SLOT}"): start more, or choose a smaller layout'
     ]
 
 

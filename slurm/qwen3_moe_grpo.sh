@@ -4,8 +4,8 @@
 #   sbatch --nodes=1  slurm/qwen3_moe_grpo.sh configs/qwen3_30b_a3b.yaml run.name=first
 #   sbatch --nodes=16 slurm/qwen3_moe_grpo.sh configs/qwen3_235b_a22b.yaml run.name=first
 #
-# The number of nodes is training.layout's world size over the GPUs of a node (`mrl plan` says it): preflight refuses fewer, and names
-# those that would idle.
+# The number of nodes is training.layout's world size over the GPUs of a node (`mrl plan` says it): preflight refuses fewer,
+# and names those that would idle.
 #
 # Everything after the script's name goes to `mrl train`. Submit from the repository's folder, as often as the run needs
 # jobs: they queue behind each other (singleton, by job name) and each resumes where the last one saved.
@@ -33,7 +33,6 @@ set -euo pipefail
 # What may be set from outside (sbatch --export=ALL,MRL_PYTHON=...).
 cd "${MRL_HOME:-$SLURM_SUBMIT_DIR}"
 PYTHON=${MRL_PYTHON:-.venv/bin/python}             # the environment's interpreter, the same path on every node
-SLOTS=${MRL_SLOTS:-0}                              # slots of a node; 0: its GPUs, as torch sees them there
 CPUS=${SLURM_CPUS_ON_NODE:-1}                      # all of the job's for the one task of a node
 PORT_BASE=${MRL_PORT_BASE:-12000}                  # node n uses PORT_BASE + 200 n and the 199 ports above
 MAX_FAILURES=${MRL_MAX_FAILURES:-3}                # failures (not time limits) after which the job stays down
@@ -136,7 +135,9 @@ RAY_AUTH_TOKEN=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
 # This shell runs on the first node, where the head is.
-STORE=$("$PYTHON" -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["launch"]["object_store_bytes"] or 0)' "$LOG/config.yaml")
+setting() { "$PYTHON" -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["launch"][sys.argv[2]] or 0)' "$LOG/config.yaml" "$1"; }
+SLOTS=$(setting slots_per_node) # 0: the node's GPUs, as torch sees them there
+STORE=$(setting object_store_bytes)
 HEAD=${MRL_HEAD:-$("$PYTHON" -c 'from mrl.launch.cluster.ray_node import own_address; print(own_address())')}:$PORT_BASE
 say "phase ray: head $HEAD"
 # shellcheck disable=SC2016  # $SLURM_PROCID is each task's own

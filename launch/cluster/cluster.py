@@ -1,8 +1,8 @@
-"""The Ray cluster of a run: an existing one is joined, else one is started on this machine and stopped at the end.
+"""The Ray cluster of a run: an existing one is joined, else one is started on this machine and stopped at the
+end.
 
-Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of their own that
-a small watcher process removes also when the driver is killed.
-"""
+Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of
+their own that a small watcher process removes also when the driver is killed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
 
 
 def store_bytes(setting: int | None) -> int:
-    """launch.object_store_bytes of this machine. Where it were larger than what /dev/shm has, Ray would take files."""
+    """launch.object_store_bytes of this machine. Where it were larger than what /dev/shm has, Ray would take
+    files."""
     if setting is not None:
         return setting
     tenth = psutil.virtual_memory().total // 10

@@ -1,9 +1,9 @@
 """A machine's GPUs as three programs see them, and what to say where they disagree.
 
-nvidia-smi asks the driver, torch what this environment can use, Ray what it was told; the environment's vLLM is built for
-one kind of machine. A run started where they disagree trains on CPUs, waits for GPUs that never come, or leaves half of
-them idle: each is refused before a model loads. `look` gathers and decides nothing, `disagreements` decides and asks nothing.
-"""
+nvidia-smi asks the driver, torch what this environment can use, Ray what it was told; the environment's vLLM
+is built for one kind of machine. A run started where they disagree trains on CPUs, waits for GPUs that never
+come, or leaves half of them idle: each is refused before a model loads. `look` gathers and decides nothing,
+`disagreements` decides and asks nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Gpus:
         return self.visible is not None and self.visible.strip() in ("", "-1", "NoDevFiles")
 
     def used_shares(self) -> dict[int, float]:
-        """The free share of each GPU that this process may use, by nvidia-smi's number; of all where they are named otherwise."""
+        """The free share of each GPU that this process may use, by nvidia-smi's number; of all where they are
+        named otherwise."""
         named = (self.visible or "").split(",")
         shares = dict(enumerate(self.free_shares))
         return (
@@ -105,8 +106,8 @@ def _engine() -> str:
 
 
 def disagreements(gpus: Gpus, *, ray: int | None = None, slots: int | None = None) -> list[str]:
-    """One sentence for each, naming what was seen and what to do. `ray`: the GPUs that Ray gives out on this machine, once it
-    runs; `slots`: launch.slots_per_node, where the user says that this many are meant."""
+    """One sentence for each, naming what was seen and what to do. `ray`: the GPUs that Ray gives out on this
+    machine, once it runs; `slots`: launch.slots_per_node, where the user says that this many are meant."""
     if gpus.hidden and not ray:
         return _cpu_run(gpus)
     if gpus.failure:

@@ -1,4 +1,5 @@
-"""What a node says about itself before a run. Runs on that node; decides nothing (launch/preflight.py does)."""
+"""What a node says about itself before a run. Runs on that node; decides nothing (launch/preflight.py
+does)."""
 
 from __future__ import annotations
 
@@ -156,7 +157,8 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | float:
-    """Bytes that the job's control groups (version 2) still allow; infinite without a limit. Its file cache counts as free."""
+    """Bytes that the job's control groups (version 2) still allow; infinite without a limit. Its file cache
+    counts as free."""
     left = float("inf")
     lines = own.read_text().splitlines() if own.is_file() else []
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
@@ -180,7 +182,8 @@ def open_port() -> int:
 def join_all_reduce(
     number: int, num_nodes: int, address: str, port: int, *, backend: str, deadline_seconds: float = 60.0
 ) -> float:
-    """Bytes per second that this node sent in an all-reduce over all nodes, one process (GPU) each; the sum is checked.
+    """Bytes per second that this node sent in an all-reduce over all nodes, one process (GPU) each; the sum
+    is checked.
 
     A ring sends 2 (n - 1) / n of the bytes. The first of two runs opens the connections and is not counted.
     """

@@ -170,8 +170,9 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
 
 
 def _environment(config: Config, *, slots_per_node: int | None = None) -> dict[str, str]:
-    """Of every worker; `slots_per_node` where slots are GPUs. The threads of a rank are a setting on CPU, and on GPUs its share
-    of the node's cores (the driver's node stands for all): loading widens and cuts weights there."""
+    """Of every worker; `slots_per_node` where slots are GPUs. The threads of a rank are a setting on CPU, and
+    on GPUs its share of the node's cores (the driver's node stands for all): loading widens and cuts weights
+    there."""
     threads = max(config.training.num_threads, config.rollout.num_threads)
     if slots_per_node is not None:
         threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // (2 * slots_per_node)))

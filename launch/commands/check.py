@@ -1,7 +1,8 @@
-"""Everything a configuration names is looked at before anything starts: one list of checks, for `mrl train` and for its dry run.
+"""Everything a configuration names is looked at before anything starts: one list of checks, for `mrl train`
+and for its dry run.
 
-The cheap checks run first and their faults are told together; rows are read, and rewards tried, once those pass.
-"""
+The cheap checks run first and their faults are told together; rows are read, and rewards tried, once those
+pass."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Inputs:
 
 
 def check(config: Config) -> Inputs:
-    """What the run will read. ConfigError has one line for each fault, with what to do; nothing is started but reward processes.
+    """What the run will read. ConfigError has one line for each fault, with what to do; nothing is started
+    but reward processes.
 
     Makes the model's folder where `model.new` says so.
     """
@@ -57,7 +59,8 @@ def check(config: Config) -> Inputs:
 
 
 def dry_run(config: Config) -> None:
-    """The checks of a run, leaving nothing behind: a model that would be made at its path is made elsewhere."""
+    """The checks of a run, leaving nothing behind: a model that would be made at its path is made
+    elsewhere."""
     with tempfile.TemporaryDirectory() as folder:
         if config.model.new is not None and not Path(config.model.path).exists():
             model = config.model.model_copy(update={"path": f"{folder}/model"})
@@ -91,7 +94,8 @@ def check_data_files(config: Config) -> None:
 
 
 def check_gpus(config: Config) -> None:
-    """nvidia-smi, torch and vLLM agree about this machine's GPUs, where the run is to use them; of a cluster preflight asks."""
+    """nvidia-smi, torch and vLLM agree about this machine's GPUs, where the run is to use them; of a cluster
+    preflight asks."""
     if not address_of(config.launch) and (found := disagreements(look(), slots=config.launch.slots_per_node)):
         raise ConfigError("\n".join(found))
 
@@ -136,7 +140,8 @@ def check_critic(config: Config) -> None:
 
 
 def check_tokenizer(config: Config) -> Any:
-    """The tokenizer of the model's folder, whose ids are rows of the model's embedding; None where there is no model."""
+    """The tokenizer of the model's folder, whose ids are rows of the model's embedding; None where there is
+    no model."""
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # that is check_policy's to say
     size, tokenizer = int(read_config(config.model.path)["vocab_size"]), load_tokenizer(config.model.path)
@@ -159,7 +164,8 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_reference,
     check_critic,
 )
-"""Beside that of the tokenizer, which is kept. Each takes milliseconds to seconds and raises ConfigError or DataError, one line for each fault."""
+"""Beside that of the tokenizer, which is kept. Each takes milliseconds to seconds and raises ConfigError or
+DataError, one line for each fault."""
 
 
 def check_rewards(config: Config, prompts: Sequence[Prompt]) -> None:
@@ -171,7 +177,8 @@ def check_rewards(config: Config, prompts: Sequence[Prompt]) -> None:
 
 
 def _check_weights(folder: str, policy: str) -> None:
-    """`folder` has the tensors of the policy's config.json, by name; shapes are compared when they are loaded."""
+    """`folder` has the tensors of the policy's config.json, by name; shapes are compared when they are
+    loaded."""
     hf = read_config(policy)
     check_folder(folder, family_of(hf), hf)
 

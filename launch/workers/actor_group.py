@@ -1,9 +1,8 @@
 """Ray actors of one kind: made alike, called by their class's own methods, and named in every error.
 
-Every wait has a deadline, and its error names the first cause: when one rank dies its peers fail a moment later with broken
-collectives, so after the first failure the others get a short grace, and a death is reported before the errors that follow
-from it.
-"""
+Every wait has a deadline, and its error names the first cause: when one rank dies its peers fail a moment
+later with broken collectives, so after the first failure the others get a short grace, and a death is
+reported before the errors that follow from it."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
 GRACE_SECONDS = 8.0
-"""For what still runs after a first failure: an engine that lost a worker process needs some seconds to notice and leave."""
+"""For what still runs after a first failure: an engine that lost a worker process needs some seconds to
+notice and leave."""
 POLL_SECONDS = 1.0
 
 
@@ -40,9 +40,8 @@ T = TypeVar("T", bound=Sized)
 class ActorGroup[A: Actor]:
     """Actors that are never restarted; number i is `<kind> i`.
 
-    What an actor shall do is given as a function of it (`TrainActor.send`, or a lambda), so that a checker compares arguments
-    and results, and an editor finds the method.
-    """
+    What an actor shall do is given as a function of it (`TrainActor.send`, or a lambda), so that a checker
+    compares arguments and results, and an editor finds the method."""
 
     kind = "worker"
 
@@ -60,10 +59,9 @@ class ActorGroup[A: Actor]:
         own_environments: Sequence[Mapping[str, str]] = (),
         log_folder: str,
     ) -> None:
-        """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it reserves of a slot
-        and its GPU; `threads`: calls of it that may run at once; `environment`: of all processes, `own_environments`: of each
-        beside it.
-        """
+        """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it
+        reserves of a slot and its GPU; `threads`: calls of it that may run at once; `environment`: of all
+        processes, `own_environments`: of each beside it."""
         import ray
 
         self._config, self._clock, self._class = config, clock, actor_class
@@ -91,7 +89,8 @@ class ActorGroup[A: Actor]:
         return f"{self.kind} {number}"
 
     def dead(self) -> list[str]:
-        """Names of the actors whose process is gone, as far as this process was told; asks nobody and costs nothing."""
+        """Names of the actors whose process is gone, as far as this process was told; asks nobody and costs
+        nothing."""
         from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined] generated code
 
         states = [actor._get_local_state() for actor in self.actors]
@@ -100,7 +99,8 @@ class ActorGroup[A: Actor]:
     def start_on(
         self, number: int, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> ObjectRef[R]:
-        """Starts a function of one actor; it is pickled, so it must not hold this group. References in `arguments` arrive as values."""
+        """Starts a function of one actor; it is pickled, so it must not hold this group. References in
+        `arguments` arrive as values."""
         return self.actors[number].__ray_call__.remote(function, *arguments, **options)
 
     def start_on_all(
@@ -119,12 +119,14 @@ class ActorGroup[A: Actor]:
     def wait(
         self, calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float | None = None
     ) -> dict[str, R]:
-        """Results of started calls by name, also of another group's; within the phase's deadline unless another is given."""
+        """Results of started calls by name, also of another group's; within the phase's deadline unless
+        another is given."""
         deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
         return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
 
     def hand_out(self, function: Callable[[A, T], None], shares: Mapping[int, T]) -> None:
-        """Gives actors their shares, by number; each owes as many results as its share is long. Returns when all have theirs."""
+        """Gives actors their shares, by number; each owes as many results as its share is long. Returns when
+        all have theirs."""
         for number, share in shares.items():
             self._owed[number] += len(share)
         self.wait({self.name(n): self.start_on(n, function, share) for n, share in shares.items()})
@@ -155,7 +157,8 @@ class ActorGroup[A: Actor]:
 def wait_all[R](
     calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float, clock: PhaseClock
 ) -> dict[str, R]:
-    """Results of remote calls by worker name ("trainer rank 1", "engine 0"); the clock counts what was spent waiting.
+    """Results of remote calls by worker name ("trainer rank 1", "engine 0"); the clock counts what was spent
+    waiting.
 
     Raises WorkerLost for a death or a missed deadline, else the worker's own error; names worker and phase.
     """
@@ -179,7 +182,8 @@ def wait_all[R](
 
 
 def close_all(groups: Iterable[ActorGroup[Any]], *, deadline_seconds: float) -> None:
-    """Closes the actors of all groups at once, then ends their processes; one that is gone already is not an error here."""
+    """Closes the actors of all groups at once, then ends their processes; one that is gone already is not an
+    error here."""
     import ray
 
     groups = list(groups)

@@ -8,10 +8,10 @@
 | train | on the slot: forward, update, checkpoint | asleep |
 | weight sync | only parameters on the slot; every rank sends | weights awake; every engine receives, verifies, commits v + 1 |
 
-The trainer off-loads by training.offload; engines sleep where the platform can. At the start an engine measures the device's
-free memory and takes its share of it, so that nobody else may be on the slot; where its weights lie is traced while they
-are mapped. A reference and a checkpoint are loaded after the start, by a trainer that has the slot to itself.
-"""
+The trainer off-loads by training.offload; engines sleep where the platform can. At the start an engine
+measures the device's free memory and takes its share of it, so that nobody else may be on the slot; where its
+weights lie is traced while they are mapped. A reference and a checkpoint are loaded after the start, by a
+trainer that has the slot to itself."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ class Hybrid:
         self.version = -1
         """The version all engines serve; -1 before the first weight sync."""
         self._proved: int | None = None
-        """The last version that was compared with the trainer's own parameters, in sessions that all committed since."""
+        """The last version that was compared with the trainer's own parameters, in sessions that all
+        committed since."""
 
     def start(self) -> None:
-        """Builds the engines, then the trainer ranks on the slots that sleeping engines left; the first failure ends the start
-        with its cause."""
+        """Builds the engines, then the trainer ranks on the slots that sleeping engines left; the first
+        failure ends the start with its cause."""
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
             self.rollout.wait(self.rollout.start(), deadline_seconds=deadline)
@@ -64,13 +65,15 @@ class Hybrid:
         self._clock.listeners.append(self._check_alive)
 
     def _check_alive(self, event: Event) -> None:
-        """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is next needed."""
+        """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is
+        next needed."""
         dead = [] if event == "enter" else [*self.train.dead(), *self.rollout.dead()]
         if dead:
             raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
 
     def sync(self, version: int) -> dict[str, float]:
-        """One weight sync to `version`; all engines commit it or the call raises WeightSyncError. Returns its metrics."""
+        """One weight sync to `version`; all engines commit it or the call raises WeightSyncError. Returns its
+        metrics."""
         proved, self._proved = self._proved, None  # what fails is followed by a full session
         session, start = self._session(version, proved), time.monotonic()
         self._offload(keep_parameters=True)
@@ -89,7 +92,8 @@ class Hybrid:
         return Session.new(self.version, version, self._digest, full=full)
 
     def rest(self) -> None:
-        """Generation is over until the next weight sync: the engines give their memory to training, which comes back."""
+        """Generation is over until the next weight sync: the engines give their memory to training, which
+        comes back."""
         self.rollout.sleep()
         if self._offloads:
             self.train.reload()

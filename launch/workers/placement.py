@@ -1,8 +1,8 @@
 """Slots in a stable order: node by node (number given by the launcher), then GPU by GPU as Ray names them.
 
-Ray promises no order of bundles, neither across nodes nor over a node's GPUs, so both are asked and sorted. Node numbers
-come from the label `mrl-node` that the launcher gives each node; never from hostnames or addresses.
-"""
+Ray promises no order of bundles, neither across nodes nor over a node's GPUs, so both are asked and sorted.
+Node numbers come from the label `mrl-node` that the launcher gives each node; never from hostnames or
+addresses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Placement:
         return [_on_bundle(self.group, self.slots[rank].bundle) for rank in ranks]
 
     def visible(self, ranks: Iterable[int]) -> dict[str, str]:
-        """The variable that shows a process the GPUs of these ranks' slots, in their order, and no others; nothing without GPUs."""
+        """The variable that shows a process the GPUs of these ranks' slots, in their order, and no others;
+        nothing without GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.slots[r].gpu for r in ranks)} if self.gpus else {}
 
     def remove(self) -> None:
@@ -58,7 +59,8 @@ class Placement:
 
 
 def place(num_slots: int, *, gpus: bool, deadline_seconds: float, strategy: str = "PACK") -> Placement:
-    """Reserves the slots; raises ConfigError when the cluster cannot give them in time. `strategy`: Ray's, of bundles to nodes."""
+    """Reserves the slots; raises ConfigError when the cluster cannot give them in time. `strategy`: Ray's, of
+    bundles to nodes."""
     from ray.util.placement_group import placement_group, placement_group_table
 
     bundle = {SLOT: 1.0, **({"GPU": 1.0} if gpus else {})}
@@ -74,8 +76,8 @@ def place(num_slots: int, *, gpus: bool, deadline_seconds: float, strategy: str 
 
 
 def ordered(nodes: Mapping[int, int], gpus: Sequence[str]) -> tuple[Slot, ...]:
-    """Slots in rank order. `nodes`: bundle -> number of its node; `gpus`: each bundle's GPU, or none. Numbers of GPUs count
-    as numbers, and come before UUIDs.
+    """Slots in rank order. `nodes`: bundle -> number of its node; `gpus`: each bundle's GPU, or none. Numbers
+    of GPUs count as numbers, and come before UUIDs.
 
     >>> [slot.gpu for slot in ordered({0: 0, 1: 0, 2: 0}, ("10", "GPU-a1", "9"))]
     ['9', '10', 'GPU-a1']

@@ -65,7 +65,8 @@ class RolloutActor:
         )
 
     def _leave(self, worker: str) -> None:
-        """Ends this process, because an engine without one of its workers can do nothing more; the driver hears of it at once."""
+        """Ends this process, because an engine without one of its workers can do nothing more; the driver
+        hears of it at once."""
         from mrl.launch.workers.actor_log import leave
 
         leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)

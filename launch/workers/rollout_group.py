@@ -25,7 +25,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def __init__(
         self, config: Config, placement: Placement, clock: PhaseClock, *, sleeps: bool, **options: Any
     ) -> None:
-        """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
+        """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder
+        of the actors."""
         tp = config.rollout.tp
         first_slots = [engine * tp for engine in range(config.num_engines)]
         # The trainer ranks have taken the GPUs from Ray, so that it says nothing of them to an engine.
@@ -84,9 +85,11 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self.on_all(lambda actor: actor.engine.wake([tag]))
 
     def engine_ranks(self) -> list[EngineRank]:
-        """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or has others."""
+        """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or
+        has others."""
         return [rank for engine in self.on_all(RolloutActor.engine_ranks) for rank in engine]
 
     def receive(self, session: Session) -> dict[str, ObjectRef[dict[str, Any]]]:
-        """Starts every engine's side of a weight sync; the caller waits for it together with the trainer's."""
+        """Starts every engine's side of a weight sync; the caller waits for it together with the
+        trainer's."""
         return self.start_on_all(lambda actor: actor.engine.receive(session))

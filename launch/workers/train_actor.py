@@ -1,4 +1,5 @@
-"""The thin Ray actor around one Megatron rank: its environment, its log file, and what needs the run's configuration."""
+"""The thin Ray actor around one Megatron rank: its environment, its log file, and what needs the run's
+configuration."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class TrainActor:
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float]
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """The first half of the policy's update, with the log-probs and router margins it was computed from."""
+        """The first half of the policy's update, with the log-probs and router margins it was computed
+        from."""
         return self.worker.accumulate(
             batch,
             self._objectives["policy"],
@@ -87,10 +89,11 @@ class TrainActor:
         )
 
     def connect(self, engines: Sequence[EngineRank], nodes: Sequence[int]) -> str:
-        """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that sessions carry.
+        """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that
+        sessions carry.
 
-        `nodes`: the number of each trainer rank's node. WeightSyncError where the slot's engine rank is on another GPU.
-        """
+        `nodes`: the number of each trainer rank's node. WeightSyncError where the slot's engine rank is on
+        another GPU."""
         from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
         from mrl.resharding.wire.cuda_memory import device_uuid
 

@@ -36,8 +36,9 @@ R = TypeVar("R")
 
 
 def gpu_environment() -> dict[str, str]:
-    """Variables of a trainer rank on a GPU: one queue into the device, so that a collective starts before the products that
-    were issued after it and overlaps with them (what Megatron asks for with tensor or context parallelism before Blackwell)."""
+    """Variables of a trainer rank on a GPU: one queue into the device, so that a collective starts before the
+    products that were issued after it and overlaps with them (what Megatron asks for with tensor or context
+    parallelism before Blackwell)."""
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     return {name: os.environ.get(name, "1")}
 
@@ -81,7 +82,8 @@ class TrainGroup(ActorGroup[TrainActor]):
         temperature: float = 1.0,
         with_router_margins: bool = False,
     ) -> dict[str, np.ndarray]:
-        """Per-token arrays [N] of one role: logprobs and entropy (and router_margin), or a critic's values."""
+        """Per-token arrays [N] of one role: logprobs and entropy (and router_margin), or a critic's
+        values."""
         parts, results = self._on_shards(
             batch,
             lambda actor, shard: actor.worker.forward(
@@ -93,15 +95,16 @@ class TrainGroup(ActorGroup[TrainActor]):
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role = "policy"
     ) -> dict[str, float]:
-        """One optimizer step of a role over the batch; its metrics are sums over ranks divided by their denominators."""
+        """One optimizer step of a role over the batch; its metrics are sums over ranks divided by their
+        denominators."""
         divisors = dict(denominators)
         return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, role))[1][0]
 
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float]
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """The policy's update without its optimizer step: what forward() gives, with 0 for tokens that are not trained
-        on, and the metrics so far. No parameter changes before step()."""
+        """The policy's update without its optimizer step: what forward() gives, with 0 for tokens that are
+        not trained on, and the metrics so far. No parameter changes before step()."""
         divisors = dict(denominators)
         parts, results = self._on_shards(batch, lambda actor, shard: actor.accumulate(shard, divisors))
         metrics, arrays = zip(*results, strict=True)
@@ -129,15 +132,16 @@ class TrainGroup(ActorGroup[TrainActor]):
         parts: Sequence[np.ndarray],
         results: Sequence[dict[str, np.ndarray] | None],
     ) -> dict[str, np.ndarray]:
-        """The arrays of all shards in the batch's order. One rank of each shard returns them (tp 0, cp 0, last pipeline
-        stage), and ranks are in the order of shards."""
+        """The arrays of all shards in the batch's order. One rank of each shard returns them (tp 0, cp 0,
+        last pipeline stage), and ranks are in the order of shards."""
         shards = [arrays for arrays in results if arrays is not None]
         return {name: merge(batch, parts, [arrays[name] for arrays in shards]) for name in shards[0]}
 
     # -- weight sync ---------------------------------------------------------------------------------------------
 
     def connect(self, engines: Sequence[EngineRank]) -> str:
-        """Connects each rank to the engine ranks it feeds; returns the plan's digest, on which all ranks agree."""
+        """Connects each rank to the engine ranks it feeds; returns the plan's digest, on which all ranks
+        agree."""
         import ray
 
         known: Any = ray.put(list(engines))  # once for all ranks: it is large
@@ -165,7 +169,8 @@ class TrainGroup(ActorGroup[TrainActor]):
         self.on_all(lambda actor: actor.worker.snapshot_reference(path))
 
     def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Writes all ranks' state, and the loop's, as one committed checkpoint; CheckpointError where that fails."""
+        """Writes all ranks' state, and the loop's, as one committed checkpoint; CheckpointError where that
+        fails."""
         folder, extra = str(path), dict(state)
         self.on_all(lambda actor: actor.worker.save_checkpoint(folder, extra))
 

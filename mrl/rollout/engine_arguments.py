@@ -1,8 +1,7 @@
 """What `rollout.engine_args` may hold: fields of vLLM's EngineArgs that no setting of ours decides.
 
-vLLM is not imported for that: the fields are read from its source, so that a word nobody knows is told before anything
-starts, on a machine where vLLM could not even be loaded.
-"""
+vLLM is not imported for that: the fields are read from its source, so that a word nobody knows is told before
+anything starts, on a machine where vLLM could not even be loaded."""
 
 from __future__ import annotations
 
@@ -118,7 +117,8 @@ _KINDS = {"int": {int}, "float": {float, int}, "bool": {bool}, "str": {str}, "No
 
 
 def faults(arguments: Mapping[str, Any]) -> list[str]:
-    """One sentence for each entry of rollout.engine_args that cannot be passed on; nothing where vLLM is not installed."""
+    """One sentence for each entry of rollout.engine_args that cannot be passed on; nothing where vLLM is not
+    installed."""
     known = fields()
     return [
         f"rollout.engine_args.{name}: {fault}"

@@ -41,8 +41,8 @@ class Topology:
 
     @classmethod
     def on(cls, nodes: Sequence[int], *, num_trainers: int | None = None) -> Topology:
-        """Trainer rank r and engine rank r on slot r, which lies on node `nodes[r]`; with fewer trainers the last slots have
-        an engine rank only. A slot's rail is its place among its node's slots."""
+        """Trainer rank r and engine rank r on slot r, which lies on node `nodes[r]`; with fewer trainers the
+        last slots have an engine rank only. A slot's rail is its place among its node's slots."""
         slots = tuple(range(len(nodes)))
         return cls(
             nodes=tuple(nodes), rails=_rails(nodes), trainer_slots=slots[:num_trainers], engine_slots=slots
@@ -55,7 +55,8 @@ class Topology:
 
     @classmethod
     def beside(cls, nodes: Sequence[int]) -> Topology:
-        """Trainer rank r and engine rank r both on node `nodes[r]`, but sharing no memory: a slot for each."""
+        """Trainer rank r and engine rank r both on node `nodes[r]`, but sharing no memory: a slot for
+        each."""
         ranks = tuple(range(len(nodes)))
         return cls(
             nodes=tuple(nodes) * 2,

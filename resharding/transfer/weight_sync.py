@@ -147,7 +147,8 @@ class GatherSync:
         return self.plan.digest
 
     def send(self, session: Session) -> dict[str, float]:
-        """Sends one session; all trainer ranks call it together. Seconds are this rank's, bytes this slot's."""
+        """Sends one session; all trainer ranks call it together. Seconds are this rank's, bytes this
+        slot's."""
         ranks = Ranks(_group(self._trainer), self._sync.deadline_seconds, self._trainer.device)
         self._start.check(session, ranks, lambda: gather.proof_of(self.plan, ranks.rank, 1))
         stats = gather.send(
@@ -182,7 +183,8 @@ class PlannedSync:
         store: tuple[str, int] | None = None,
     ) -> None:
         """`addresses`, `engines`: of every engine rank in order (`RolloutEngine.engine_manifests` of each
-        engine). `nodes`: the number of each trainer rank's node. `store`: the trainers' torch.distributed store (distributed transport)."""
+        engine). `nodes`: the number of each trainer rank's node. `store`: the trainers' torch.distributed
+        store (distributed transport)."""
         self._trainer, self._sync = trainer, sync
         self._rank = dist.get_rank() if trainer.layout.world_size > 1 else 0
         self._endpoints = _endpoints(trainer, sync, addresses, store)
@@ -304,14 +306,16 @@ class PlannedSync:
 
     @property
     def received_bytes(self) -> int:
-        """What reaches this rank's receivers from other slots in one session, messages' alignment included."""
+        """What reaches this rank's receivers from other slots in one session, messages' alignment
+        included."""
         contents = (feed.content for feed in self.feeds)
         return sum(
             w.bucket_bytes for tables in contents if isinstance(tables, Tables) for w in tables.windows
         )
 
     def _neighbours(self, ranks: Ranks) -> Neighbours | None:
-        """The buckets of this machine's other slots, in shared memory; the ranks meet in the first session."""
+        """The buckets of this machine's other slots, in shared memory; the ranks meet in the first
+        session."""
         nodes, link = self.plan.topology.nodes, self._endpoints.link
         if link is None or link.device.type != "cpu" or len(set(nodes)) == len(nodes):
             return None

@@ -1,8 +1,8 @@
-"""What the workers of both groups see of a cluster's GPUs: `python -m tests.launch.placed_groups HEAD NODES STRATEGY SEED`.
+"""What the workers of both groups see of a cluster's GPUs: `python -m tests.launch.placed_groups HEAD NODES
+STRATEGY SEED`.
 
-Real groups of real actors on a Ray that believes in GPUs; none is started, so nothing touches a device. Prints one JSON
-object. SEED shuffles the slots, as another order of ranks would; 0 leaves them.
-"""
+Real groups of real actors on a Ray that believes in GPUs; none is started, so nothing touches a device.
+Prints one JSON object. SEED shuffles the slots, as another order of ranks would; 0 leaves them."""
 
 from __future__ import annotations
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mrl.config.sections.launch import LaunchSection
+
 SCRIPT = (Path(__file__).parents[2] / "slurm" / "qwen3_moe_grpo.sh").read_text()
 
 
 def test_a_job_has_all_of_its_nodes() -> None:
-    """--exclusive implies neither memory nor, for a step, cores: off-load needs the one, loading and rewards the other."""
+    """--exclusive implies neither memory nor, for a step, cores: off-load needs the one, loading and rewards
+    the other."""
     asked = re.findall(r"^#SBATCH (--\S+)", SCRIPT, re.MULTILINE)
     assert {"--exclusive", "--mem=0", "--ntasks-per-node=1", "--nodes=1"} <= set(asked)
     step = SCRIPT[SCRIPT.index("\nsrun ") :]
@@ -18,11 +21,17 @@ def test_a_job_has_all_of_its_nodes() -> None:
 
 
 def test_every_node_counts_its_gpus_itself() -> None:
-    """What Slurm says of GPUs is there only where they were asked for: without it a run on GPUs was started without them."""
+    """What Slurm says of GPUs is there only where they were asked for: without it a run on GPUs was started
+    without them."""
     assert "SLURM_GPUS" not in SCRIPT
-    assert "SLOTS=${MRL_SLOTS:-0}" in SCRIPT
 
 
 def test_launch_settings_reach_the_nodes() -> None:
-    assert '["launch"]["object_store_bytes"]' in SCRIPT
-    assert '--object-store-bytes "$3"' in SCRIPT
+    step = SCRIPT[SCRIPT.index("\nsrun ") :]
+    for variable, name, option in (
+        ("SLOTS", "slots_per_node", '--slots "$2"'),
+        ("STORE", "object_store_bytes", '--object-store-bytes "$3"'),
+    ):
+        assert name in LaunchSection.model_fields
+        assert f"{variable}=$(setting {name})" in SCRIPT
+        assert option in step

@@ -1,4 +1,5 @@
-"""nvidia-smi, torch, Ray and vLLM disagree about a machine's GPUs: each case is refused, and says what was seen and what to do."""
+"""nvidia-smi, torch, Ray and vLLM disagree about a machine's GPUs: each case is refused, and says what was
+seen and what to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Every engine sees exactly the GPUs of its slots, however Ray dealt out bundles and GPUs: on one and on two nodes.
+"""Every engine sees exactly the GPUs of its slots, however Ray dealt out bundles and GPUs: on one and on two
+nodes.
 
-Ray believes in GPUs that are not there (`ray start --num-gpus`); the groups and their actors are the real ones.
-"""
+Ray believes in GPUs that are not there (`ray start --num-gpus`); the groups and their actors are the real
+ones."""
 
 from __future__ import annotations
 
@@ -12,12 +13,21 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
+from mrl.config.load import load
+from mrl.errors import WeightSyncError
 from mrl.launch.cluster.ray_node import head_address, own_address
 from mrl.launch.workers.placement import ordered
+from mrl.launch.workers.rollout_actor import EngineRank
+from mrl.launch.workers.train_actor import TrainActor
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.training.worker import MegatronWorker
+from tests.launch.placed_groups import WORDS
 from tests.launch.two_nodes import ROOT, free_port_base, started
 
 TOKEN = "0123456789abcdef" * 4
@@ -30,6 +40,15 @@ def test_slots_count_node_by_node_and_gpu_by_gpu_whatever_bundles_ray_gave(seed:
     slots = ordered({bundle: node for bundle, (node, _) in enumerate(where)}, [str(gpu) for _, gpu in where])
     assert [(slot.node, int(slot.gpu)) for slot in slots] == sorted(where)
     assert [where[slot.bundle] for slot in slots] == sorted(where)
+
+
+def test_a_trainer_rank_whose_engine_rank_is_on_another_gpu_is_refused_before_anything_is_mapped() -> None:
+    actor = object.__new__(TrainActor)  # its constructor takes the process's output
+    actor._config, actor._rank = load([], WORDS), 1
+    actor.worker = cast(MegatronWorker, SimpleNamespace(device=torch.device("cpu")))
+    engines = [EngineRank("", device, RankManifest.of(r, [])) for r, device in enumerate(("cpu", "GPU-1f"))]
+    with pytest.raises(WeightSyncError, match=r"trainer rank 1 is on cpu, the engine rank .* on GPU-1f"):
+        actor.connect(engines, [0, 0])
 
 
 def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[str, Any]:
@@ -59,7 +78,8 @@ def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[st
 
 
 def check(found: dict[str, Any]) -> None:
-    """What Ray shows a trainer rank is its slot's GPU; an engine sees its two slots' and no other, on their node."""
+    """What Ray shows a trainer rank is its slot's GPU; an engine sees its two slots' and no other, on their
+    node."""
     gpus = [gpu for _, gpu in found["slots"]]
     assert [trainer["CUDA_VISIBLE_DEVICES"] for trainer in found["trainers"]] == gpus
     pairs = list(zip(gpus[::2], gpus[1::2], strict=True))

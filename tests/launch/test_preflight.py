@@ -91,7 +91,7 @@ def test_what_a_recipes_trainers_need_is_the_capacity_estimates() -> None:
 def test_slots_are_enough_and_nodes_without_one_are_named() -> None:
     assert too_few_slots(6, nodes()) == []
     (fault,) = too_few_slots(7, nodes())
-    assert fault.startswith("the layout takes 7 slots, the nodes have 2 + 2 + 2:")
+    assert fault.startswith("the layout takes 7 slots, the nodes have 2 + 2 + 2 (Ray's resource")
     assert idle_nodes(5, nodes()) == []
     assert idle_nodes(3, nodes()) == ["node 2 (host2)"]
 

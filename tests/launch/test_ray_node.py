@@ -1,4 +1,5 @@
-"""Two Ray nodes on one machine: order by the launcher's numbers over three starts, and nothing left of them."""
+"""Two Ray nodes on one machine: order by the launcher's numbers over three starts, and nothing left of
+them."""
 
 import os
 import shutil
@@ -86,7 +87,8 @@ def test_a_port_that_is_held_is_named_with_its_holder_before_ray_starts() -> Non
 
 
 def test_a_node_of_many_cores_starts_no_worker_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray starts a worker for each CPU it is told of: 224 would take more than the ports that a node has for them."""
+    """Ray starts a worker for each CPU it is told of: 224 would take more than the ports that a node has for
+    them."""
     monkeypatch.setattr(os, "cpu_count", lambda: 224)
     node = Node(number=0, address="10.0.0.1", head="10.0.0.1:12000", slots=8, gpus=8, token=TOKEN)
     words = dict(word.split("=", 1) for word in node.command(Path("/tmp/x")) if "=" in word)
@@ -177,7 +179,8 @@ def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(400)
 def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
-    """Node 1 may open fewer files than node 0: it alone is named. So are slow links, and nodes that never came."""
+    """Node 1 may open fewer files than node 0: it alone is named. So are slow links, and nodes that never
+    came."""
     base = str(free_port_base())
     head = head_address(own_address(), int(base))
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}

@@ -32,7 +32,6 @@ def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str) -> str:
     """Job number of the batch file over both nodes."""
     settings = {
         "MRL_HOME": str(ROOT),
-        "MRL_SLOTS": "1",
         "MRL_PORT_BASE": str(free_port_base()),
         "MRL_LOGS": str(folder / "logs"),
         "OMP_NUM_THREADS": "1",

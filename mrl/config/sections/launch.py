@@ -16,6 +16,6 @@ class LaunchSection(Section):
     start_deadline_seconds: float = Field(default=600.0, gt=0)
     """Longest time until all workers are up."""
     object_store_bytes: int | None = Field(default=None, ge=80 << 20)
-    """Size of Ray's object store on each node that the command, torchrun or the batch script starts; it holds a
-    step's batches and results on their way. null means a tenth of the memory, at most half of what is free in
-    /dev/shm."""
+    """Size of Ray's object store on each node that the command, torchrun or the batch script starts; it holds
+    a step's batches and results on their way. null means a tenth of the memory, at most half of what is free
+    in /dev/shm."""
