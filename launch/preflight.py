@@ -3,7 +3,8 @@
 `python -m mrl.launch.preflight CONFIG... --nodes N` on a running cluster (RAY_ADDRESS): waits until N nodes
 have joined, asks each for its facts, compares them, and runs a small all-reduce over one process of each
 node. Facts are gathered on the nodes (node_facts); what is wrong with them is decided here (faults), so that
-the rules can be tested without a cluster."""
+the rules can be tested without a cluster.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def too_few_slots(needed: int, facts: Sequence[NodeFacts]) -> list[str]:
     if sum(slots) >= needed:
         return []
     return [
-        f'the layout takes {needed} slots, the nodes have {" + ".join(map(str, slots))} (Ray\'s resource "{SLOT}"): start more, or choose a smaller layout'
+        f"the layout takes {needed} slots, the nodes have {' + '.join(map(str, slots))} (Ray's resource {SLOT}): start "
+        "more, or choose a smaller layout"
     ]
 
 

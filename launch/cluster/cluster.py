@@ -2,7 +2,8 @@
 end.
 
 Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of
-their own that a small watcher process removes also when the driver is killed."""
+their own that a small watcher process removes also when the driver is killed.
+"""
 
 from __future__ import annotations
 

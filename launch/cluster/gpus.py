@@ -3,7 +3,8 @@
 nvidia-smi asks the driver, torch what this environment can use, Ray what it was told; the environment's vLLM
 is built for one kind of machine. A run started where they disagree trains on CPUs, waits for GPUs that never
 come, or leaves half of them idle: each is refused before a model loads. `look` gathers and decides nothing,
-`disagreements` decides and asks nothing."""
+`disagreements` decides and asks nothing.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 and for its dry run.
 
 The cheap checks run first and their faults are told together; rows are read, and rewards tried, once those
-pass."""
+pass.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Every wait has a deadline, and its error names the first cause: when one rank dies its peers fail a moment
 later with broken collectives, so after the first failure the others get a short grace, and a death is
-reported before the errors that follow from it."""
+reported before the errors that follow from it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class ActorGroup[A: Actor]:
     """Actors that are never restarted; number i is `<kind> i`.
 
     What an actor shall do is given as a function of it (`TrainActor.send`, or a lambda), so that a checker
-    compares arguments and results, and an editor finds the method."""
+    compares arguments and results, and an editor finds the method.
+    """
 
     kind = "worker"
 

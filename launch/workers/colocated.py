@@ -11,7 +11,8 @@
 The trainer off-loads by training.offload; engines sleep where the platform can. At the start an engine
 measures the device's free memory and takes its share of it, so that nobody else may be on the slot; where its
 weights lie is traced while they are mapped. A reference and a checkpoint are loaded after the start, by a
-trainer that has the slot to itself."""
+trainer that has the slot to itself.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Ray promises no order of bundles, neither across nodes nor over a node's GPUs, so both are asked and sorted.
 Node numbers come from the label `mrl-node` that the launcher gives each node; never from hostnames or
-addresses."""
+addresses.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ class TrainActor:
         sessions carry.
 
         `nodes`: the number of each trainer rank's node. WeightSyncError where the slot's engine rank is on
-        another GPU."""
+        another GPU.
+        """
         from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
         from mrl.resharding.wire.cuda_memory import device_uuid
 

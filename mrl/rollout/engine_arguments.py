@@ -1,7 +1,8 @@
 """What `rollout.engine_args` may hold: fields of vLLM's EngineArgs that no setting of ours decides.
 
 vLLM is not imported for that: the fields are read from its source, so that a word nobody knows is told before
-anything starts, on a machine where vLLM could not even be loaded."""
+anything starts, on a machine where vLLM could not even be loaded.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 STRATEGY SEED`.
 
 Real groups of real actors on a Ray that believes in GPUs; none is started, so nothing touches a device.
-Prints one JSON object. SEED shuffles the slots, as another order of ranks would; 0 leaves them."""
+Prints one JSON object. SEED shuffles the slots, as another order of ranks would; 0 leaves them.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 nodes.
 
 Ray believes in GPUs that are not there (`ray start --num-gpus`); the groups and their actors are the real
-ones."""
+ones.
+"""
 
 from __future__ import annotations
 
