@@ -84,7 +84,7 @@ class Spec:
 
 
 TRAINER = Spec()
-"""The trainer's own layers (models/megatron/layer_specs.py)."""
+"""The trainer's layers without Transformer Engine (models/megatron/layer_specs.py)."""
 LOCAL = Spec(experts="sequential")
 """`get_gpt_layer_local_spec`: no Transformer Engine."""
 TRANSFORMER_ENGINE = Spec(fold_norms=True, experts="grouped", whole_down_projections=True)

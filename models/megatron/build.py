@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 
 from mrl.config.sections.training import TrainingSection
-from mrl.errors import CheckpointError
+from mrl.errors import CheckpointError, ConfigError
 from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
@@ -198,7 +198,7 @@ def _transformer_config(
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
     return kind(
         **fields,
-        **_recompute_fields(training, is_moe=is_moe),
+        **_recompute_fields(training, choice, is_moe=is_moe),
         **choice.fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
@@ -239,13 +239,17 @@ def _router_fields(training: TrainingSection) -> dict[str, Any]:
     }
 
 
-def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:
+def _recompute_fields(training: TrainingSection, choice: LayerChoice, *, is_moe: bool) -> dict[str, Any]:
     if training.recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    if training.recompute == "selective":
-        modules = ["core_attn", "moe"] if is_moe else ["core_attn", "mlp"]
-        return {"recompute_granularity": "selective", "recompute_modules": modules}
-    return {}
+    if training.recompute == "off":
+        return {}
+    modules = list(training.recompute_modules) or ["core_attn", "moe" if is_moe else "mlp"]
+    if "moe_act" in modules and not choice.transformer_engine:
+        raise ConfigError(
+            "training.recompute_modules: moe_act needs Transformer Engine's layers (training.spec); take moe"
+        )
+    return {"recompute_granularity": "selective", "recompute_modules": modules}
 
 
 def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:

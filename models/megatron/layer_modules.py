@@ -1,6 +1,7 @@
-"""Modules that the layer specs use in place of Transformer Engine's or Apex's: the norm and the router.
+"""Modules that the layer specs use in place of Megatron's or Transformer Engine's: the norm, the MoE layer and
+its router.
 
-Neither knows a family. The attention is in packed_attention.py.
+None knows a family. The attention is in packed_attention.py.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
@@ -27,6 +29,27 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class ForgetfulMoELayer(MoELayer):
+    """Megatron's MoE layer, whose dispatcher keeps nothing of a microbatch that has passed.
+
+    Megatron's keeps the routing probabilities until the next microbatch, and with them the graph that made
+    them. With activations recomputed that graph ends in the layer's recomputed input, so that input and its
+    gradient, two hidden states a layer, stay through the update and beyond (NVIDIA/Megatron-LM issue 3221).
+    """
+
+    def postprocess(self, *args: Any, **kwargs: Any) -> Tensor:
+        output = super().postprocess(*args, **kwargs)
+        dispatcher = self.token_dispatcher
+        for keeper in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
+            held = {} if keeper is None else vars(keeper)
+            held.update({name: None for name, value in held.items() if _has_graph(value)})
+        return output
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 class RecordingRouter(TopKRouter):

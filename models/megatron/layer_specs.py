@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mrl.models.megatron.experts import GroupedExperts
 from mrl.models.megatron.latent_attention import PackedLatentAttention
 from mrl.models.megatron.layer_choice import LayerChoice
-from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
+from mrl.models.megatron.layer_modules import ForgetfulMoELayer, RecordingRouter, RMSNorm
 from mrl.models.megatron.packed_attention import core_attention
 
 _STORED_AS = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
@@ -60,7 +60,7 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
         if not choice.transformer_engine:
             own["experts"] = GroupedExperts
         moe = dataclasses.replace(parts.mlp.keywords["submodules"], **own)
-        parts.mlp = functools.partial(parts.mlp, submodules=moe)
+        parts.mlp = functools.partial(ForgetfulMoELayer, **(parts.mlp.keywords | {"submodules": moe}))
     return spec
 
 

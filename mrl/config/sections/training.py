@@ -25,7 +25,7 @@ class LayoutSection(Section):
     dp: int = Field(default=1, ge=1)
     """Data parallel size, which says how many slots the run takes: nothing else does."""
     cp: int = Field(default=1, ge=1)
-    """Context parallel size; above 1 needs Transformer Engine."""
+    """Context parallel size; without Transformer Engine attention holds masks over all pairs of a segment."""
 
     @model_validator(mode="after")
     def _divides(self) -> "LayoutSection":
@@ -110,6 +110,9 @@ class TrainingSection(Section):
     """Tokens whose logits exist at one time when log-probs and entropy are computed."""
     recompute: Literal["off", "selective", "full"] = "off"
     """Activation recompute in the transformer blocks."""
+    recompute_modules: list[Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]] = []
+    """The parts that are computed again where recompute is selective, by Megatron's names; none named: attention,
+    and MLPs or experts whole. moe_act, the experts' activations alone, needs Transformer Engine's layers."""
     offload: Literal["auto", "always", "never"] = "auto"
     """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto:
     on GPUs."""
@@ -121,6 +124,12 @@ class TrainingSection(Section):
     """Coefficient of the load-balancing loss; 0 for RL."""
     optimizer: OptimizerSection = OptimizerSection()
     """The policy's optimizer."""
+
+    @model_validator(mode="after")
+    def _modules_are_selected(self) -> "TrainingSection":
+        if self.recompute_modules and self.recompute != "selective":
+            raise ValueError("training.recompute_modules needs training.recompute = selective")
+        return self
 
     def offloads(self, *, gpus: bool) -> bool:
         """Whether the trainer leaves its slot's memory while engines generate, on slots with or without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import logging
 import logging.handlers
@@ -137,6 +138,18 @@ def forward_update_export(
         "memory": [size for _, size in at.policy.memory.export()],
         "spans": [(i, o, t.numel() * t.element_size()) for _, t, i, o in at.policy.local_tensors()],
     }
+
+
+def kept_hidden_states(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
+) -> list[tuple[int, ...]]:
+    """Shapes of hidden states and their gradients that are alive after an update."""
+    at = worker(rank, world, port, folder, layout, **changes)
+    train(at, 1)
+    gc.collect()
+    found = [x for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[1] == 1]
+    size = at.policy.chunks.config.hidden_size
+    return [tuple(x.shape) for x in found if x.shape[2] == size]
 
 
 def hand_made_routers(
