@@ -15,19 +15,7 @@ from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.launch.commands.check import check_policy
 from mrl.models.families import family_of
-
-RECIPES = {"qwen3_30b_a3b": (1, "8x80gb"), "qwen3_235b_a22b": (16, "8x80gb"), "deepseek_v3": (32, "8x141gb")}
-"""Recipe -> nodes and hardware of its own layout."""
-
-
-def cases() -> list[tuple[tuple[Path, ...], int, str]]:
-    """(files, nodes, hardware) of recipes alone and with each of their layouts, named recipe_NODESx8xMEMORY."""
-    found = [((CONFIGS / f"{name}.yaml",), *where) for name, where in RECIPES.items()]
-    for layout in sorted((CONFIGS / "layouts").glob("*.yaml")):
-        name, _, size = layout.stem.rpartition("_")
-        nodes, memory = size.split("x", 1)
-        found.append(((CONFIGS / f"{name}.yaml", layout), int(nodes), memory))
-    return found
+from tests.support.recipes import RECIPES, cases
 
 
 @pytest.fixture(scope="module")
