@@ -17,11 +17,13 @@ trainer that has the slot to itself.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import WorkerLost
 from mrl.launch.workers.actor_group import close_all
+from mrl.launch.workers.memory_watch import MemoryWatch
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import Event, PhaseClock
@@ -44,6 +46,8 @@ class Hybrid:
     ) -> None:
         self._config, self._clock, self._offloads = config, clock, offloads
         self.train, self.rollout = train, rollout
+        watch = MemoryWatch(clock, {"trainer": train, "engine": rollout})
+        self._listeners: list[Callable[[Event], None]] = [self._check_alive, watch]
         self._digest = ""
         self.version = -1
         """The version all engines serve; -1 before the first weight sync."""
@@ -63,7 +67,7 @@ class Hybrid:
             self.train.wait(self.train.start(), deadline_seconds=deadline)
         with self._clock.phase("connect"):
             self._digest = self.train.connect(engines)
-        self._clock.listeners.append(self._check_alive)
+        self._clock.listeners += self._listeners
 
     def _check_alive(self, event: Event) -> None:
         """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is
@@ -105,8 +109,7 @@ class Hybrid:
 
     def close(self) -> None:
         """Closes all workers; one that is gone already is not an error here."""
-        if self._check_alive in self._clock.listeners:
-            self._clock.listeners.remove(self._check_alive)
+        self._clock.listeners = [each for each in self._clock.listeners if each not in self._listeners]
         close_all((self.rollout, self.train), deadline_seconds=CLOSE_SECONDS)
 
 

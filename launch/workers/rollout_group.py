@@ -8,6 +8,7 @@ from mrl.config.root import Config
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.rollout_actor import EngineRank, RolloutActor
+from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, ResponseBatch, Round
 
@@ -88,6 +89,12 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or
         has others."""
         return [rank for engine in self.on_all(RolloutActor.engine_ranks) for rank in engine]
+
+    def memory_use(self) -> dict[str, float]:
+        """The tightest figures of all engine ranks (observe/memory_use.py)."""
+        return tightest(
+            rank for engine in self.on_all(lambda actor: actor.engine.memory_use()) for rank in engine
+        )
 
     def receive(self, session: Session) -> dict[str, ObjectRef[dict[str, Any]]]:
         """Starts every engine's side of a weight sync; the caller waits for it together with the

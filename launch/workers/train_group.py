@@ -23,6 +23,7 @@ from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.launch.workers.train_actor import TrainActor
+from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Role, TrainBatch
 from mrl.training.batch import merge, split
@@ -178,6 +179,10 @@ class TrainGroup(ActorGroup[TrainActor]):
         """Continues from a checkpoint; returns the loop's state of that time."""
         folder = str(path)
         return self.on_all(lambda actor: actor.worker.load_checkpoint(folder))[0]
+
+    def memory_use(self) -> dict[str, float]:
+        """The tightest figures of all ranks (observe/memory_use.py)."""
+        return tightest(self.on_all(lambda actor: actor.worker.memory_use()))
 
     def device_names(self) -> list[str]:
         """What CUDA calls each rank's device."""

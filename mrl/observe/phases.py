@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
@@ -23,6 +23,7 @@ class PhaseClock:
         self.listeners: list[Callable[[Event], None]] = []
         """Called when a phase begins, about once a second while it waits for others, and when it ends well."""
         self._seconds: dict[str, float] = {}
+        self._noted: dict[str, float] = {}
         self._waited = 0.0
 
     @contextlib.contextmanager
@@ -55,8 +56,16 @@ class PhaseClock:
         for listener in self.listeners:
             listener(event)
 
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Keeps what a listener measured of a phase until it is taken."""
+        self._noted |= metrics
+
+    def noted(self, names: Iterable[str]) -> dict[str, float]:
+        """What is kept under these names."""
+        return {name: self._noted[name] for name in names if name in self._noted}
+
     def take(self) -> dict[str, float]:
-        """`time/<phase>_seconds` of all phases since the last call."""
-        metrics = {f"time/{name}_seconds": seconds for name, seconds in self._seconds.items()}
-        self._seconds = {}
+        """`time/<phase>_seconds` of all phases since the last call, and what was noted of them."""
+        metrics = {f"time/{name}_seconds": seconds for name, seconds in self._seconds.items()} | self._noted
+        self._seconds, self._noted = {}, {}
         return metrics

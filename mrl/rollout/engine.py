@@ -274,6 +274,10 @@ class RolloutEngine:
         """The UUID of each worker's GPU, by tensor-parallel rank; "cpu" without one."""
         return [a["device"] for a in self._on_workers("mrl_device")]
 
+    def memory_use(self) -> list[dict[str, float]]:
+        """What each worker's process has of its GPU and host, by tensor-parallel rank (observe/memory_use.py)."""
+        return [a["use"] for a in self._on_workers("mrl_memory_use")]
+
     def engine_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
         """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0).
 

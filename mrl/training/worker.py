@@ -20,6 +20,7 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
+from mrl.observe.memory_use import memory_use
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint import training_state
 from mrl.training.hf import folder
@@ -186,6 +187,10 @@ class MegatronWorker:
     def device_name(self) -> str:
         """What CUDA calls this rank's device; "cpu" without one."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def memory_use(self) -> dict[str, float]:
+        """What this process has of its GPU and of the host's memory, in bytes by name."""
+        return memory_use(self.device)
 
     def save_weights(self, path: str | Path) -> None:
         """Writes the policy's parameters alone to the new folder `path`, for an export."""

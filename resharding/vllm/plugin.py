@@ -27,6 +27,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
+from mrl.observe.memory_use import memory_use
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
@@ -116,6 +117,10 @@ class WorkerExtension:
     def mrl_device(self) -> dict[str, Any]:
         """{device}: the UUID of this worker's GPU; "cpu" without one."""
         return {"device": device_uuid(self.device)}
+
+    def mrl_memory_use(self) -> dict[str, Any]:
+        """{use}: bytes by name (observe/memory_use.py)."""
+        return {"use": memory_use(self.device)}
 
     def mrl_receive(self, session: dict[str, Any]) -> dict[str, Any]:
         """vLLM's three phases for one session; what was received, or the error with its traceback and

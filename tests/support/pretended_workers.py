@@ -125,6 +125,9 @@ class PretendedWorker(MegatronWorker):
         left = "gradients, optimizer and critic left" if keep_parameters else "trainer weights left"
         self._ledger.mark(left, self._rank)
 
+    def memory_use(self) -> dict[str, float]:
+        return {"gpu_free": float(self._ledger.free(self._rank))}
+
     def close(self) -> None: ...
 
     def _work(self, event: str, parts: dict[str, int]) -> None:
@@ -236,7 +239,8 @@ class PretendedVllm:
                 self._hold(device, "staging", self._staging)
                 self._ledger.mark("sync", device)
                 self._ledger.drop(self._name, device, "staging")
-        return [{"num_tensors": 0, "num_bytes": 0, "seconds": 0.0} for _ in self._devices]
+        answer = {"num_tensors": 0, "num_bytes": 0, "seconds": 0.0}
+        return [answer | {"use": {"gpu_free": float(self._ledger.free(device))}} for device in self._devices]
 
     def reset_prefix_cache(self) -> bool:
         return True
