@@ -11,12 +11,25 @@ is one kernel that keeps its input alone (megatron.core.fusions.fused_bias_swigl
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from mrl.config.sections.training import TrainingSection
 from mrl.models.facts import Facts
 from mrl.models.hf_config import field, head_dim
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.resharding.planner.manifest import DTYPE_BYTES
+
+MODULES = {
+    "core_attn": ("core",),
+    "layernorm": ("norm_outputs",),
+    "mlp": ("mlp",),
+    "moe": ("moe", "moe_act", "shared_experts"),
+    "moe_act": ("moe_act",),
+    "shared_experts": ("shared_experts",),
+}
+"""What Megatron computes again, by its names -> the parts of a layer that are then not kept."""
+DEFAULT_MODULES = ("core_attn", "mlp", "moe")
+"""What training.recompute = selective computes again where no modules are named."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,17 +79,18 @@ class Counter:
         return 2 * rows * width * 4 + inverse
 
     def layer(self, number: int) -> dict[str, int]:
-        """Bytes kept without recompute, by part."""
+        """Bytes kept without recompute, by part; core_inputs are kept in place of core where that is computed again."""
         hidden = self.split * self.facts.hidden
-        norms = 2 * (self.norm(self.split, self.facts.hidden) + hidden * self.element)
         attention, core, inputs = self._latent() if self.facts.latent_attention else self._grouped()
-        return {
-            "norms": norms,
+        parts = {
+            "norms": 2 * self.norm(self.split, self.facts.hidden),
+            "norm_outputs": 2 * hidden * self.element,
             "attention": attention,
             "core": core,
             "core_inputs": inputs,
-            "mlp": self._mlp(number),
         }
+        is_moe = any(".experts." in row.name for row in self.facts.layers[number])
+        return parts | (self._experts() if is_moe else self._mlp())
 
     def _grouped(self) -> tuple[int, int, int]:
         """Bytes (around the core, inside it, its inputs before rotation) of grouped-query attention."""
@@ -107,20 +121,28 @@ class Counter:
         core = (rows + self.key_rows) * heads * (nope + rope + value) * self.element + 4 * rows * heads
         return around, core, rows * heads * (2 * nope + rope + value) * self.element
 
-    def _mlp(self, number: int) -> int:
+    def _mlp(self) -> dict[str, int]:
         """SwiGLU of inner width f keeps both halves 2f, gate's activation and input 2f, and the product f; as one
         kernel both halves and the product."""
+        inner = 3 if self.fused_swiglu else 5
+        width = field(self.facts.hf, "intermediate_size")
+        return {"mlp": self.local * inner * width // self.layout.tp * self.element}
+
+    def _experts(self) -> dict[str, int]:
+        """What _mlp() says, of routed experts, whose product is there again after the routing weight, and of shared
+        ones."""
         facts, layout = self.facts, self.layout
-        inner, routed_inner = (3, 3) if self.fused_swiglu else (5, 6)
-        if not any(".experts." in row.name for row in facts.layers[number]):
-            return self.local * inner * field(facts.hf, "intermediate_size") // layout.tp * self.element
-        visits = self.split * facts.top_k * layout.etp
-        # Each expert's input, its SwiGLU, and the product again after the routing weight.
-        routed = visits * (facts.hidden + routed_inner * facts.expert_inner // layout.etp) * self.element
+        visits, width = self.split * facts.top_k * layout.etp, facts.expert_inner // layout.etp
         # Scores and map of the router; indices and weights of the visits.
         router = self.split * (9 * facts.num_experts + 36 * facts.top_k)
-        shared = inner * facts.expert_inner * (facts.hf.get("n_shared_experts") or 0)
-        return routed + router + self.local * shared // layout.tp * self.element
+        halves = visits * (facts.hidden + 2 * width) * self.element
+        num_shared, inner = facts.hf.get("n_shared_experts") or 0, 3 if self.fused_swiglu else 5
+        shared = num_shared * inner * facts.expert_inner
+        return {
+            "moe": router + halves,
+            "moe_act": visits * (1 if self.fused_swiglu else 4) * width * self.element,
+            "shared_experts": self.local * shared // layout.tp * self.element,
+        }
 
     def final(self) -> int:
         """Bytes that the final norm keeps, and of the hidden states gathered for the output layer."""
@@ -146,8 +168,7 @@ def activations(
     if training.recompute == "full":
         kept, working = len(parts) * count.split * facts.hidden * count.element, max(whole)
     elif training.recompute == "selective":
-        kept = sum(part["norms"] + part["attention"] + part["core_inputs"] for part in parts)
-        working = max(max(part["mlp"], part["core"]) for part in parts)
+        kept, working = _selected(parts, training.recompute_modules or DEFAULT_MODULES)
     else:
         kept, working = sum(whole), 0
     flight = in_flight(layout, stage, num_microbatches)
@@ -156,6 +177,16 @@ def activations(
         kept += count.final()
         working += head_bytes(facts, training, layout, tokens)
     return Activations(kept=kept, working=working, microbatches_in_flight=flight)
+
+
+def _selected(layers: list[dict[str, int]], modules: Sequence[str]) -> tuple[int, int]:
+    """(bytes that layers keep, bytes of the largest part that is computed again) with these modules recomputed."""
+    dropped = {part for module in modules for part in MODULES[module]}
+    if "core" not in dropped:
+        dropped.add("core_inputs")
+    kept = sum(size for layer in layers for part, size in layer.items() if part not in dropped)
+    again = max(sum(layer.get(part, 0) for part in MODULES[name]) for layer in layers for name in modules)
+    return kept, again
 
 
 def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:

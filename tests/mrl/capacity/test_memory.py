@@ -114,6 +114,28 @@ def test_layers_without_fusions_take_longer() -> None:
     assert local["generate"] == fused["generate"]
 
 
+def test_each_module_that_is_computed_again_keeps_less() -> None:
+    facts, kept = find_facts(ModelSection(path="weights/DeepSeek-V3")), {}
+    choices = [(), ("core_attn",), ("layernorm",), ("mlp",), ("moe_act",), ("shared_experts",), ("moe",)]
+    for modules in (*choices, ("core_attn", "mlp", "moe")):
+        section = TrainingSection.model_validate(
+            {"layout": {"tp": 8, "pp": 4, "ep": 8}, "recompute": "selective", "recompute_modules": modules}
+        )
+        kept[modules] = activations(
+            facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=1
+        ).kept
+    off = TrainingSection.model_validate({"layout": {"tp": 8, "pp": 4, "ep": 8}})
+    most = activations(facts, off, off.layout.sizes(), stage=0, tokens=8192, num_microbatches=1).kept
+    # Three dense layers and thirteen of experts, tokens over tp, and one kernel for each SwiGLU.
+    assert kept[()] == kept["core_attn", "mlp", "moe"]
+    assert most - kept["mlp",] == 3 * 8192 * 3 * 18432 // 8 * 2
+    assert most - kept["moe_act",] == 13 * 8192 // 8 * 8 * 2048 * 2
+    assert most - kept["shared_experts",] == 13 * 8192 * 3 * 2048 // 8 * 2
+    assert most - kept["layernorm",] == 16 * 2 * 8192 // 8 * 7168 * 2
+    assert kept["moe",] < kept["moe_act",] - (most - kept["shared_experts",])
+    assert kept["core_attn",] < most
+
+
 def test_context_parallel_ranks_share_the_activations() -> None:
     facts = find_facts(ModelSection(path="weights/Qwen3-30B-A3B"))
     kept = {}
