@@ -66,12 +66,7 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
 
 def _engine_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
     """Transformer Engine's layers, stored as Megatron's local ones are."""
-    spec = get_gpt_layer_with_transformer_engine_spec(
-        num_experts=config.num_moe_experts if is_moe else None,
-        moe_grouped_gemm=is_moe,
-        qk_layernorm=config.qk_layernorm,
-        multi_latent_attention=config.multi_latent_attention,
-    )
+    spec = get_gpt_layer_with_transformer_engine_spec(**_kind(config, is_moe), moe_grouped_gemm=is_moe)
     parts: Any = spec.submodules
     parts.sharded_state_dict_keys_map = _STORED_AS_LATENT if config.multi_latent_attention else _STORED_AS
     return spec
@@ -79,13 +74,7 @@ def _engine_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
 
 def _local_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
     """Megatron's own layers with our norms."""
-    spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts if is_moe else None,
-        moe_grouped_gemm=False,
-        qk_layernorm=config.qk_layernorm,
-        multi_latent_attention=config.multi_latent_attention,
-        normalization="RMSNorm",
-    )
+    spec = get_gpt_layer_local_spec(**_kind(config, is_moe), moe_grouped_gemm=False, normalization="RMSNorm")
     parts: Any = spec.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     norms = parts.self_attention.submodules
@@ -97,3 +86,12 @@ def _local_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
     elif config.qk_layernorm:
         norms.q_layernorm = norms.k_layernorm = RMSNorm
     return spec
+
+
+def _kind(config: TransformerConfig, is_moe: bool) -> dict[str, Any]:
+    """What both specs ask about a layer."""
+    return {
+        "num_experts": config.num_moe_experts if is_moe else None,
+        "qk_layernorm": config.qk_layernorm,
+        "multi_latent_attention": config.multi_latent_attention,
+    }
