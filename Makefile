@@ -9,10 +9,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 PACKAGES := bubblewrap shellcheck slurm-wlm munge nodejs
 
-.PHONY: help quickstart quickstart-dapo quickstart-ppo test test-slow gpu-smoke lint docs lock setup system-packages clean
+.PHONY: help quickstart quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock setup setup-cuda system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
+	@echo "make setup-cuda   install on a machine with NVIDIA GPUs (docs/on-gpus.md)"
+	@echo "make quickstart-gpu  the same task on one GPU"
 	@echo "make test         install, then the whole test suite"
 	@echo "make lint         ruff, pyright and codespell"
 	@echo "make docs         docs/settings.md and docs/metrics.md, from the code"
@@ -26,6 +28,17 @@ setup: .venv/installed
 	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.lock
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
+	touch $@
+
+# Transformer Engine's extension is compiled, against the torch that is installed before it.
+setup-cuda: .venv/installed-cuda
+
+.venv/installed-cuda: requirements/cuda.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	grep -v ^transformer-engine-torch requirements/cuda.lock > .venv/cuda-wheels.txt
+	$(BIN)/python -m pip install -q --no-deps -r .venv/cuda-wheels.txt
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation $$(grep ^transformer-engine-torch requirements/cuda.lock)
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 # Debian packages: for the tests of the sandbox and of Slurm, and what pyright runs on; a plain user is told what is missing.
@@ -48,6 +61,12 @@ quickstart: setup work/quickstart/sft/config.json
 quickstart-dapo quickstart-ppo: quickstart-%: setup work/quickstart/sft/config.json
 	$(BIN)/mrl train configs/quickstart.yaml configs/quickstart_$*.yaml
 	$(BIN)/mrl report runs/quickstart_$*
+
+quickstart-gpu: setup-cuda
+	$(BIN)/mrl make arithmetic --out work/quickstart
+	test -e work/quickstart_gpu/sft/config.json || $(BIN)/mrl sft configs/quickstart.yaml configs/quickstart_gpu.yaml configs/quickstart_gpu_model.yaml
+	$(BIN)/mrl train configs/quickstart.yaml configs/quickstart_gpu.yaml
+	$(BIN)/mrl report runs/quickstart_gpu
 
 test-slow: setup system-packages
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
@@ -72,6 +91,7 @@ docs: setup
 lock:
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --no-annotate --no-header --overrides requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
+	$(BIN)/uv pip compile -q --no-annotate --no-header --python-version 3.12 --python-platform x86_64-manylinux_2_28 requirements/cuda.in -o requirements/cuda.lock
 
 clean:
 	rm -rf runs work/quickstart

@@ -193,7 +193,7 @@ class Optimizer:
                     moment["step"] = count.clone() if torch.is_tensor(count) else count
 
     def offload(self) -> None:
-        """Moves master weights and moments from the device to the host's memory, once. Not yet run on a GPU."""
+        """Moves master weights and moments from the device to the host's memory, once."""
         if self._device.type == "cpu" or self._away:
             return
         self._away = self._own_tensors()

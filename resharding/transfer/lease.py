@@ -31,7 +31,7 @@ def describe_files(files: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
 
 
 def describe_device(buffers: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """CUDA: a fresh export of each buffer's storage, to be opened once. Not yet run on a GPU."""
+    """CUDA: a fresh export of each buffer's storage, to be opened once."""
     return [describe_storage(buffer.untyped_storage()) | {"num_bytes": buffer.nbytes} for buffer in buffers]
 
 

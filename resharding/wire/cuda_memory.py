@@ -3,8 +3,6 @@
 One export has one open and one close: opening a handle again drives its counter negative and the owner's
 memory is never freed. Legacy IPC handles do not cover memory of torch's expandable segments or of vLLM's
 sleep allocator, so the buffers are allocated here, outside both.
-
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The fingerprint of bytes on a device: a sum of products of 8-byte words, in launches of 64 MiB.
-
-Not yet run on a GPU.
-"""
+"""The fingerprint of bytes on a device: a sum of products of 8-byte words, in launches of 64 MiB."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 On a GPU the buffers are pinned, made once, and filled and read by a stream of their own, so that a copy runs at
 the link's speed and beside other work; without one they are plain memory. Registered memory is taken instead of
 torch's own pinned allocator, because that rounds large sizes up to the next power of two.
-
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

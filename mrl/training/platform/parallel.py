@@ -63,7 +63,7 @@ def _start_device(rank: int) -> torch.device:
     if not torch.cuda.is_available():
         cpu.install()
         return torch.device("cpu")
-    # Not yet run on a GPU. The launcher makes one device visible per rank, or all of the node's.
+    # The launcher makes one device visible per rank, or all of the node's.
     index = rank % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

