@@ -58,12 +58,14 @@ def main(head: str, num_nodes: int, strategy: str, seed: int) -> None:
         options: dict[str, Any] = {"environment": {}, "log_folder": folder}
         train = TrainGroup(config, placement, PhaseClock(), **options)
         rollout = RolloutGroup(config, placement, PhaseClock(), sleeps=False, **options)
-        found = {
+        found: dict[str, Any] = {
             "slots": [[slot.node, slot.gpu] for slot in slots],
             "bundles": [slot.bundle for slot in slots],
             "trainers": train.on_all(seen),
             "engines": rollout.on_all(seen),
         }
+        ask = train.on_all
+        train.on_all = lambda function, *told: found.update(nodes=told[-1]) or ask(function, *told)  # type: ignore[method-assign]
         try:
             train.connect([EngineRank("", "", Counted())])  # type: ignore[arg-type] fails: no rank was started
         except Exception:

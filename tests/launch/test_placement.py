@@ -85,6 +85,7 @@ def check(found: dict[str, Any]) -> None:
     assert [trainer["CUDA_VISIBLE_DEVICES"] for trainer in found["trainers"]] == gpus
     pairs = list(zip(gpus[::2], gpus[1::2], strict=True))
     assert [engine["CUDA_VISIBLE_DEVICES"] for engine in found["engines"]] == [",".join(p) for p in pairs]
+    assert found["nodes"] == [node for node, _ in found["slots"]], "what the plan's topology is made of"
     nodes = [trainer["node"] for trainer in found["trainers"]]
     assert [engine["node"] for engine in found["engines"]] == nodes[::2]
 
