@@ -7,6 +7,8 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# make setup TORCH_INDEX=...: torch from there (PyTorch's index of CPU wheels), and without CUDA's libraries
+LEFT_OUT := $(if $(TORCH_INDEX),^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap shellcheck slurm-wlm munge nodejs
 
 .PHONY: help quickstart quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock setup setup-cuda system-packages clean
@@ -25,7 +27,9 @@ setup: .venv/installed
 
 .venv/installed: requirements/cpu.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu.lock
+	grep -vE '$(LEFT_OUT)' requirements/cpu.lock >.venv/packages.txt
+	$(BIN)/python -m pip install -q --no-deps -r .venv/packages.txt
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --index-url $(TORCH_INDEX) $$(grep ^torch== requirements/cpu.lock))
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
 	touch $@

@@ -36,5 +36,9 @@ class CheckpointError(MrlError, RuntimeError):
     """A checkpoint could not be written or is not acceptable for loading; names file and reason."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint's files are not those that its manifest lists; the one before it may do."""
+
+
 class WorkerLost(MrlError, RuntimeError):
     """A worker process died or stopped answering; names its rank and the phase."""

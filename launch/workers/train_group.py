@@ -169,14 +169,27 @@ class TrainGroup(ActorGroup[TrainActor]):
         """Keeps today's policy, or a folder's, as the reference."""
         self.on_all(lambda actor: actor.worker.snapshot_reference(path))
 
-    def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None:
+    def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None:
         """Writes all ranks' state, and the loop's, as one committed checkpoint; CheckpointError where that
-        fails."""
+        fails.
+
+        With `beside` it returns once the state is copied: commit_checkpoint() ends the save.
+        """
         folder, extra = str(path), dict(state)
-        self.on_all(lambda actor: actor.worker.save_checkpoint(folder, extra))
+        self.on_all(lambda actor: actor.worker.save_checkpoint(folder, extra, beside=beside))
+
+    def checkpoint_is_written(self) -> bool:
+        """Whether commit_checkpoint() would not wait for files."""
+        return all(self.on_all(lambda actor: actor.worker.checkpoint_is_written()))
+
+    def commit_checkpoint(self) -> None:
+        """Makes the save that goes on beside training a committed checkpoint; CheckpointError where it
+        failed."""
+        self.on_all(lambda actor: actor.worker.commit_checkpoint())
 
     def load_checkpoint(self, path: Path) -> dict[str, Any]:
-        """Continues from a checkpoint; returns the loop's state of that time."""
+        """Continues from a checkpoint, verified by all ranks in shares; returns the loop's state of that
+        time."""
         folder = str(path)
         return self.on_all(lambda actor: actor.worker.load_checkpoint(folder))[0]
 

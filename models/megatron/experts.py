@@ -104,7 +104,7 @@ class GroupedExperts(MegatronModule):
         return [
             ShardedTensor.from_rank_offsets(
                 key,
-                piece.contiguous(),
+                piece,
                 *offsets,
                 (axis, self.ep_group.rank(), self.ep_group.size()),
                 place,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 class Saver(Protocol):
     """The trainer, as far as checkpoints go."""
 
-    def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None: ...
+    def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None: ...
+
+    def checkpoint_is_written(self) -> bool: ...
+
+    def commit_checkpoint(self) -> None: ...
 
 
 class Checkpoints:
@@ -31,21 +35,52 @@ class Checkpoints:
         self._section, self._last_step, self._folder = config.loop.checkpoint, config.loop.steps, folder
         self._exports = exports or Exports(ExportSection(), folder.path, run_name=config.run.name)
         self._failed_saves = 0
+        self.pending: int | None = None
+        """The step whose checkpoint is written beside training."""
 
-    def save(self, trainer: Saver, *, step: int, state: Mapping[str, Any]) -> None:
-        """One committed checkpoint; CheckpointError after loop.checkpoint.max_failed failures in a row."""
+    def save(self, trainer: Saver, *, step: int, state: Mapping[str, Any], goes_on: bool) -> None:
+        """One checkpoint; CheckpointError after loop.checkpoint.max_failed failures in a row.
+
+        It is committed on return, unless training goes on and loop.checkpoint.beside_training is set.
+        """
+        self.finish(trainer)
         path = self._folder.checkpoints / checkpoint_folder.name_of(step)
-        try:
-            trainer.save_checkpoint(path, state)
-        except CheckpointError as error:
-            self._report_failure(step, error)
-            if self._failed_saves >= self._section.max_failed:
-                raise
+        beside = goes_on and self._section.beside_training
+        if path.exists():  # of a run that stops right after a step that saved
             return
+        if not self._succeeds(step, lambda: trainer.save_checkpoint(path, state, beside=beside)):
+            return
+        if beside:
+            self.pending = step
+        else:
+            self._committed(step)
+
+    def poll(self, trainer: Saver) -> None:
+        """Commits the checkpoint that is written beside training if its files are there; without waiting."""
+        if self.pending is not None and trainer.checkpoint_is_written():
+            self.finish(trainer)
+
+    def finish(self, trainer: Saver) -> None:
+        """Commits the checkpoint that is written beside training, if there is one; waits for its files."""
+        step, self.pending = self.pending, None
+        if step is not None and self._succeeds(step, trainer.commit_checkpoint):
+            self._committed(step)
+
+    def _committed(self, step: int) -> None:
         self._failed_saves = 0
         self._exports.request(step, last=step == self._last_step)
         spare = [checkpoint_folder.name_of(needed) for needed in self._exports.needed]
         checkpoint_folder.prune(self._folder.checkpoints, keep=self._section.keep, spare=spare)
+
+    def _succeeds(self, step: int, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except CheckpointError as error:
+            self._report_failure(step, error)
+            if self._failed_saves >= self._section.max_failed:
+                raise
+            return False
+        return True
 
     def export_due(self) -> None:
         """Looks after the exports of saved checkpoints, without waiting; after a step's row, which a folder's model card tells."""

@@ -10,8 +10,9 @@
 | save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, Checkpoints |
 | sync | weights v + 1 | engines at version v + 1 | Hybrid |
 
-The checkpoint comes before the weight sync because the trainer's memory belongs to the engines after it. Validation and the
-row of metrics follow the step.
+The checkpoint comes before the weight sync because the trainer's memory belongs to the engines after it; with
+loop.checkpoint.beside_training its state is copied there, written while the next step generates, and committed
+after that. Validation and the row of metrics follow the step.
 
 Every wait inside has a deadline and names its phase. NaN and infinity end the run before parameters change (nan_guard.py).
 """
@@ -133,8 +134,9 @@ class OnPolicyLoop:
             if reason := self._should_stop():
                 self._engines.rest()
                 with self._clock.phase("save"):
-                    self._save_checkpoint({})
+                    self._save_checkpoint({}, goes_on=False)
                 return reason
+        self._checkpoints.finish(self._train)
         return "done"
 
     def start(self) -> None:
@@ -147,6 +149,7 @@ class OnPolicyLoop:
         self._clock.take_waited()
         try:
             self._collect(step)
+            self._commit_pending()
             if step.groups:
                 self._recompute(step)
                 self._estimate(step)
@@ -224,7 +227,7 @@ class OnPolicyLoop:
             self._recorder.samples(step.number, step.groups)
             section = self._config.loop.checkpoint
             if self._due(step.number, section.every_steps, at_end=section.at_end):
-                self._save_checkpoint(step.metrics)
+                self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
 
     def _sync(self, step: Step) -> None:
         with self._clock.phase("sync"):
@@ -321,7 +324,7 @@ class OnPolicyLoop:
         self._clock.take()
         return metrics | {"time/validate_seconds": time.monotonic() - start}
 
-    def _save_checkpoint(self, row: Mapping[str, float]) -> None:
+    def _save_checkpoint(self, row: Mapping[str, float], *, goes_on: bool) -> None:
         """`row`: the metrics of the step so far; its own row is written after the weight sync, which a death may prevent."""
         state = {
             "next_step": self.next_step,
@@ -329,7 +332,13 @@ class OnPolicyLoop:
             "algorithm": self._algorithm.state(),
             "row": dict(row),
         }
-        self._checkpoints.save(self._train, step=self.version, state=state)
+        self._checkpoints.save(self._train, step=self.version, state=state, goes_on=goes_on)
+
+    def _commit_pending(self) -> None:
+        """The checkpoint of the step before, if it is written beside this one; generating left time for its files."""
+        if self._checkpoints.pending:
+            with self._clock.phase("save"):
+                self._checkpoints.poll(self._train)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from a checkpoint's state."""

@@ -159,38 +159,39 @@ class Optimizer:
                 )
 
     def prime(self) -> None:
-        """Makes the moments exist (as zeros) before the first step: Megatron's checkpoint needs them.
-
-        Only for torch's Adam, which Megatron uses without Transformer Engine.
-        """
+        """Makes the moments exist (as zeros) before the first step: a checkpoint holds them."""
         for part in self.parts():
-            for group in part.optimizer.param_groups:
-                for parameter in group["params"]:
-                    state = part.optimizer.state[parameter]
-                    if not state and isinstance(part.optimizer, torch.optim.Adam):
-                        state["step"] = torch.tensor(0.0)
-                        state["exp_avg"] = torch.zeros_like(parameter)
-                        state["exp_avg_sq"] = torch.zeros_like(parameter)
+            for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
+                if part.optimizer.state.get(parameter):
+                    continue
+                if isinstance(part.optimizer, torch.optim.Adam):
+                    part.optimizer.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+                else:  # Transformer Engine's, master weights included; not yet run on a GPU
+                    narrow = part.optimizer.store_param_remainders and parameter.dtype == torch.bfloat16
+                    part.optimizer.initialize_state(parameter, narrow)
 
-    def load(self, state: dict[Any, Any]) -> None:
-        """Takes a loaded (sharded_state_dict-shaped) state.
+    def common(self) -> list[dict[str, Any]]:
+        """What all ranks share of each of Megatron's optimizers: the groups' settings and the step count."""
+        return [part.state_dict() for part in self.chained()]
 
-        Megatron puts torch Adam's step count into the state and then looks for it among the loaded tensors,
-        and gives all parameters one and the same count, which Adam would increase once per parameter: both
-        are put right here.
+    def load(self, states: Any) -> None:
+        """Takes loaded common() (of version 1 in Megatron's own nesting), once the tensors are in place.
+
+        Megatron gives all of torch Adam's parameters one and the same step count, which Adam would increase
+        once per parameter: each gets its own.
         """
-        parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
-        states = [state] if len(parts) == 1 else [state[number] for number in sorted(state)]
+        parts = self.chained()
+        if isinstance(states, dict):
+            states = [states] if len(parts) == 1 else [states[number] for number in sorted(states)]
         for part, own in zip(parts, states, strict=True):
-            tensors = own.pop("param_state")
-            own.pop("param_state_sharding_type")
-            part.load_state_dict(own)
-            moments = list(part.optimizer.state.values())
-            counts = [moment.pop("step", None) for moment in moments]
-            part.load_parameter_state_from_fully_reshardable(tensors)
-            for moment, count in zip(moments, counts, strict=True):
-                if count is not None:
-                    moment["step"] = count.clone() if torch.is_tensor(count) else count
+            part.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})
+            for moments in part.optimizer.state.values():
+                if torch.is_tensor(count := moments.get("step")):
+                    moments["step"] = count.clone()
 
     def offload(self) -> None:
         """Moves master weights and moments from the device to the host's memory, once."""
@@ -220,6 +221,9 @@ class Optimizer:
         return [t for t in tensors if t.untyped_storage().size() == t.nbytes]
 
     def parts(self) -> list[Any]:
+        """Megatron's optimizers that hold something here."""
+        return [part for part in self.chained() if not getattr(part, "is_stub_optimizer", False)]
+
+    def chained(self) -> list[Any]:
         """Megatron keeps dense and expert parameters in optimizers of their own."""
-        parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
-        return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
+        return list(getattr(self.megatron, "chained_optimizers", [self.megatron]))

@@ -22,7 +22,9 @@ from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.observe.memory_use import memory_use
 from mrl.samples import Role, TrainBatch
-from mrl.training.checkpoint import training_state
+from mrl.training.checkpoint.loading import load_state
+from mrl.training.checkpoint.saving import Save, save_weights
+from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import folder
 from mrl.training.passes import Objective
 from mrl.training.platform import device_memory
@@ -44,7 +46,6 @@ class MegatronWorker:
         master_address: str,
         master_port: int,
         seed: int = 0,
-        collective_seconds: float = 600.0,
         load: bool = True,
     ) -> None:
         """Joins the other ranks, builds the policy and, unless `load` is False, loads model.path."""
@@ -61,13 +62,15 @@ class MegatronWorker:
             master_address=master_address,
             master_port=master_port,
             seed=seed,
-            collective_seconds=collective_seconds,
+            collective_seconds=training.collective_seconds,
         )
         if self.device.type == "cpu":
             torch.set_num_threads(training.num_threads)
         self.policy = TrainedModel(model, training, layout=self.layout, place=self.place, device=self.device)
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""
+        self._save: Save | None = None
+        """The checkpoint that is being written, until it is committed."""
         self._reference: HostCopies | None = None
         """The reference policy's parameter buffers in the host's memory."""
         if load:
@@ -194,23 +197,42 @@ class MegatronWorker:
 
     def save_weights(self, path: str | Path) -> None:
         """Writes the policy's parameters alone to the new folder `path`, for an export."""
-        training_state.save_weights(Path(path), self.policy.state())
+        save_weights(Path(path), self.policy.state())
 
-    def save_checkpoint(self, path: str | Path, extra: dict[str, Any]) -> None:
-        """Saves models, optimizers, schedules, random states, and `extra` (rank 0's), committed at once."""
+    def save_checkpoint(self, path: str | Path, extra: dict[str, Any], *, beside: bool = False) -> None:
+        """Saves models, optimizers, schedules, random states, and `extra` (rank 0's).
+
+        With `beside` it returns once this rank's state is copied to plain memory, and files are written while
+        training goes on; commit_checkpoint() then makes them a checkpoint. Else it is committed on return.
+        """
         payload = {
             "user": extra,
             "optimizer_steps": self.policy.optimizer.steps,
             "critic_steps": None if self.critic is None else self.critic.optimizer.steps,
         }
-        training_state.save_state(Path(path), self._states(), extra=payload, about=self._about())
+        self._save = Save(Path(path), self._states(), extra=payload, about=self._about())
+        if beside:
+            self._save.write_beside()
+        else:
+            self._save.write()
+            self.commit_checkpoint()
+
+    def checkpoint_is_written(self) -> bool:
+        """Whether this rank's files of the save that goes on beside training are there; asks no other rank."""
+        return self._save is None or self._save.is_written()
+
+    def commit_checkpoint(self) -> None:
+        """Makes the save that goes on beside training a checkpoint, once all ranks' files are there."""
+        assert self._save is not None, "no checkpoint is being saved"
+        save, self._save = self._save, None
+        save.commit()
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Continues from a checkpoint, also one of another layout; returns its `extra`, or CheckpointError."""
         self.policy.memory.require_unleased("load a checkpoint")
         for model in self._models():
             model.note_change()
-        payload = training_state.load_state(Path(path), self._states(), about=self._about())
+        payload = load_state(Path(path), self._states(), about=self._about())
         self.policy.optimizer.steps = payload["optimizer_steps"]
         if self.critic is not None:
             self.critic.optimizer.steps = payload["critic_steps"]
@@ -219,7 +241,7 @@ class MegatronWorker:
     def _models(self) -> list[TrainedModel]:
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
-    def _states(self) -> dict[str, training_state.TrainingState]:
+    def _states(self) -> dict[str, TrainingState]:
         """The state of each model by its folder in a checkpoint."""
         states = {"": self.policy.state()}
         return states if self.critic is None else states | {"critic": self.critic.state()}

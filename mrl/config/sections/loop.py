@@ -35,6 +35,10 @@ class CheckpointSection(Section):
     """Steps between saves; 0 saves at the end alone."""
     at_end: bool = True
     """Save after the last step."""
+    beside_training: bool = False
+    """Copy the state to plain memory (of each node: what its ranks hold) and write the files while the next
+    step generates; the last step's checkpoint is written at once. A run that dies before the next step's update
+    resumes from the checkpoint before."""
     keep: int = Field(default=2, ge=1)
     """Newest committed checkpoints that are kept."""
     max_failed: int = Field(default=3, ge=1)

@@ -118,6 +118,8 @@ class TrainingSection(Section):
     on GPUs."""
     num_threads: int = Field(default=1, ge=1)
     """Intra-op threads of each rank on CPU."""
+    collective_seconds: float = Field(default=600.0, gt=0)
+    """Longest wait of a rank for the others, in every process group of the trainer."""
     router_dtype: Literal["fp32", "fp64"] = "fp32"
     """Type of the router's matmul and softmax."""
     router_aux_loss: float = Field(default=0.0, ge=0)

@@ -9,15 +9,19 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from mrl.errors import CheckpointError
+import xxhash
+
+from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
 
 MANIFEST = "manifest.json"
-VERSION = 1
+VERSION = 2
+HASHES: dict[int, Callable[..., Any]] = {1: hashlib.sha256, 2: xxhash.xxh3_128}
+"""What digests files in each version of the manifest that is read."""
 log = logging.getLogger(__name__)
 
 
@@ -31,14 +35,14 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+def digest(path: Path, *, version: int = VERSION) -> str:
+    """The digest of a file, in hex."""
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hashlib.file_digest(stream, HASHES[version]).hexdigest()
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, list[Any]]:
-    """The [bytes, SHA-256] of files by name."""
+    """The [bytes, digest] of files by name."""
     return {name: [(folder / name).stat().st_size, digest(folder / name)] for name in names}
 
 
@@ -49,33 +53,45 @@ def file_names(folder: Path) -> list[str]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest; CheckpointError when it is absent, unreadable or of another version."""
+    """The manifest; DamagedCheckpoint when it is absent, unreadable or of a version that is not known."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}; the checkpoint is not complete") from error
-    if manifest.get("version") != VERSION:
-        raise CheckpointError(f"{path}: version {manifest.get('version')!r}, this program reads {VERSION}")
+        raise DamagedCheckpoint(f"{path}: {error}; the checkpoint is not complete") from error
+    if manifest.get("version") not in HASHES:
+        known = ", ".join(map(str, HASHES))
+        raise DamagedCheckpoint(f"{path}: version {manifest.get('version')!r}, this program reads {known}")
     return manifest
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """Returns the manifest after holding every file against it; CheckpointError names the first fault."""
+def verify(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:
+    """Returns the manifest after holding files against it; DamagedCheckpoint names the first fault.
+
+    All names and sizes are compared, and the digests of one of `shares` shares of the files, nearly equal in
+    bytes: as many processes verify the whole together, each byte once.
+    """
     manifest = read_manifest(folder)
-    for name, (size, expected) in manifest["files"].items():
+    for name, (size, _) in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing, {MANIFEST} lists it")
+            raise DamagedCheckpoint(f"{path} is missing, {MANIFEST} lists it")
         if path.stat().st_size != size:
-            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, {MANIFEST} says {size}")
-        if digest(path) != expected:
-            raise CheckpointError(
-                f"{path} does not have the SHA-256 that {MANIFEST} says; the file is damaged"
-            )
+            raise DamagedCheckpoint(f"{path} has {path.stat().st_size} bytes, {MANIFEST} says {size}")
     if extra := sorted(set(file_names(folder)) - set(manifest["files"])):
-        raise CheckpointError(f"{folder / extra[0]} is not listed in {MANIFEST}")
+        raise DamagedCheckpoint(f"{folder / extra[0]} is not listed in {MANIFEST}")
+    for name in share_of(manifest, share, shares):
+        if digest(folder / name, version=manifest["version"]) != manifest["files"][name][1]:
+            raise DamagedCheckpoint(
+                f"{folder / name} does not have the digest that {MANIFEST} says; the file is damaged"
+            )
     return manifest
+
+
+def share_of(manifest: dict[str, Any], share: int, shares: int) -> list[str]:
+    """The names of one share of a checkpoint's files, dealt out from the largest to the smallest, there and back."""
+    names = sorted(manifest["files"], key=lambda name: (-manifest["files"][name][0], name))
+    return names[share :: 2 * shares] + names[2 * shares - 1 - share :: 2 * shares]
 
 
 def candidates(folder: Path) -> list[Path]:
@@ -86,23 +102,27 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The newest valid checkpoint, None when there is none at all.
+    """The newest valid checkpoint, verified by this process alone; None and errors as in take_latest()."""
+    return take_latest(folder, verify)[0]
 
-    A broken one is passed over with a warning that names file and reason, and the one before it is tried.
-    When all are broken: CheckpointError, never a silent start from nothing.
+
+def take_latest[T](folder: str | Path, take: Callable[[Path], T]) -> tuple[Path | None, T | None]:
+    """The newest valid checkpoint and what `take` made of it; (None, None) when there is none at all.
+
+    `take` verifies, and raises DamagedCheckpoint where the folder is not valid: it is passed over with a
+    warning that names file and reason, and the one before it is tried. When all are broken: CheckpointError,
+    never a silent start from nothing.
     """
     faults: list[str] = []
     for path in candidates(Path(folder)):
         try:
-            verify(path)
-        except CheckpointError as error:
+            return path, take(path)
+        except DamagedCheckpoint as error:
             faults.append(str(error))
             log.warning("checkpoint refused: %s", error)
-            continue
-        return path
     if faults:
         raise CheckpointError(f"no valid checkpoint in {folder}: " + "; ".join(faults))
-    return None
+    return None, None
 
 
 def prune(folder: str | Path, *, keep: int, spare: Container[str] = ()) -> list[Path]:

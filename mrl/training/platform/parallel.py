@@ -27,9 +27,9 @@ def start_process_groups(
     master_address: str,
     master_port: int,
     seed: int,
-    collective_seconds: float = 600.0,
+    collective_seconds: float,
 ) -> tuple[torch.device, Place]:
-    """Joins all ranks and builds Megatron's groups. Every collective later fails after `collective_seconds`."""
+    """Joins all ranks and builds Megatron's groups. A collective of any of them fails after `collective_seconds`."""
     if world_size != layout.world_size:
         raise ConfigError(
             f"the layout needs {layout.world_size} ranks (tp x cp x dp x pp), but {world_size} were started"
@@ -51,7 +51,7 @@ def start_process_groups(
         expert_tensor_parallel_size=layout.etp,
         order="tp-cp-ep-dp-pp",
         create_gloo_process_groups=device.type == "cuda",
-        distributed_timeout_minutes=max(1, int(collective_seconds / 60)),
+        distributed_timeout_minutes=collective_seconds / 60,  # type: ignore[arg-type] goes into a timedelta
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     place = layout.place(rank)

@@ -77,6 +77,9 @@ class TableRanks:
         self.dies: Exception | None = None
         """What the next update raises."""
         self.save_fails: Exception | None = None
+        self.writes_slowly = False
+        """Whether the files of a save beside training are never there before they are waited for."""
+        self._saving: Any = None
         self.called: list[str] = []
         """The passes over the model, in order."""
 
@@ -125,11 +128,19 @@ class TableRanks:
             self.table -= self._lr * self._gradient
         return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
 
-    def save_checkpoint(self, path: Path, state: Mapping[str, Any]) -> None:
+    def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None:
+        self._saving = path, (dict(state), self.table.detach().clone())
+        if not beside:
+            self.commit_checkpoint()
+
+    def checkpoint_is_written(self) -> bool:
+        return not self.writes_slowly
+
+    def commit_checkpoint(self) -> None:
         if self.save_fails is not None:
             raise self.save_fails
+        path, self.saved[path] = self._saving
         path.mkdir(parents=True)
-        self.saved[path] = dict(state), self.table.detach().clone()
 
 
 class TableEngines:

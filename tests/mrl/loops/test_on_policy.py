@@ -211,6 +211,53 @@ def test_a_request_to_stop_finishes_the_step_and_saves(tmp_path: Path) -> None:
     assert TableRun(config_of(tmp_path, {}, "loop.steps=2", "run.name=other")).finished() == "done"
 
 
+BESIDE = "loop.checkpoint={every_steps: 1, keep: 9, beside_training: true}"
+
+
+@pytest.mark.parametrize("writes_slowly", [False, True])
+def test_a_checkpoint_beside_training_is_committed_in_the_next_step(
+    writes_slowly: bool, tmp_path: Path
+) -> None:
+    """After its generation where the files are there by then; else before the next save. The last one at once."""
+    run = TableRun(config_of(tmp_path, {}, BESIDE, "loop.steps=3"))
+    run.train.writes_slowly, run.loop.on_batch = (
+        writes_slowly,
+        lambda groups: seen.append(len(run.train.saved)),
+    )
+    seen: list[int] = []
+    tables = []
+    run.loop.start()
+    for step in range(3):
+        run.loop.step()
+        tables.append(run.train.table.detach().clone())
+        assert len(run.train.saved) == (3 if step == 2 else step), "a step too late or too early"
+    for (path, (state, table)), step in zip(run.train.saved.items(), (1, 2, 3), strict=True):
+        assert path.name.endswith(f"{step}") and state["next_step"] == step + 1
+        assert torch.equal(table, tables[step - 1]), "not the weights of its step"
+
+
+def test_a_run_that_stops_commits_what_is_written_beside_it(tmp_path: Path) -> None:
+    stops = iter([None, "SIGINT"])
+    run = TableRun(config_of(tmp_path, {}, BESIDE, "loop.steps=9"), should_stop=lambda: next(stops))
+    run.train.writes_slowly = True
+    assert run.finished() == "SIGINT"
+    assert [state["next_step"] for state, _ in run.train.saved.values()] == [2, 3]
+
+
+def test_a_failed_save_beside_training_counts_at_its_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TableRun(config_of(tmp_path, {}, BESIDE, "loop.checkpoint.max_failed=2", "loop.steps=9"))
+    run.loop.start()
+    run.train.save_fails = CheckpointError("the disk is full")
+    run.loop.step()
+    assert "FAILED" not in caplog.text
+    run.loop.step()
+    assert "checkpoint of step 1 FAILED, training goes on: the disk is full (1 in a row" in caplog.text
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        run.loop.step()
+
+
 def test_failed_saves_are_loud_and_end_the_run_at_their_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,11 +20,14 @@ import torch
 from mrl.algorithms.objective import cross_entropy
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
+from mrl.errors import CheckpointError
+from mrl.files import partial_of
 from mrl.models.families import family_of
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.tensors import LocalTensor
 from mrl.samples import TrainBatch
 from mrl.training.checkpoint.folder import prune
+from mrl.training.checkpoint.saving import Save
 from mrl.training.hf import export as hf_export
 from mrl.training.hf import folder as hf_folder
 from mrl.training.trained_model import TrainedModel
@@ -44,6 +47,7 @@ def worker(
         "microbatch_tokens": 64,
         "logprob_chunk_tokens": 20,
         "optimizer": OptimizerSection(lr=1e-3),
+        "collective_seconds": 200,
     }
     return MegatronWorker(
         ModelSection(path=folder, max_length=64),
@@ -52,7 +56,6 @@ def worker(
         world_size=world,
         master_address="127.0.0.1",
         master_port=port,
-        collective_seconds=200,
     )
 
 
@@ -273,6 +276,73 @@ def save_then_go_on(
     metrics = train(at, 2)
     export(at, Path(out, f"after-0-{world}"))
     return {"digest": digest, "metrics": metrics, "drawn": drawn}
+
+
+def save_beside(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
+) -> dict[str, Any]:
+    """A step after the copy changes nothing of what is saved; rank 1's fault is everybody's, at the commit."""
+    at = worker(rank, world, port, folder, layout)
+    train(at, 1)
+    good, bad = Path(out, "good"), Path(out, "bad")
+    at.save_checkpoint(good, {"step": 1}, beside=True)
+    saved = digest_parameters(at.policy)
+    train(at, 1)
+    seen_before = good.exists()
+    at.commit_checkpoint()
+    trained = digest_parameters(at.policy)
+    at.load_checkpoint(good)
+    loaded = digest_parameters(at.policy)
+    save = Save(bad, at._states(), extra={}, about=at._about())
+    if rank == 1:
+        (partial_of(bad) / "__1_0.distcp").mkdir()
+    save.write_beside()
+    try:
+        save.commit()
+        error = ""
+    except CheckpointError as refused:
+        error = str(refused)
+    torch.distributed.barrier()
+    left = bad.exists() or partial_of(bad).exists()
+    return {
+        "saved": saved,
+        "trained": trained,
+        "loaded": loaded,
+        "seen_before": seen_before,
+        "error": error,
+        "left": left,
+    }
+
+
+def timeouts(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> list[float]:
+    """Seconds after which a collective fails, of every process group."""
+    worker(rank, world, port, folder, layout, collective_seconds=77.5)
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    return [
+        group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # type: ignore[attr-defined]
+        for group in groups
+    ]
+
+
+def memory_of_saves(rank: int, world: int, port: int, folder: str, out: str) -> dict[str, int]:
+    """Bytes by which a save, and one beside training, raise this process's peak; and those of the saved file."""
+    at = worker(rank, world, port, folder, {})
+    at.save_checkpoint(Path(out, "first"), {})  # makes the moments, and what a first save loads
+    peaks = {}
+    for name, beside in (("now", False), ("beside", True)):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on (proc(5))
+        before = _status("VmRSS")
+        at.save_checkpoint(Path(out, name), {}, beside=beside)
+        if beside:
+            at.commit_checkpoint()
+        peaks[name] = _status("VmHWM") - before
+    return peaks | {"file": Path(out, "now", "__0_0.distcp").stat().st_size}
+
+
+def _status(field: str) -> int:
+    """Bytes of a field of this process's status."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field + ":"))
+    return int(line.split()[1]) * 1024
 
 
 def resume_and_go_on(

@@ -98,8 +98,33 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         if file.name == "__1_0.distcp":
             data[len(data) // 2] ^= 1
         (damaged / file.name).write_bytes(data)
-    with pytest.raises(AssertionError, match=r"CheckpointError: .*__1_0\.distcp does not have the SHA-256"):
+    with pytest.raises(AssertionError, match=r"DamagedCheckpoint: .*__1_0\.distcp does not have the digest"):
         resume(folder, {}, damaged, tmp_path / "export")
+
+
+def test_a_save_beside_training_holds_the_step_it_was_made_at(folder: Path, tmp_path: Path) -> None:
+    for rank in run_ranks(scenarios.save_beside, 2, str(folder), SAVED, str(tmp_path)):
+        assert not rank["seen_before"], "visible before the commit"
+        assert rank["saved"] == rank["loaded"] != rank["trained"]
+        assert "rank 1" in rank["error"] and "__1_0.distcp" in rank["error"]
+        assert not rank["left"]
+
+
+def test_every_process_group_fails_after_the_configured_time(folder: Path) -> None:
+    for found in run_ranks(scenarios.timeouts, 2, str(folder), SAVED):
+        assert len(found) > 5 and set(found) == {77.5}
+
+
+def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_the_state(
+    tmp_path: Path,
+) -> None:
+    """The largest tensor is 1 / 35 of the state; Megatron's own form gathers all of it, and copies that."""
+    model = write_model(
+        tmp_path / "model", hidden_size=256, moe_intermediate_size=256, num_hidden_layers=8, num_experts=8
+    )
+    (found,) = run_ranks(scenarios.memory_of_saves, 1, str(model), str(tmp_path))
+    assert found["now"] < found["file"] / 5, found
+    assert 0.8 * found["file"] < found["beside"] < 1.3 * found["file"], found
 
 
 @pytest.mark.timeout(1200)

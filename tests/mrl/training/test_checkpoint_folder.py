@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from mrl.errors import CheckpointError
+from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
 from mrl.training.checkpoint import folder as folders
+from mrl.training.checkpoint.writer import DigestingStream
 
 
 def write_checkpoint(parent: Path, name: str) -> Path:
@@ -33,7 +35,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 DAMAGES = {
-    "bit flipped": (flip_a_bit, "b.bin.*SHA-256"),
+    "bit flipped": (flip_a_bit, "b.bin.*digest"),
     "file missing": (lambda path: (path / "a.bin").unlink(), "a.bin is missing"),
     "file cut": (lambda path: (path / "a.bin").write_bytes(b"first"), "a.bin has 5 bytes"),
     "file added": (lambda path: (path / "c.bin").write_bytes(b""), "c.bin is not listed"),
@@ -88,3 +90,50 @@ def test_prune_spares_what_is_still_read(tmp_path: Path) -> None:
     removed = folders.prune(tmp_path, keep=1, spare=[folders.name_of(1)])
     assert [folders.step_of(path) for path in removed] == [2]
     assert [folders.step_of(path) for path in folders.candidates(tmp_path)] == [3, 1]
+
+
+def test_shares_verify_every_byte_once(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000001"
+    path.mkdir()
+    for number in range(23):
+        (path / f"{number:02d}.bin").write_bytes(bytes([number]) * (1000 - number**2))
+    files = folders.digests(path, folders.file_names(path))
+    manifest = {"version": folders.VERSION, "about": {}, "files": files}
+    (path / folders.MANIFEST).write_text(json.dumps(manifest))
+    shares = [folders.share_of(manifest, share, 4) for share in range(4)]
+    assert sorted(name for share in shares for name in share) == sorted(files)
+    loads = [sum(files[name][0] for name in share) for share in shares]
+    assert max(loads) - min(loads) <= 1000, "more than one file's bytes apart"
+    (path / "17.bin").write_bytes(bytes(1000 - 17**2))
+    (guilty,) = (number for number, names in enumerate(shares) if "17.bin" in names)
+    for share in range(4):
+        expected = pytest.raises(DamagedCheckpoint, match=r"17\.bin") if share == guilty else nullcontext()
+        with expected:
+            folders.verify(path, share=share, shares=4)
+
+
+def test_a_file_is_digested_as_it_is_written(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        stream = DigestingStream(file)
+        for part in (b"first", memoryview(bytes(70_000)), b""):
+            stream.write(part)
+        assert stream.tell() == 70_005
+    assert folders.digest(tmp_path / "file") == stream.hexdigest()
+
+
+def test_a_fault_that_is_no_damage_ends_the_search(tmp_path: Path) -> None:
+    """The checkpoint of another model is not passed over for an older one."""
+    write_checkpoint(tmp_path, "step-00000001")
+    newer = write_checkpoint(tmp_path, "step-00000002")
+
+    def take(path: Path) -> str:
+        if path == newer:
+            raise CheckpointError("another model")
+        return path.name
+
+    with pytest.raises(CheckpointError, match="another model"):
+        folders.take_latest(tmp_path, take)
+    flip_a_bit(newer)
+    assert (
+        folders.take_latest(tmp_path, lambda path: folders.verify(path) and path.name)[1] == "step-00000001"
+    )

@@ -47,8 +47,11 @@ class Snapshots:
         self.names.append(name)
 
 
-def save_watched(rank: int, world: int, port: int, model: str, out: str) -> dict[str, Any]:
-    """Two saves, the second watched, with the removal of the first; then every left-over is taken up again."""
+def save_watched(rank: int, world: int, port: int, model: str, out: str, beside: bool) -> dict[str, Any]:
+    """Two saves, the second watched, with the removal of the first; then every left-over is taken up again.
+
+    `beside`: a step is trained between the second's beginning and its commit.
+    """
     at = worker(rank, world, port, model, {})
     folder, copies = Path(out, "checkpoints"), Path(out, "copies")
     digests = {}
@@ -56,10 +59,13 @@ def save_watched(rank: int, world: int, port: int, model: str, out: str) -> dict
     at.save_checkpoint(folder / "step-000001", {"step": 1})
     digests["step-000001"] = digest_parameters(at.policy)
     train(at, 1)
-    with Snapshots(folder, copies) as snapshots:
-        at.save_checkpoint(folder / "step-000002", {"step": 2})
-        prune(folder, keep=1)
     digests["step-000002"] = digest_parameters(at.policy)
+    with Snapshots(folder, copies) as snapshots:
+        at.save_checkpoint(folder / "step-000002", {"step": 2}, beside=beside)
+        if beside:
+            train(at, 1)
+            at.commit_checkpoint()
+        prune(folder, keep=1)
     taken = []
     for name in snapshots.names:
         latest = latest_checkpoint(copies / name)
@@ -76,9 +82,10 @@ def save_watched(rank: int, world: int, port: int, model: str, out: str) -> dict
     return {"names": snapshots.names, "taken": taken}
 
 
-def test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside training"])
+def test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint(beside: bool, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", num_hidden_layers=2)
-    (found,) = run_ranks(save_watched, 1, str(model), str(tmp_path))
+    (found,) = run_ranks(save_watched, 1, str(model), str(tmp_path), beside)
     assert len(found["names"]) >= 15 and {n[4:] for n in found["names"]} >= {"open", "os.mkdir", "os.rename"}
     switch = found["taken"].index("step-000002")
     assert switch > 0 and set(found["taken"][switch:]) == {"step-000002"}, found["taken"]

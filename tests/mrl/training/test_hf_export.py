@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_and_an_absent_step_are_named(golden_run: Path, tmp
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp does not have the SHA-256"):
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp does not have the digest"):
         export_run(str(golden_run), out, step=2)
     assert not Path(out).exists()
 

@@ -1,0 +1,176 @@
+"""A rank's parameters and optimizer state as boxes of whole tensors, without moving or copying any of it.
+
+Megatron's distributed optimizer holds of every parameter a run of its elements, in row-major order. A run
+is at most a few boxes: the rest of a row, whole rows, the beginning of a row. So each rank writes and reads
+exactly what it holds, in place, and the stored tensors are whole: any other layout cuts them elsewhere.
+Megatron's own forms gather the state on one rank ("fully_reshardable"), or store what no other tensor or
+pipeline split can read ("dp_reshardable").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from torch import Tensor
+
+from mrl.resharding.planner.boxes import Box
+
+Place = ShardedTensor | ShardedTensorFactory
+STATE = "optimizer.state"
+"""What the keys of optimizer states begin with; the state's name and the parameter's key follow."""
+
+
+def sharded_weights(model: Any, metadata: Mapping[str, Any]) -> dict[str, list[ShardedTensor]]:
+    """Parameters and buffers of a model chunk, as views, by their key. Loading into them changes the model."""
+    shards: dict[str, list[ShardedTensor]] = {}
+    for tensor, place in sharded_places(model, metadata):
+        flat = tensor.detach().view(-1)  # fails where it would copy
+        shards.setdefault(place.key, []).extend(boxes_of(place, flat, range(flat.numel())))
+    return shards
+
+
+def sharded_states(
+    part: Any, places: Mapping[Tensor, Any], held: list[tuple[Tensor, dict[str, Tensor]]]
+) -> dict[str, list[ShardedTensor]]:
+    """Master weights and moments that one of Megatron's distributed optimizers holds here, by their key.
+
+    `places` are the parameters' own ShardedTensors and factories; `held` gets each parameter's states, for
+    restore_states() once they were loaded into.
+    """
+    shards: dict[str, list[ShardedTensor]] = {}
+    for parameter in part.model_param_gbuf_map:
+        span, place = part._get_model_param_range_map(parameter)["param"], places[parameter]
+        states = _states(part, parameter)
+        held.append((parameter, states))
+        own = dataclasses.replace(place, replica_id=(*place.replica_id[:2], 0))
+        for name, flat in states.items():
+            boxes = boxes_of(own, flat, range(span.start, span.end), prefix=f"{STATE}.{name}.")
+            shards.setdefault(f"{STATE}.{name}.{place.key}", []).extend(boxes)
+    return shards
+
+
+@torch.no_grad()
+def restore_states(part: Any, held: list[tuple[Tensor, dict[str, Tensor]]]) -> None:
+    """Hands loaded states to an optimizer that keeps them in another form; else they are in place already."""
+    for parameter, states in held if _narrow(part) else ():
+        part._set_main_param_and_optimizer_states(parameter, states)
+    if sync := getattr(part.optimizer, "_sync_hdo_state_to_sub_optimizers", None):
+        sync()  # states that Megatron's CPU off-load keeps twice
+
+
+def sharded_places(model: Any, metadata: Mapping[str, Any]) -> Iterator[tuple[Tensor, Place]]:
+    """Each parameter and buffer of a model chunk, and where it lies in the checkpoint.
+
+    Left out: Transformer Engine's extra states, which belong to training in float8.
+    """
+    for value in nested_values(model.sharded_state_dict(prefix="", metadata=dict(metadata))):
+        if isinstance(value, ShardedTensor | ShardedTensorFactory):
+            assert value.data is not None
+            yield value.data, value
+
+
+def boxes_of(place: Place, flat: Tensor, span: range, *, prefix: str = "") -> list[ShardedTensor]:
+    """The elements `span` of a parameter (flat: [len(span)], row-major) as views at their places in stored
+    tensors."""
+    return [shard for piece in _pieces(place) for shard in _cut(piece, flat, span, prefix)]
+
+
+def _states(part: Any, parameter: Tensor) -> dict[str, Tensor]:
+    """Master weight and moments [elements held] of a parameter by Megatron's names; "step" is in the groups."""
+    states = part._get_main_param_and_optimizer_states(parameter)
+    to_host = _narrow(part)
+    return {
+        name: state.cpu() if to_host else state.detach() for name, state in states.items() if state.dim() == 1
+    }
+
+
+def _narrow(part: Any) -> bool:
+    """Whether an optimizer's states are stored narrower than float32, and so are copies here."""
+    return part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
+
+
+def _pieces(place: Place) -> list[ShardedTensor]:
+    """The parts of a parameter that lie apart in the stored tensor (gate and up), as views of one that has no
+    memory."""
+    assert place.data is not None
+    like = torch.empty(place.data.shape, dtype=torch.float32, device="meta")
+    if isinstance(place, ShardedTensor):
+        return [dataclasses.replace(place, data=like, dtype=like.dtype)]
+    pieces = list(nested_values([place.build_fn(place.key, like, place.replica_id, None)]))
+    for piece in pieces:
+        assert piece.data.untyped_storage()._cdata == like.untyped_storage()._cdata, (
+            f"{place.key}: its parts are copies, not views"
+        )
+    return pieces
+
+
+def _cut(piece: ShardedTensor, flat: Tensor, span: range, prefix: str) -> Iterator[ShardedTensor]:
+    view, lead = piece.data, piece.prepend_axis_num
+    assert view is not None
+    shape, strides = (1,) * lead + tuple(view.shape), (0,) * lead + tuple(view.stride())
+    offset = int(view.storage_offset())
+    first, last = (_below(at - offset, shape, strides) for at in (span.start, span.stop))
+    for start, sizes in boxes_of_run(shape, first, last):
+        at = offset + sum(s * stride for s, stride in zip(start, strides, strict=True)) - span.start
+        yield ShardedTensor(
+            key=prefix + piece.key,
+            data=flat.as_strided(sizes, strides, flat.storage_offset() + at),
+            dtype=flat.dtype,
+            local_shape=sizes,
+            global_shape=piece.global_shape,
+            global_offset=tuple(g + s for g, s in zip(piece.global_offset, start, strict=True)),
+            axis_fragmentations=None,
+            replica_id=piece.replica_id,
+            allow_shape_mismatch=piece.allow_shape_mismatch,
+        )
+
+
+def _below(position: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many elements of a row-major view lie in memory before `position`, counted from its first.
+
+    >>> [_below(p, (2, 2), (10, 1)) for p in (0, 1, 2, 9, 10, 11, 99)]
+    [0, 1, 2, 2, 2, 3, 4]
+    """
+    if position <= 0:
+        return 0
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    if not axes:
+        return math.prod(shape)
+    size, stride, inner = shape[axes[0]], strides[axes[0]], shape[axes[0] + 1 :]
+    rows = min(position // stride, size)
+    whole = rows * math.prod(inner)
+    return whole if rows == size else whole + _below(position - rows * stride, inner, strides[axes[0] + 1 :])
+
+
+def boxes_of_run(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
+    """The elements first..last - 1 of a row-major array as boxes, in order, at most two for each axis.
+
+    >>> list(boxes_of_run((3, 4), 2, 9))
+    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
+    """
+    if first >= last:
+        return
+    if not shape:
+        yield (), ()
+        return
+    row, zeros = math.prod(shape[1:]), (0,) * (len(shape) - 1)
+    whole, end = -(-first // row), last // row
+    if whole > end:  # inside one row
+        yield from _in_row(end, shape, first, last)
+        return
+    yield from _in_row(whole - 1, shape, first, whole * row)
+    if whole < end:
+        yield (whole, *zeros), (end - whole, *shape[1:])
+    yield from _in_row(end, shape, end * row, last)
+
+
+def _in_row(number: int, shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
+    row = math.prod(shape[1:])
+    for start, sizes in boxes_of_run(shape[1:], first - number * row, last - number * row):
+        yield (number, *start), (1, *sizes)
