@@ -31,7 +31,7 @@ setup: .venv/installed
 	$(BIN)/python -m pip install -q --no-deps -r .venv/packages.txt
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --index-url $(TORCH_INDEX) $$(grep ^torch== requirements/cpu.lock))
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
+	$(BIN)/python -m compileall -q -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
 	touch $@
 
 # Transformer Engine's extension is compiled, against the torch that is installed before it.

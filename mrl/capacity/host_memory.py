@@ -34,7 +34,7 @@ def host_moments(
     folder of the last one while the run goes on, 0 without.
     """
     kept = {"off-loaded": offloaded, "reference": reference, "export": export}
-    moments = [("engines serve", kept), ("save", kept | {"gathered state": saving})]
+    moments = [("engines serve", kept), ("save", kept | {"copied state": saving})]
     return [_moment(name, parts, memory) for name, parts in moments if name != "save" or saving]
 
 

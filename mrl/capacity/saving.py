@@ -1,10 +1,9 @@
 """Checkpoints and exports: their bytes, their time, and the host memory that a node needs while it saves.
 
-A checkpoint has the weights in training.dtype and the optimizer state (float32 master weights where parameters
-are not float32, two moments). It is gathered buffer by buffer into the host memory of the first data-parallel
-rank, which writes it (Megatron's "fully_reshardable" form with memory-efficient gathering,
-megatron.core.optimizer.distrib_optimizer, get_parameter_state_dp_zero): three float32 tensors of the whole
-buffer, every rank's share of three, and one gathered twice, in parts and joined.
+A checkpoint has the weights in training.dtype and the optimizer state in float32 (master weights, two moments).
+Each rank writes what it holds (mrl/training/checkpoint/shards.py): saved at once it needs the memory of one tensor,
+which is not counted here; saved beside training it copies its part first. Moments that are kept in bfloat16 are
+copied as float32 either way.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from mrl.config.root import Config
 from mrl.models.facts import Facts
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
-GATHERED = 3 * 4
-"""Bytes of host memory for each parameter: a master weight and two moments in float32."""
-JOINED = 2 * 4
-"""Bytes for each parameter of the tensor that is being gathered, in parts and joined."""
+STATES = 3 * 4
+"""Bytes for each parameter of the optimizer state: a master weight and two moments in float32."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,16 +46,19 @@ class Exporting:
 
 def saving(config: Config, hardware: Hardware, models: list[tuple[Facts, list[StageMemory]]]) -> Saving:
     """The checkpoint of the trained models, each with its stages: the policy, and PPO's critic."""
-    layout, each = config.training.layout.sizes(), file_bytes(config)
+    layout, element = config.training.layout.sizes(), DTYPE_BYTES[config.training.dtype]
     held = sum(max(stage.parameters for stage in stages) for _, stages in models)
     ranks = min(hardware.gpus_per_node, layout.world_size)
     replicas = layout.edp if layout.ep > 1 else layout.dp * layout.cp
-    num_bytes = sum(facts.parameters_total for facts, _ in models) * each
-    node_bytes = min(num_bytes, ranks * held * each)
+    num_bytes = sum(facts.parameters_total for facts, _ in models) * file_bytes(config)
+    states = held * STATES // replicas
+    node_bytes = min(num_bytes, ranks * (held * element + states))
+    narrow = config.training.optimizer.moments_dtype != "float32"
+    copied = node_bytes if config.loop.checkpoint.beside_training else ranks * states * narrow
     return Saving(
         num_bytes=num_bytes,
         node_bytes=node_bytes,
-        host_bytes=ranks * (held * (GATHERED + JOINED) + held * GATHERED // replicas),
+        host_bytes=copied,
         seconds=node_bytes / hardware.storage_bytes_per_second,
     )
 
@@ -80,5 +80,4 @@ def saves(config: Config) -> bool:
 
 def file_bytes(config: Config) -> int:
     """Bytes of a checkpoint for each parameter."""
-    element = DTYPE_BYTES[config.training.dtype]
-    return element + (8 if config.training.dtype == "float32" else 12)
+    return DTYPE_BYTES[config.training.dtype] + STATES

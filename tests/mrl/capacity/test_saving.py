@@ -24,7 +24,7 @@ def test_a_checkpoint_is_fourteen_bytes_a_parameter_and_an_export_two() -> None:
     rate = found["hardware"]["storage_bytes_per_second"]
     assert found["checkpoint"]["seconds"] == 14 * QWEN / rate
     assert found["export"]["seconds"] == 2 * 2 * QWEN / rate
-    assert tree("training.dtype=float32")["checkpoint"]["num_bytes"] == 12 * QWEN
+    assert tree("training.dtype=float32")["checkpoint"]["num_bytes"] == 16 * QWEN
 
 
 def test_a_critic_is_saved_too() -> None:
@@ -32,21 +32,37 @@ def test_a_critic_is_saved_too() -> None:
     assert tree(*words)["checkpoint"]["num_bytes"] == 28 * QWEN
 
 
-def test_gathering_takes_host_memory_by_the_parameters_of_a_rank() -> None:
-    """One node, no replica of an expert: three tensors, the rank's own three, one gathered twice."""
-    found = tree()
-    held = found["training"]["stages"][0]["parameters"]
-    assert found["checkpoint"]["host_bytes"] == 8 * held * (12 + 8 + 12)
+WIDE = "training.optimizer.moments_dtype=float32"
+BESIDE = "loop.checkpoint.beside_training=true"
+
+
+def test_a_save_beside_training_copies_what_a_node_writes() -> None:
+    """One node, no replica of an expert: all of the checkpoint; at once, nothing but a tensor."""
+    assert tree(WIDE)["checkpoint"]["host_bytes"] == 0
+    found = tree(WIDE, BESIDE)
+    assert found["checkpoint"]["host_bytes"] == found["checkpoint"]["node_bytes"] == 14 * QWEN
     save = next(moment for moment in found["host_memory"] if moment["moment"] == "save")
-    assert save["parts"]["gathered state"] == found["checkpoint"]["host_bytes"]
+    assert save["parts"]["copied state"] == found["checkpoint"]["host_bytes"]
     off_loaded = next(part for name, part in save["parts"].items() if name == "off-loaded")
     assert save["total_bytes"] == off_loaded + found["checkpoint"]["host_bytes"]
 
 
-def test_a_node_that_cannot_gather_is_an_error_that_names_the_moment() -> None:
-    wide = tree("training.layout.pp=8", "training.layout.dp=4", recipe="deepseek_v3", hardware="8x141gb")
-    assert [line.partition(" needs")[0] for line in wide["errors"]] == ["'save'"]
-    assert tree(recipe="deepseek_v3", hardware="8x141gb")["errors"] == []
+def test_narrow_moments_are_copied_as_float32() -> None:
+    found = tree("training.optimizer.moments_dtype=bfloat16")
+    held = found["training"]["stages"][0]["parameters"]
+    assert found["checkpoint"]["host_bytes"] == 8 * held * 12
+
+
+def test_a_node_that_cannot_copy_is_an_error_that_names_the_moment() -> None:
+    """What is off-loaded fits by itself; the copies of a save beside training do not."""
+    hardware = load_hardware("8x80gb")
+    kept = next(m for m in tree(WIDE)["host_memory"] if m["moment"] == "engines serve")["total_bytes"]
+    small = hardware.model_copy(update={"host_memory_bytes": kept + 100_000_000_000})
+    reports = [
+        capacity_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], words), small).tree["errors"]
+        for words in ([WIDE], [WIDE, BESIDE])
+    ]
+    assert reports[0] == [] and [line.partition(" needs")[0] for line in reports[1]] == ["'save'"]
 
 
 @pytest.mark.parametrize("every", [0, 10])
