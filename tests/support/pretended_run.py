@@ -168,9 +168,13 @@ class Recorder:
 
 
 class Checkpoints:
-    """Saves by the trainer, and keeps nothing."""
+    """Saves by the trainer, at once, and keeps nothing."""
 
-    def save(self, trainer: Any, *, step: int, state: Any) -> None:
-        trainer.save_checkpoint(Path(f"step-{step}"), state)
+    pending: int | None = None
+
+    def save(self, trainer: Any, *, step: int, state: Any, goes_on: bool) -> None:
+        trainer.save_checkpoint(Path(f"step-{step}"), state, beside=False)
+
+    def finish(self, trainer: Any) -> None: ...
 
     def export_due(self) -> None: ...

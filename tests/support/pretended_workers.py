@@ -105,7 +105,7 @@ class PretendedWorker(MegatronWorker):
         part.state.setdefault(master, {"moments": sized(self._stage.policy.optimizer - master.nbytes)})
         return {"loss": 0.0, "grad_norm": 1.0, "skipped": 0.0, "lr": 0.0, "optimizer_steps": 1.0}
 
-    def save_checkpoint(self, path: str | Path, extra: dict[str, Any]) -> None:
+    def save_checkpoint(self, path: str | Path, extra: dict[str, Any], *, beside: bool) -> None:
         self._work("save", {})
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from mrl.training.checkpoint.shards import (
     sharded_states,
     sharded_weights,
 )
-from mrl.training.optimizer import Optimizer
 
 METADATA: dict[str, Any] = {}
 """What Megatron's modules are asked for; the defaults."""
@@ -25,8 +24,8 @@ METADATA: dict[str, Any] = {}
 class TrainingState:
     """Model chunks, optimizer and its step count."""
 
-    def __init__(self, models: list[Any], optimizer: Optimizer) -> None:
-        """`models` are the bare chunks."""
+    def __init__(self, models: list[Any], optimizer: Any) -> None:
+        """`models` are the bare chunks, `optimizer` is mrl.training.optimizer.Optimizer."""
         self._models, self._optimizer = models, optimizer
         self._held: list[list[tuple[Tensor, dict[str, Tensor]]]] = []
 
@@ -38,7 +37,8 @@ class TrainingState:
         self._held = [[] for _ in parts]
         states: dict[str, list[ShardedTensor]] = {}
         for part, held in zip(parts, self._held, strict=True):
-            states |= sharded_states(part, places, held)
+            for key, shards in sharded_states(part, places, held).items():
+                states.setdefault(key, []).extend(shards)
         common = self._optimizer.common()
         return self.sharded_weights() | {"optimizer": common, "optimizer_states": states}
 
