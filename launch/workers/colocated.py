@@ -25,6 +25,7 @@ from mrl.errors import WorkerLost
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.memory_watch import MemoryWatch
 from mrl.launch.workers.rollout_group import RolloutGroup
+from mrl.launch.workers.step_profiles import StepProfiles
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import Event, PhaseClock
 from mrl.resharding.transfer.session import Session
@@ -47,7 +48,8 @@ class Hybrid:
         self._config, self._clock, self._offloads = config, clock, offloads
         self.train, self.rollout = train, rollout
         watch = MemoryWatch(clock, {"trainer": train, "engine": rollout})
-        self._listeners: list[Callable[[Event], None]] = [self._check_alive, watch]
+        profiles = StepProfiles(config.launch.profile, train, clock)
+        self._listeners: list[Callable[[Event], None]] = [self._check_alive, watch, profiles]
         self._digest = ""
         self.version = -1
         """The version all engines serve; -1 before the first weight sync."""

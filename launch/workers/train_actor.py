@@ -7,6 +7,7 @@ import gc
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
@@ -49,6 +50,7 @@ class TrainActor:
     def start(self, address: str, port: int) -> None:
         """Builds the Megatron model and optimizer; a collective over all ranks."""
         from mrl.algorithms.objective import Objective, ValueObjective
+        from mrl.training.profiler import Profiler
         from mrl.training.worker import MegatronWorker
 
         self._store = address, port
@@ -60,6 +62,12 @@ class TrainActor:
             master_address=address,
             master_port=port,
             seed=self._config.run.seed,
+        )
+        self._profiler = Profiler(
+            Path(self._config.run_folder) / "profile",
+            rank=self._rank,
+            device=self.worker.device,
+            memory=self._config.launch.profile.memory,
         )
         self._objectives["policy"] = Objective(self._config.algorithm)
         if self._config.critic is not None:
@@ -121,6 +129,22 @@ class TrainActor:
     def send(self, session: Session) -> dict[str, float]:
         """This rank's side of one weight sync."""
         return self._weight_sync.send(session)
+
+    def start_profile(self, step: int) -> None:
+        """Records from here to stop_profile()."""
+        self._profiler.start(step)
+
+    def enter_phase(self, phase: str) -> None:
+        """The driver begins a phase of the recorded step."""
+        self._profiler.enter(phase)
+
+    def leave_phase(self) -> None:
+        """The phase that was entered last is over."""
+        self._profiler.leave()
+
+    def stop_profile(self) -> None:
+        """Writes the record into the run's folder."""
+        self._profiler.stop()
 
     def close(self) -> None:
         if self._weight_sync is not None:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -192,6 +192,10 @@ class TrainGroup(ActorGroup[TrainActor]):
         time."""
         folder = str(path)
         return self.on_all(lambda actor: actor.worker.load_checkpoint(folder))[0]
+
+    def on_some(self, numbers: Iterable[int], function: Callable[..., None], *arguments: Any) -> None:
+        """Runs a function of some ranks and waits for them."""
+        self.wait({self.name(n): self.start_on(n, function, *arguments) for n in numbers})
 
     def memory_use(self) -> dict[str, float]:
         """The tightest figures of all ranks (observe/memory_use.py)."""

@@ -62,6 +62,13 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _profiled_ranks_exist(self) -> "Config":
+        world = self.training.layout.world_size
+        if unknown := [rank for rank in self.launch.profile.ranks if not 0 <= rank < world]:
+            raise ValueError(f"launch.profile.ranks names {unknown}; trainer ranks are 0 to {world - 1}")
+        return self
+
+    @model_validator(mode="after")
     def _critic_has_a_reader(self) -> "Config":
         name = self.algorithm.estimator.name
         if self.algorithm.needs_values and self.critic is None:

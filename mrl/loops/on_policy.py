@@ -146,6 +146,7 @@ class OnPolicyLoop:
     def step(self) -> None:
         """The eight phases once. BadNumbers, with the samples written down, where a number is NaN or infinite."""
         step = Step(self.next_step, self.version)
+        self._clock.step = step.number
         self._clock.take_waited()
         try:
             self._collect(step)

@@ -20,6 +20,8 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.current = "start_up"
+        self.step = 0
+        """The step of the loop that runs, or ran last; 0 before the first."""
         self.listeners: list[Callable[[Event], None]] = []
         """Called when a phase begins, about once a second while it waits for others, and when it ends well."""
         self._seconds: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 from pathlib import Path
@@ -27,7 +28,7 @@ EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of four steps."""
     folder = tmp_path_factory.mktemp("whole")
-    more = ("loop.steps=4", "export={every_steps: 2, keep: 1}")
+    more = ("loop.steps=4", "export={every_steps: 2, keep: 1}", "launch.profile={steps: [2]}")
     run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log")
     return folder / "whole"
 
@@ -65,6 +66,19 @@ def test_a_row_tells_tokens_operations_and_load(whole: Path) -> None:
     layers = read(whole / "expert_load.jsonl")
     assert undescribed({name for row in (*trained, *layers) for name in row}) == []
     assert [row["step"] for row in layers] == [row["step"] for row in trained]
+
+
+def test_a_row_tells_memory_and_a_profiled_step_has_its_phases(whole: Path) -> None:
+    last = read(whole / "metrics.jsonl")[-1]
+    for process in ("trainer", "engine"):
+        for phase in ("generate", "update", "save", "sync"):
+            assert last[f"mem/host_used/{process}/{phase}"] > 1 << 20
+            assert last[f"mem/host_free/{process}/{phase}"] > 0
+    (file,) = (whole / "profile").iterdir()
+    assert file.name == "step-2-rank-0.json.gz"
+    spans = {event["name"] for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]}
+    assert {"mrl/generate", "mrl/update", "mrl/sync"} <= spans
+    assert any(name.startswith("aten::") for name in spans)
 
 
 def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, tmp_path: Path) -> None:

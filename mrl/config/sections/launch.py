@@ -5,6 +5,17 @@ from pydantic import Field
 from mrl.config.sections.base import Section
 
 
+class ProfileSection(Section):
+    """Steps whose trainer ranks are recorded; what is written lies in the run's folder, in profile/."""
+
+    steps: tuple[int, ...] = ()
+    """Steps of the loop, from 1; none records nothing."""
+    ranks: tuple[int, ...] = (0,)
+    """Trainer ranks that record."""
+    memory: bool = False
+    """Also the history of a GPU's allocations, as a snapshot for pytorch.org/memory_viz."""
+
+
 class LaunchSection(Section):
     """Processes and machines."""
 
@@ -19,3 +30,5 @@ class LaunchSection(Section):
     """Size of Ray's object store on each node that the command, torchrun or the batch script starts; it holds
     a step's batches and results on their way. null means a tenth of the memory, at most half of what is free
     in /dev/shm."""
+    profile: ProfileSection = ProfileSection()
+    """Steps and trainer ranks that torch's profiler records."""
