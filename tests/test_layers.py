@@ -43,6 +43,7 @@ ENGINES = {
     "vllm": ("mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
     "megatron": ("mrl.training", "mrl.models.megatron", "benchmarks"),
     "ray": ("mrl.launch",),
+    "nixl_cu13": ("mrl.resharding.wire",),
     "torch.distributed": (
         "mrl.launch",
         "mrl.training",

@@ -91,8 +91,8 @@ class RolloutActor:
         """This engine's ranks. Their weights must be mapped: the loaders read a module's map of experts."""
         import ray
 
-        distributed = self._config.sync.transport == "distributed"
-        addresses = self.engine.prepare_sync(ray.util.get_node_ip_address() if distributed else None)
+        on_slot = self._config.sync.transport == "auto"
+        addresses = self.engine.prepare_sync(None if on_slot else ray.util.get_node_ip_address())
         config = json.loads((Path(self._config.model.path) / "config.json").read_text(encoding="utf-8"))
         manifests = self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
         parts = zip(addresses, self.engine.devices(), manifests, strict=True)

@@ -265,7 +265,7 @@ class RolloutEngine:
     def prepare_sync(self, host: str | None = None) -> list[str]:
         """The addresses of this engine's workers, by tensor-parallel rank; the same at every call.
 
-        `host`: this machine's address, needed where sync.transport is distributed.
+        `host`: this machine's address, needed where sync.transport is not auto.
         """
         answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds, host)
         return [a["address"] for a in answers]

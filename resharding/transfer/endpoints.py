@@ -11,6 +11,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
+from mrl.resharding.wire.nixl_mesh import nixl
 from mrl.resharding.wire.slot_link import SlotLink
 
 
@@ -52,8 +53,11 @@ def open_endpoints(
         link = SlotLink(sync.bucket_bytes, device)
         return Endpoints((rank,), (WeightSender(addresses[rank], sync, link),), None, link)
     if store is None:
-        raise WeightSyncError("sync.transport = distributed needs the address of the trainers' store")
+        raise WeightSyncError(f"sync.transport = {sync.transport} needs the address of the trainers' store")
+    if sync.transport == "nixl":
+        nixl()
     mesh = TrainerMesh(
+        sync.transport,
         store,
         rank=rank,
         num_trainers=num_trainers,

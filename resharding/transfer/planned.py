@@ -25,6 +25,7 @@ from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import Feed, Moved, SendStats, run_session
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Parcel
 
@@ -42,7 +43,8 @@ class Lane(Protocol):
         ...
 
     def finish(self, turn: int) -> None:
-        """Returns when what this slot gets of peers in a started window is there."""
+        """Returns when what this slot gets of peers in a started window is there, and what it sends reaches them
+        without its doing."""
         ...
 
     def drain(self) -> None:
@@ -84,8 +86,15 @@ class PeerLane:
 class MeshLane:
     """Sends from trainer rank to engine rank where they share no memory."""
 
-    def __init__(self, mesh: TrainerMesh, part: SlotPart, receiver_of_slot: Mapping[int, int]) -> None:
-        self._mesh, self._receiver_of_slot = mesh, receiver_of_slot
+    def __init__(
+        self,
+        mesh: TrainerMesh,
+        part: SlotPart,
+        receiver_of_slot: Mapping[int, int],
+        places: Sequence[Mapping[int, int]],
+    ) -> None:
+        """`places`: by window, slot -> where this rank's message begins in that slot's receive bucket."""
+        self._mesh, self._receiver_of_slot, self._places = mesh, receiver_of_slot, places
         self._buckets = _send_buckets(part, mesh.device)
         self._works: list[list[Any]] = [[], []]
 
@@ -95,12 +104,14 @@ class MeshLane:
         return self._buckets[turn % 2]
 
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
-        bucket, receiver = self._buckets[turn % 2], self._receiver_of_slot
-        messages = [(receiver[m.peer], bucket[m.offset : m.offset + m.num_bytes]) for m in window.sends]
+        bucket, messages = self._buckets[turn % 2], []
+        for m in window.sends:
+            data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
+            messages.append(Outgoing(self._receiver_of_slot[m.peer], data, turn % 2, place))
         self._works[turn % 2] = self._mesh.send(messages, digested=self._mesh.digests)
 
     def finish(self, turn: int) -> None:
-        """Does nothing: this slot gets nothing, its receivers take their messages themselves."""
+        self._mesh.flush(self._works[turn % 2])
 
     def drain(self) -> None:
         self.bucket(0)

@@ -145,7 +145,8 @@ class WeightSender:
     def send(self, spans: Sequence[m.Span], used_bytes: int) -> None:
         """Gives the receiver the buffer that `next_buffer` returned."""
         session, which = self._open_session(), 1 if self._sent % 2 else 0
-        self._link.push(which, used_bytes)
+        with self.explained():
+            self._link.push(which, used_bytes)
         self._post(
             m.Bucket(
                 session_id=session.session_id,

@@ -338,8 +338,25 @@ class PlannedSync:
             if mesh is None:
                 self._lane = PeerLane(ranks, part, {s: r for r, s in enumerate(topology.trainer_slots)})
             else:
-                self._lane = MeshLane(mesh, part, {s: r for r, s in enumerate(topology.engine_slots)})
+                receivers = {s: r for r, s in enumerate(topology.engine_slots)}
+                self._lane = MeshLane(mesh, part, receivers, ranks.together(self._places))
         return self._lane
+
+    def _places(self) -> list[dict[int, int]]:
+        """By window, slot -> where this rank's message begins in its receive bucket: what the ranks that feed the
+        slots tell all others."""
+        topology = self.plan.topology
+        slots = [topology.engine_slots[receiver] for receiver in self._endpoints.receivers]
+        told = {slot: Offer.of(self.plan.part(slot), ()).places for slot in slots}
+        offers: list[Any] = [told] * len(topology.trainer_slots)
+        if len(offers) > 1:
+            dist.all_gather_object(offers, told)
+        own, places = self.part.slot, [{} for _ in self.part.windows]
+        for slot, of_slot in (pair for offer in offers for pair in offer.items()):
+            for window, senders in zip(places, of_slot, strict=True):
+                if own in senders:
+                    window[slot] = senders[own]
+        return places
 
     def _describe(self) -> list[dict[str, Any]]:
         if self._endpoints.mesh is not None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.meeting import Meeting
 
-_POLL_SECONDS = 0.02
+_SIGN = 1 << 63
 
 
 class MessageLost(WeightSyncError):
@@ -39,34 +39,43 @@ class NotStarted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where and as what a process joins."""
+class Outgoing:
+    """Bytes for another rank."""
 
-    host: str
-    port: int
-    """Of a torch.distributed TCPStore."""
-    token: str
-    """Names the group; ranks with different tokens never meet."""
     rank: int
-    size: int
+    data: torch.Tensor
+    """Flat uint8."""
+    bucket: int = 0
+    """Which of the receiver's buckets they are for, and where in it they begin."""
+    offset: int = 0
+
+
+def trailer(data: torch.Tensor) -> torch.Tensor:
+    """[1] int64: the digest of a message, which travels after it."""
+    value = digest(data)
+    return torch.tensor([value - 2 * _SIGN if value >= _SIGN else value], device=data.device)
 
 
 class Mesh:
     """The group of all ranks of a weight sync, joined."""
 
     def __init__(
-        self, meeting: Meeting, *, device: torch.device, deadline_seconds: float, lost: Lost
+        self,
+        meeting: Meeting,
+        *,
+        device: torch.device,
+        deadline_seconds: float,
+        lost: Lost,
+        buckets: Sequence[torch.Tensor] = (),
     ) -> None:
         """Returns when all ranks are there; WeightSyncError at the deadline, naming who is missing, or when
-        `lost` says so."""
-        self._timeout = datetime.timedelta(seconds=deadline_seconds)
+        `lost` says so. `buckets`: nothing is done with them, messages are received where one says."""
+        self.lost = lost
+        """Why this rank's peer can never answer. Not asked once all have met: the group sees it itself."""
+        self._device, self._timeout = device, datetime.timedelta(seconds=deadline_seconds)
         try:
-            store = TCPStore(
-                meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=self._timeout
-            )
-            named = PrefixStore(meeting.token, store)
-            _meet(named, meeting, time.monotonic() + deadline_seconds, lost)
-            self._group = self._join(named, meeting, device)
+            store = meeting.meet(deadline_seconds, lost)
+            self._group = self._join(store, meeting, device)
         except (RuntimeError, ValueError) as error:
             raise WeightSyncError(
                 f"rank {meeting.rank} of {meeting.size} could not join the others through {meeting.host}:{meeting.port}: "
@@ -81,6 +90,27 @@ class Mesh:
         # Every rank makes the communicator now: the batches that use it are of some ranks only.
         group.eager_connect_single_device(torch.device("cuda", index))
         return group
+
+    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]:
+        """Starts the messages, each followed by its digest where asked; the data must stay as it is until `wait`
+        has returned for them."""
+        sends = []
+        for m in messages:
+            sends += [(m.rank, m.data), (m.rank, trailer(m.data))] if digested else [(m.rank, m.data)]
+        return self.start(sends, ())
+
+    def flush(self, works: Sequence[Any]) -> None:
+        """Does nothing: messages go their way alone."""
+
+    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]:
+        """Fills the data of each (rank, data) with that rank's next message; the digests that came after them,
+        where they do."""
+        trailers = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in parcels if digested]
+        receives = list(parcels)
+        if digested:
+            receives = [m for p, t in zip(parcels, trailers, strict=True) for m in (p, (p[0], t))]
+        self.wait(self.start((), receives), "bytes of a bucket did not come")
+        return [int(value) % (2 * _SIGN) for value in trailers]
 
     def start(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -120,23 +150,3 @@ def _started(transfer: Callable[..., Any], data: torch.Tensor, rank: int) -> Any
         return transfer([data], rank, 0)
     except RuntimeError as error:
         return NotStarted(error)
-
-
-def _meet(store: Any, meeting: Meeting, deadline: float, lost: Lost) -> None:
-    """Returns when every rank has come. Joining itself cannot be interrupted, so nobody starts it before; who
-    gives up tells all."""
-    store.set(f"here-{meeting.rank}", "")
-    missing = set(range(meeting.size))
-    while missing:
-        missing = {rank for rank in missing if not store.check([f"here-{rank}"])}
-        reason = None
-        if store.check(["given-up"]):
-            reason = store.get("given-up").decode()
-        elif missing and time.monotonic() > deadline:
-            reason = f"ranks {sorted(missing)} of {meeting.size} did not come in time (trainers are numbered first)"
-        elif missing and (gone := lost()):
-            reason = f"{gone} before all had met; ranks {sorted(missing)} had not come"
-        if reason is not None:
-            store.set("given-up", reason)
-            raise WeightSyncError(reason)
-        time.sleep(_POLL_SECONDS if missing else 0)

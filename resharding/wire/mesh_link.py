@@ -1,4 +1,4 @@
-"""A sender's and a receiver's end of a mesh: buckets as messages, each checked by a digest that follows it.
+"""A sender's and a receiver's end of a mesh: buckets as messages, each checked by the digest that comes with it.
 
 The sender's two buffers are ordinary memory, made when first needed: planned sessions send from a bucket of
 their own.
@@ -6,8 +6,9 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -15,16 +16,32 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.digest import digest
 from mrl.resharding.wire.faults import Faults
-from mrl.resharding.wire.mesh import Meeting, Mesh
+from mrl.resharding.wire.meeting import Meeting
+from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.nixl_mesh import NixlMesh
 
-_SIGN = 1 << 63
+
+class Joined(Protocol):
+    """One rank among all ranks of a weight sync: `mesh.Mesh`, `nixl_mesh.NixlMesh`."""
+
+    lost: Lost
+
+    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]: ...
+
+    def flush(self, works: Sequence[Any]) -> None:
+        """Returns when messages reach their receivers without this rank's doing."""
+        ...
+
+    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]: ...
+
+    def wait(self, works: Sequence[Any], what: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
-def trailer(data: torch.Tensor) -> torch.Tensor:
-    """[1] int64: the digest of a message, which travels after it."""
-    value = digest(data)
-    return torch.tensor([value - 2 * _SIGN if value >= _SIGN else value], device=data.device)
+KINDS: dict[str, Callable[..., Joined]] = {"distributed": Mesh, "nixl": NixlMesh}
+"""By `sync.transport`."""
 
 
 class TrainerMesh:
@@ -32,6 +49,7 @@ class TrainerMesh:
 
     def __init__(
         self,
+        kind: str,
         store: tuple[str, int],
         *,
         rank: int,
@@ -41,20 +59,22 @@ class TrainerMesh:
         deadline_seconds: float,
         digests: bool,
     ) -> None:
-        """`store`: host and port of the trainers' torch.distributed store."""
+        """`kind`: of `KINDS`. `store`: host and port of the trainers' torch.distributed store."""
+        self.kind = kind
         self.device, self.digests = device, digests
         self.rank, self.num_trainers = rank, num_trainers
         self._store, self._size = store, num_trainers + num_receivers
         self._seconds = deadline_seconds
         self._token: str | None = None
-        self._mesh: Mesh | None = None
+        self._mesh: Joined | None = None
+        self._lost: dict[str, list[Lost]] = {}
 
     def describe(self, session_id: str, receiver: int) -> dict[str, Any]:
         """What engine rank `receiver` needs to join; the first session's id names the group."""
         self._token = self._token or session_id
         host, port = self._store
         return {
-            "kind": MeshInbox.KIND,
+            "kind": self.kind,
             "token": self._token,
             "host": host,
             "port": port,
@@ -65,20 +85,32 @@ class TrainerMesh:
         }
 
     def connect(self, session_id: str, lost: Lost) -> None:
+        """Meets the other ranks, or goes on with them. `lost`: of one of this rank's receivers."""
+        watched = self._lost.get(session_id, [])
+        self._lost = {session_id: [*watched, lost]}
         if self._mesh is None:
             self._token = self._token or session_id
             meeting = Meeting(*self._store, self._token, self.rank, self._size)
-            self._mesh = Mesh(meeting, device=self.device, deadline_seconds=self._seconds, lost=lost)
+            self._mesh = KINDS[self.kind](
+                meeting, device=self.device, deadline_seconds=self._seconds, lost=self._any_lost
+            )
 
-    def send(self, messages: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[Any]:
-        """Starts messages as (engine rank, data), each followed by its digest where asked; `wait` ends them."""
+    def _any_lost(self) -> str | None:
+        """Why one of the open session's receivers can never answer, or None."""
+        asked = (lost() for listed in self._lost.values() for lost in listed)
+        return next((reason for reason in asked if reason), None)
+
+    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]:
+        """Starts messages, whose ranks are engine ranks; `wait` ends them."""
         if self._mesh is None:
             raise WeightSyncError("a message before the session's ranks had met")
-        sends = []
-        for receiver, data in messages:
-            rank = self.num_trainers + receiver
-            sends += [(rank, data), (rank, trailer(data))] if digested else [(rank, data)]
-        return self._mesh.start(sends, ())
+        ranked = [dataclasses.replace(m, rank=self.num_trainers + m.rank) for m in messages]
+        return self._mesh.send(ranked, digested=digested)
+
+    def flush(self, works: Sequence[Any]) -> None:
+        """Returns when the messages reach their receivers without this rank's doing."""
+        if self._mesh is not None:
+            self._mesh.flush(works)
 
     def wait(self, works: Sequence[Any]) -> None:
         if works:
@@ -118,9 +150,9 @@ class MeshLink:
 
     def push(self, which: int, num_bytes: int) -> None:
         """The bucket's own message carries its digest."""
-        self._works[which] = self._mesh.send(
-            [(self._receiver, self._buffers[which][:num_bytes])], digested=False
-        )
+        message = Outgoing(self._receiver, self._buffers[which][:num_bytes], which)
+        self._works[which] = self._mesh.send([message], digested=False)
+        self._mesh.flush(self._works[which])
 
     def drop(self) -> None:
         self._works = [[], []]
@@ -134,8 +166,6 @@ class MeshLink:
 class MeshInbox:
     """The engine rank's end of a mesh."""
 
-    KIND: ClassVar[str] = "mesh"
-
     def __init__(
         self,
         descriptions: Sequence[dict[str, Any]],
@@ -147,17 +177,24 @@ class MeshInbox:
         self._description, self._faults = _checked(descriptions), faults
         self._device, self._seconds = device, deadline_seconds
         self.num_bytes = self._description["num_bytes"]
-        self._mesh: Mesh | None = None
+        self._mesh: Joined | None = None
         self._buckets = [torch.empty(self.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
     def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
         return self._mesh is not None and list(descriptions) == [self._description]
 
     def connect(self, lost: Lost) -> None:
-        if self._mesh is None:
-            d = self._description
-            meeting = Meeting(d["host"], d["port"], d["token"], d["rank"], d["size"])
-            self._mesh = Mesh(meeting, device=self._device, deadline_seconds=self._seconds, lost=lost)
+        if self._mesh is not None:
+            self._mesh.lost = lost
+            return
+        d = self._description
+        self._mesh = KINDS[d["kind"]](
+            Meeting(d["host"], d["port"], d["token"], d["rank"], d["size"]),
+            device=self._device,
+            deadline_seconds=self._seconds,
+            lost=lost,
+            buckets=self._buckets,
+        )
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
         bucket = self._buckets[which][:num_bytes]
@@ -170,17 +207,11 @@ class MeshInbox:
     def _receive(self, expected: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> None:
         if self._mesh is None:
             raise WeightSyncError("a message before the session's ranks had met")
-        receives, trailers = [], []
-        for rank, data in expected:
-            receives.append((rank, data))
-            if digested:
-                trailers.append(torch.empty(1, dtype=torch.int64, device=self._device))
-                receives.append((rank, trailers[-1]))
-        self._mesh.wait(self._mesh.start((), receives), "bytes of a bucket did not come")
+        said = self._mesh.receive(expected, digested=digested)
         for _, data in expected:
             self._faults.arrived(data)
-        for (rank, data), sent in zip(expected, trailers, strict=False):
-            if not torch.equal(trailer(data), sent):
+        for (rank, data), sent in zip(expected, said, strict=False):
+            if digest(data) != sent:
                 raise WeightSyncError(
                     f"the {data.numel()} bytes received from trainer rank {rank} do not have the digest of those sent"
                 )
@@ -201,7 +232,8 @@ def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "num_bytes": int, "kind": str,
     }  # fmt: skip
     (description,) = descriptions if len(descriptions) == 1 else ({},)
-    if {k: type(v) for k, v in description.items()} != kinds or description["num_bytes"] <= 0:
+    right = {k: type(v) for k, v in description.items()} == kinds and description["kind"] in KINDS
+    if not right or description["num_bytes"] <= 0:
         raise WeightSyncError(f"no description of a mesh: {list(descriptions)!r:.200}")
     return description
 

@@ -52,14 +52,14 @@ class Counting(Windows):
         super().load(tensors)
 
 
-@pytest.mark.parametrize("transport", ["auto", "distributed"])
+@pytest.mark.parametrize("transport", ["auto", "distributed", "nixl"])
 def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -> None:
     """Two windows of buckets and more: the whole tensors follow in the same numbering; an error there fails the session."""
     full, manifest = traced()
     meeting = store()
     trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
     sync = SyncSection(bucket_bytes=8 << 10, deadline_seconds=60.0, transport=transport)
-    host = "127.0.0.1" if transport == "distributed" else None
+    host = None if transport == "auto" else "127.0.0.1"
     receiver = Receiver(deadline_seconds=60.0, device=CPU, host=host)
     weight_sync = PlannedSync(
         trainer, sync, [receiver.address], [manifest], nodes=[0], store=("127.0.0.1", meeting.port)

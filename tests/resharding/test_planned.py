@@ -41,7 +41,7 @@ from tests.ranks import run_ranks
 from tests.resharding.exchanges import Receiving, Shelf, kill_self
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.leasing import LeasedRank
-from tests.resharding.wires import KINDS, PROCESSES, Wire, store
+from tests.resharding.wires import KINDS, MESHES, PROCESSES, Wire, store
 from tests.resharding.worlds import World, checkpoint, loaded
 
 HF: dict[str, Any] = {
@@ -378,7 +378,7 @@ class Pair:
     """One trainer rank in this process; its receiver here or in another one."""
 
     def __init__(self, wire: Wire, address: str, seconds: float) -> None:
-        transport = "distributed" if wire.kind == "distributed" else "auto"
+        transport: Any = wire.kind if wire.kind in MESHES else "auto"
         sync = SyncSection(bucket_bytes=16 << 10, deadline_seconds=seconds, transport=transport)
         self.trainer = BenchTrainer(TINY, Layout(), 0, device=wire.device)
         self.weight_sync = PlannedSync(
@@ -477,10 +477,11 @@ class FlipOnce(Faults):
             data[77] ^= 4
 
 
-def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals() -> None:
+@pytest.mark.parametrize("kind", MESHES)
+def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(kind: str) -> None:
     """On one slot nothing travels in a planned session: both sides read the same memory."""
     meeting = store()
-    wire = Wire("distributed", meeting.port)
+    wire = Wire(kind, meeting.port)
     receiver = wire.receiver(60.0)
     pair = Pair(wire, receiver.address, 60.0)
     storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU)

@@ -65,13 +65,15 @@ def meet(store: dist.TCPStore, size: int, name: str) -> None:
         time.sleep(0.02)
 
 
-def train(rank: int, layout: Layout, receivers: int, port: int, store: dist.TCPStore, size: int) -> Any:
+def train(
+    rank: int, layout: Layout, sync: SyncSection, receivers: int, port: int, store: dist.TCPStore, size: int
+) -> Any:
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
     nodes = range(layout.world_size)
-    planned = PlannedSync(trainer, SYNC, addresses, manifests, nodes=nodes, store=(HOST, port))
-    gather = GatherSync(trainer, SYNC, addresses, store=(HOST, port))
+    planned = PlannedSync(trainer, sync, addresses, manifests, nodes=nodes, store=(HOST, port))
+    gather = GatherSync(trainer, sync, addresses, store=(HOST, port))
     store.set("planned", planned.digest)
     store.set("gather", gather.digest)
     sent, heard = [], ""
@@ -122,11 +124,11 @@ class Broken(Windows):
         super().apply(index, sources, bucket)
 
 
-def one_process(rank: int, size: int, port: int, layout: Layout) -> Any:
-    trainers = layout.world_size
+def one_process(rank: int, size: int, port: int, layout: Layout, transport: str) -> Any:
+    trainers, sync = layout.world_size, SYNC.model_copy(update={"transport": transport})
     with store_of(rank, trainers, port) as store:
         if rank < trainers:
-            result = train(rank, layout, size - trainers, port, store, size)
+            result = train(rank, layout, sync, size - trainers, port, store, size)
         else:
             result = generate(rank - trainers, size - trainers, store, size)
         if rank == 0:  # whose store it is: the others must have read it for the last time
@@ -138,13 +140,21 @@ def one_process(rank: int, size: int, port: int, layout: Layout) -> Any:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("layout", "receivers"), [(Layout(), 2), (Layout(pp=2), 1), (Layout(tp=2, ep=2), 2)], ids=str
+    ("layout", "receivers", "transport"),
+    [
+        (Layout(), 2, "distributed"),
+        (Layout(pp=2), 1, "distributed"),
+        (Layout(tp=2, ep=2), 2, "distributed"),
+        (Layout(pp=2), 1, "nixl"),
+        (Layout(tp=2, ep=2), 2, "nixl"),
+    ],
+    ids=str,
 )
 def test_separate_pools_get_every_byte_and_one_receivers_error_stops_all(
-    layout: Layout, receivers: int
+    layout: Layout, receivers: int, transport: str
 ) -> None:
     """Planned twice around a broken session, then gathered: as many receivers as trainers, fewer, and more."""
-    results = run_ranks(one_process, layout.world_size + receivers, layout, seconds=240)
+    results = run_ranks(one_process, layout.world_size + receivers, layout, transport, seconds=240)
     summary = results[0][3]
     assert summary["bytes_local"] == 0
     assert summary["bytes_needed"] == summary["lower_bound_cross_slot_bytes"]

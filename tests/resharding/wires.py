@@ -18,7 +18,8 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.slot_link import SlotLink
 
-KINDS = ["shared_memory", "distributed", pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
+MESHES = ("distributed", "nixl")
+KINDS = ["shared_memory", *MESHES, pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
 PROCESSES = multiprocessing.get_context("forkserver")
 """New processes without the threads of this one, and without its start-up time."""
 PROCESSES.set_forkserver_preload(["tests.resharding.test_killed_ends", "tests.resharding.test_planned"])
@@ -37,13 +38,14 @@ class Wire:
         return torch.device("cuda" if self.kind == "cuda_ipc" else "cpu")
 
     def receiver(self, seconds: float) -> Receiver:
-        host = "127.0.0.1" if self.kind == "distributed" else None
+        host = "127.0.0.1" if self.kind in MESHES else None
         return Receiver(deadline_seconds=seconds, device=self.device, host=host)
 
     def sender(self, address: str, sync: SyncSection) -> WeightSender:
-        if self.kind != "distributed":
+        if self.kind not in MESHES:
             return WeightSender(address, sync, SlotLink(sync.bucket_bytes, self.device))
         mesh = TrainerMesh(
+            self.kind,
             ("127.0.0.1", self.port),
             rank=0,
             num_trainers=1,
