@@ -13,6 +13,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -63,6 +64,9 @@ def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[st
         for number in map(str, range(nodes)):
             log = tmp_path / f"{number}.log"
             stack.enter_context(started([*words, number], log=log, environment=environment))
+            deadline = time.monotonic() + 120
+            while "is up on" not in log.read_text() and time.monotonic() < deadline:
+                time.sleep(0.2)
         asked = subprocess.run(
             [sys.executable, "-m", "tests.launch.placed_groups", head, str(nodes), strategy, str(seed)],
             cwd=ROOT,
