@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from mrl.samples import TrainBatch
 from mrl.training.worker import MegatronWorker
 
 MAX_LENGTH = 64
+Dtype = Literal["float32", "bfloat16"]
 
 
 def write_model(folder: Path, *, large: bool) -> None:
@@ -33,7 +34,7 @@ def write_model(folder: Path, *, large: bool) -> None:
     rows.unlink()
 
 
-def start_worker(folder: str, dtype: str = "float32") -> MegatronWorker:
+def start_worker(folder: str, dtype: Dtype = "float32") -> MegatronWorker:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -13,7 +13,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.report import Report
-from mrl.launch.gpu_smoke.tiny_step import batch_of, reference, start_worker, step, write_model
+from mrl.launch.gpu_smoke.tiny_step import Dtype, batch_of, reference, start_worker, step, write_model
 from mrl.resharding.transfer.lease import describe_device, describe_files
 from mrl.resharding.wire.digest import digest
 from mrl.training.worker import MegatronWorker
@@ -32,7 +32,8 @@ def run(device: torch.device, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix="mrl-smoke-") as folder:
         write_model(Path(folder), large=device.type == "cuda")
         expected = reference(folder)
-        for dtype in ("float32", "bfloat16") if device.type == "cuda" else ("float32",):
+        dtypes: tuple[Dtype, ...] = ("float32", "bfloat16") if device.type == "cuda" else ("float32",)
+        for dtype in dtypes:
             worker, peer = start_worker(folder, dtype), Peer(device.type)
             try:
                 _same_numbers(step(worker), expected, dtype, report)
