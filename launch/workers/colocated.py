@@ -62,7 +62,9 @@ class Hybrid:
         failure ends the start with its cause."""
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
-            self.rollout.wait(self.rollout.start(), deadline_seconds=deadline)
+            calls = self.rollout.start()
+            self.train.preload()
+            self.rollout.wait(calls, deadline_seconds=deadline)
             engines = self.rollout.engine_ranks()
             self.rollout.sleep()
         with self._clock.phase("trainers"):

@@ -47,6 +47,10 @@ class TrainActor:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
+    def preload(self) -> None:
+        """Imports what start() needs, which takes seconds and no memory of a slot."""
+        import mrl.training.worker  # noqa: F401
+
     def start(self, address: str, port: int) -> None:
         """Builds the Megatron model and optimizer; a collective over all ranks."""
         from mrl.algorithms.objective import Objective, ValueObjective

@@ -53,7 +53,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         """`options`: environment and log folder of the actors."""
         layout = config.training.layout
         self.layout = layout.sizes()
-        self._nodes = placement.nodes
+        self._nodes, self._has_gpus = placement.nodes, bool(placement.gpus)
         super().__init__(
             TrainActor,
             config,
@@ -64,6 +64,12 @@ class TrainGroup(ActorGroup[TrainActor]):
             own_environments=[gpu_environment() if placement.gpus else {}] * len(placement.slots),
             **options,
         )
+
+    def preload(self) -> None:
+        """Lets ranks on CPU import Megatron while engines start; nobody waits for it. On a GPU they do not: what an
+        import takes of the device would be missing where an engine measures it."""
+        if not self._has_gpus:
+            self.start_on_all(TrainActor.preload)
 
     def start(self) -> dict[str, ObjectRef[None]]:
         """Starts all ranks' construction; the caller waits for it."""
