@@ -47,6 +47,8 @@ def quiet() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM sets up its own by the level above
+    # torch's build for CUDA says on a machine without a GPU that it found no runtime; preflight says it better.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
