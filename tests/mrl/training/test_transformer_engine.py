@@ -68,7 +68,7 @@ def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, t
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("specs", [("transformer_engine", "local"), ("local", "transformer_engine")], ids=str)
 def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
     specs: tuple[str, str], family: str, one_rank_of: OneRank, tmp_path: Path
