@@ -20,9 +20,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 '''
 RECIPES = {
     "qwen3_30b_a3b": ("qwen3_moe", "{tp: 2, ep: 2}"),
-    "deepseek_v3": ("deepseek_v3", "{tp: 2, pp: 2, ep: 2}"),
 }
 SLOW_RECIPES = {
+    "deepseek_v3": ("deepseek_v3", "{tp: 2, pp: 2, ep: 2}"),
     "qwen3_235b_a22b": ("qwen3_moe", "{tp: 2, pp: 2, ep: 2}"),
 }
 """Recipe -> its family, its layout with every axis above one at two (dp at what the two cores carry)."""

@@ -40,7 +40,9 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("files", "nodes", "hardware"), cases(), ids=lambda value: getattr(value, "stem", None)
+    ("files", "nodes", "hardware"),
+    [case if len(case[0]) == 1 else pytest.param(*case, marks=pytest.mark.slow) for case in cases()],
+    ids=lambda value: getattr(value, "stem", None),
 )
 def test_every_recipe_fits_at_every_moment(
     files: tuple[Path, ...], nodes: int, hardware: str, monkeypatch: pytest.MonkeyPatch

@@ -137,6 +137,7 @@ def test_a_short_secret_is_refused() -> None:
     assert "RAY_AUTH_TOKEN must hold" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:

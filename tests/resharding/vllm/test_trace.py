@@ -82,7 +82,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("family", "tp"), [("qwen3_moe", 1), *((family, 2) for family in CONFIGS)])
+@pytest.mark.parametrize(
+    ("family", "tp"),
+    [
+        ("qwen3_moe", 1),
+        ("qwen3_moe", 2),
+        ("deepseek_v3", 2),
+        *(pytest.param(family, 2, marks=pytest.mark.slow) for family in ("qwen3", "mixtral")),
+    ],
+)
 def test_layout_and_live_engine_agree(family, tp, tmp_path):
     manifests, hf = traced(family, tp, tmp_path)
     expected = engine_manifests.from_layout(hf, Layout(tp=tp))
