@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 
-from mrl.launch.gpu_smoke.report import Report
+from mrl.launch.gpu_smoke.report import Report, median_seconds
 
 _GPU_BYTES, _CPU_BYTES = 4 << 30, 16 << 20
 _TIMES = 5
@@ -30,11 +28,5 @@ def run(device: torch.device, report: Report) -> None:
 def _bandwidth(
     report: Report, name: str, num_bytes: int, device: torch.device, copy: Callable[[], object]
 ) -> None:
-    seconds = []
-    for _ in range(_TIMES + 1):
-        started = time.monotonic()
-        copy()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.monotonic() - started)
-    report.figure(name, f"{num_bytes / statistics.median(seconds[1:]) / 1e9:.1f} GB/s")
+    seconds = median_seconds(device, copy, repeats=_TIMES)
+    report.figure(name, f"{num_bytes / seconds / 1e9:.1f} GB/s")

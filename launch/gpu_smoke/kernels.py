@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.launch.gpu_smoke.report import Report
+from mrl.launch.gpu_smoke.report import Report, median_seconds
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import segment_buckets
 from mrl.models.kernels.experts import grouped_swiglu
@@ -108,7 +106,7 @@ def experts(device: torch.device, sizes: Sizes, report: Report) -> None:
     report.check(dirty == 0, "experts without a token: gradients of exact zeros", f"{dirty} others")
     even = torch.full((sizes.experts,), sizes.tokens // sizes.experts, device=device)
     hidden, probs = _random(device, sizes.tokens, sizes.hidden), torch.rand(sizes.tokens, device=device)
-    seconds = _seconds(device, lambda: _with_gradients(grouped_swiglu, hidden, *inputs, even, probs))
+    seconds = median_seconds(device, lambda: _with_gradients(grouped_swiglu, hidden, *inputs, even, probs))
     operations = 3 * 2 * sizes.tokens * 3 * sizes.hidden * sizes.expert_width
     report.figure(
         "experts, forward and backward", f"{1e3 * seconds:.2f} ms, {operations / seconds / 1e12:.1f} TFLOP/s"
@@ -156,7 +154,7 @@ def _attention(
     report.check(worst < BFLOAT16_ERROR, f"{name}: error of results, gradients", f"{worst:.1e}")
     del results, expected
     used = _peak(device, lambda: _with_gradients(ours, query, key, value))
-    seconds = _seconds(device, lambda: _with_gradients(ours, query, key, value))
+    seconds = median_seconds(device, lambda: _with_gradients(ours, query, key, value))
     report.figure(
         f"{name}, {tokens} tokens, forward and backward", f"{1e3 * seconds:.1f} ms, {used:.2f} GB more"
     )
@@ -193,7 +191,7 @@ def logprobs(device: torch.device, sizes: Sizes, report: Report) -> None:
     del results, expected
     targets = targets_of_all
     used = _peak(device, lambda: _with_gradients(ours, hidden, weight))
-    seconds = _seconds(device, lambda: _with_gradients(ours, hidden, weight))
+    seconds = median_seconds(device, lambda: _with_gradients(ours, hidden, weight))
     name = f"log-probs, {sizes.logprob_tokens} tokens of {sizes.vocabulary} words, and backward"
     report.figure(name, f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
 
@@ -210,7 +208,7 @@ def quantiser(device: torch.device, sizes: Sizes, report: Report) -> None:
     same = torch.equal(scales.cpu(), on_cpu) and torch.equal(
         made.cpu().view(torch.uint8), fp8.values(weight.cpu(), on_cpu, _QUANTISED_BLOCK).view(torch.uint8)
     )
-    seconds = _seconds(
+    seconds = median_seconds(
         device, lambda: fp8.values(weight, fp8.block_scales(weight, _QUANTISED_BLOCK), _QUANTISED_BLOCK)
     )
     report.check(
@@ -227,7 +225,7 @@ def digests(device: torch.device, sizes: Sizes, report: Report) -> None:
         data[first : first + length] for first, length in ((0, 1 << 20), (1, 99_999), (8, 262_144), (3, 7))
     ]
     same = all(weighted_sum(piece) == weighted_sum(piece.cpu()) for piece in pieces)
-    seconds = _seconds(device, lambda: weighted_sum(data))
+    seconds = median_seconds(device, lambda: weighted_sum(data))
     report.check(same, "digests of device memory are the CPU's", f"{data.numel() / seconds / 1e9:.0f} GB/s")
 
 
@@ -325,15 +323,3 @@ def _peak(device: torch.device, action: Callable[[], object]) -> float:
     action()
     torch.cuda.synchronize(device)
     return (torch.cuda.max_memory_allocated(device) - before) / 1e9
-
-
-def _seconds(device: torch.device, action: Callable[[], object], repeats: int = 7) -> float:
-    """Median of the whole action, the device waited for; one warm-up."""
-    taken = []
-    for _ in range(repeats + 1):
-        started = time.monotonic()
-        action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.monotonic() - started)
-    return statistics.median(taken[1:])

@@ -15,7 +15,7 @@ import torch
 
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.report import Report
-from mrl.resharding.transfer.lease import describe_device, describe_files
+from mrl.resharding.wire import memory
 from mrl.resharding.wire.digest import digest
 from mrl.resharding.wire.exportable import exportable_allocations
 from mrl.training.platform import device_memory
@@ -107,18 +107,8 @@ class Offloading:
 
     def _read_by_the_other(self) -> int:
         """The digest that the second process makes of the leased parameters."""
-        self._memory.lease()
-        on_gpu = self._device.type == "cuda"
-        lent = (
-            describe_device([flat_bytes(self._parameters)])
-            if on_gpu
-            else describe_files(self._memory.export())
-        )
-        self._peer.ask("lease", lent)
-        (read,) = self._peer.answer()
-        self._peer.ask("unmap")
-        self._peer.answer()
-        self._memory.release()
+        with self._peer.leased(self._memory, self._device) as (read,):
+            pass
         return read
 
     def _free(self) -> int:
@@ -126,19 +116,14 @@ class Offloading:
         if self._device.type == "cpu":
             gradients = self._memory.buffers[0].grad_data.untyped_storage().size()
             return self._num_bytes - self._memory.shared_bytes() - gradients
-        torch.cuda.synchronize(self._device)
-        self._peer.ask("free")
-        return self._peer.answer()
+        memory.synchronize(self._device)
+        return self._peer.free_bytes()
 
     def _timed(self, name: str, action: Callable[[], None]) -> None:
-        self._synchronize()
+        memory.synchronize(self._device)
         start = time.monotonic()
         action()
-        self._synchronize()
+        memory.synchronize(self._device)
         seconds = time.monotonic() - start
         speed = self._parameters.nbytes / seconds / 1e9
         self._report.figure(name, f"{seconds:.3f} s, {speed:.1f} GB/s of parameters")
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

@@ -5,17 +5,19 @@ Needs neither vLLM nor Ray. Talks over a pipe: gets a job, answers with its resu
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from mrl.resharding.transfer.lease import Lease
+from mrl.resharding.transfer.lease import Lease, describe_device, describe_files
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, WireTensor
 from mrl.resharding.wire.digest import digest
+from mrl.training.platform.parameter_memory import ParameterMemory
 
 DEADLINE_SECONDS = 60.0
 
@@ -42,6 +44,23 @@ class Peer:
         if isinstance(value, Exception):
             raise RuntimeError(f"the peer failed: {value!r}") from value
         return value
+
+    def free_bytes(self) -> int:
+        """What is free on the device, as that process is told."""
+        self.ask("free")
+        return self.answer()
+
+    @contextlib.contextmanager
+    def leased(self, memory: ParameterMemory, device: torch.device) -> Iterator[list[int]]:
+        """Inside, that process holds the memory under a lease; yields the digests it read."""
+        memory.lease()
+        buffers = [flat_bytes(buffer.param_data) for buffer in memory.buffers]
+        lent = describe_device(buffers) if device.type == "cuda" else describe_files(memory.export())
+        self.ask("lease", lent)
+        yield self.answer()
+        self.ask("unmap")
+        self.answer()
+        memory.release()
 
     def close(self) -> None:
         self._pipe.send(("close", ()))

@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from mrl.resharding.wire import memory
+
+
+def median_seconds(device: torch.device, action: Callable[[], object], *, repeats: int = 7) -> float:
+    """Of the whole action, the device waited for; after one that is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.monotonic()
+        action()
+        memory.synchronize(device)
+        seconds.append(time.monotonic() - started)
+    return statistics.median(seconds[1:])
+
 
 class Report:
     """Prints each check as it is made, and remembers whether one failed."""

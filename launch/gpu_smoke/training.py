@@ -14,7 +14,6 @@ from mrl.errors import WeightSyncError
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.report import Report
 from mrl.launch.gpu_smoke.tiny_step import Dtype, batch_of, reference, start_worker, step, write_model
-from mrl.resharding.transfer.lease import describe_device, describe_files
 from mrl.resharding.wire.digest import digest
 from mrl.training.worker import MegatronWorker
 
@@ -63,17 +62,12 @@ def _same_numbers(ours: dict[str, Any], cpu: dict[str, Any], dtype: str, report:
 
 def _lease(worker: MegatronWorker, peer: Peer, device: torch.device, report: Report) -> None:
     memory = worker.policy.memory
-    buffers = [flat_bytes(buffer.param_data) for buffer in memory.buffers]
-    memory.lease()
-    lent = describe_device(buffers) if device.type == "cuda" else describe_files(memory.export())
-    peer.ask("lease", lent)
-    same = peer.answer() == [digest(buffer) for buffer in buffers]
-    size = sum(buffer.numel() for buffer in buffers) >> 20
-    report.check(same, "the second process reads the leased parameters", f"{size} MiB")
-    report.check(_raises(WeightSyncError, worker.offload), "off-loading under a live lease is refused")
-    peer.ask("unmap")
-    peer.answer()
-    memory.release()
+    with peer.leased(memory, device) as read:
+        size = sum(buffer.param_data.nbytes for buffer in memory.buffers) >> 20
+        report.check(
+            read == _contents(worker), "the second process reads the leased parameters", f"{size} MiB"
+        )
+        report.check(_raises(WeightSyncError, worker.offload), "off-loading under a live lease is refused")
 
 
 def _offload(worker: MegatronWorker, peer: Peer, device: torch.device, report: Report) -> None:
@@ -106,10 +100,7 @@ def _held(worker: MegatronWorker, device: torch.device) -> int:
 
 def _visible(peer: Peer, device: torch.device) -> int:
     """Bytes that are free on the device, as the second process is told; 0 on CPU."""
-    if device.type != "cuda":
-        return 0
-    peer.ask("free")
-    return peer.answer()
+    return peer.free_bytes() if device.type == "cuda" else 0
 
 
 def _contents(worker: MegatronWorker) -> list[int]:
