@@ -9,7 +9,6 @@ import dataclasses
 
 from mrl.capacity.deadlines import NEAR, Wait
 from mrl.capacity.estimate import Estimate
-from mrl.capacity.host_memory import HostMoment
 from mrl.capacity.memory_timeline import Event
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
@@ -64,7 +63,7 @@ def memory_errors(estimate: Estimate) -> list[str]:
     ]
 
 
-def _parts(event: Event | HostMoment) -> str:
+def _parts(event: Event) -> str:
     return ", ".join(f"{part} {_gb(size)}" for part, size in event.parts.items())
 
 

@@ -11,7 +11,7 @@ from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.host_memory import HostMoment, host_moments
+from mrl.capacity.host_memory import host_moments
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
@@ -127,7 +127,7 @@ class Estimate:
         return timeline(self.slot, self.hardware, sleeps=self.sleeps, offloads=self.offloads)
 
     @cached_property
-    def host(self) -> list[HostMoment]:
+    def host(self) -> list[Event]:
         """The memory of one node's host at the moments that need most."""
         slot, ranks = self.slot, min(self.hardware.gpus_per_node, self.layout.world_size)
         exports = self.config.export.every_steps > 0

@@ -6,28 +6,10 @@ so has the reference policy.
 
 from __future__ import annotations
 
-import dataclasses
+from mrl.capacity.memory_timeline import Event
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostMoment:
-    """What all slots of one node hold in host memory at one moment."""
-
-    name: str
-    parts: dict[str, int]
-    """Bytes by part."""
-    free: int
-    """Bytes left of the host's memory; negative where the parts do not fit."""
-
-    @property
-    def total(self) -> int:
-        """Bytes of all parts."""
-        return sum(self.parts.values())
-
-
-def host_moments(
-    *, memory: int, offloaded: int, reference: int, saving: int, export: int
-) -> list[HostMoment]:
+def host_moments(*, memory: int, offloaded: int, reference: int, saving: int, export: int) -> list[Event]:
     """The moments that need most, in bytes of one node.
 
     `saving`: what a checkpoint takes beside the rest, 0 where none is saved; `export`: of the process that makes a
@@ -38,6 +20,6 @@ def host_moments(
     return [_moment(name, parts, memory) for name, parts in moments if name != "save" or saving]
 
 
-def _moment(name: str, parts: dict[str, int], memory: int) -> HostMoment:
+def _moment(name: str, parts: dict[str, int], memory: int) -> Event:
     filled = {part: size for part, size in parts.items() if size}
-    return HostMoment(name, filled, memory - sum(filled.values()))
+    return Event(name, filled, memory - sum(filled.values()))

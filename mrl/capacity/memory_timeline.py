@@ -35,13 +35,13 @@ class SlotMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """What is on the device after one event of a step."""
+    """What a memory holds after one event of a step: a device here, a node's host in host_memory.py."""
 
     name: str
     parts: dict[str, int]
     """Bytes by part."""
     free: int
-    """Bytes left of the device; negative where the parts do not fit."""
+    """Bytes left of the memory; negative where the parts do not fit."""
 
     @property
     def total(self) -> int:

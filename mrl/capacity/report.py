@@ -9,7 +9,7 @@ from mrl.capacity.advice import advise
 from mrl.capacity.deadlines import most_rounds
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.host_memory import HostMoment
+from mrl.capacity.memory_timeline import Event
 from mrl.config.root import Config
 
 GB = 1e9
@@ -106,7 +106,7 @@ def _memory_tree(estimate: Estimate) -> list[dict[str, Any]]:
     ]
 
 
-def _moment_tree(moment: HostMoment) -> dict[str, Any]:
+def _moment_tree(moment: Event) -> dict[str, Any]:
     return {
         "moment": moment.name,
         "parts": moment.parts,
