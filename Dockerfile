@@ -9,5 +9,6 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/mrl
 COPY . .
-RUN make setup-cuda PYTHON=python3.12 && rm -rf /root/.cache
+ENV PIP_NO_CACHE_DIR=1
+RUN make setup-cuda PYTHON=python3.12
 ENV PATH=/opt/mrl/.venv/bin:$PATH

@@ -1,7 +1,8 @@
 """python -m benchmarks.resharding.one_gpu: two processes on one GPU over CUDA IPC, the planned weight sync
 against three other ways.
 
-Needs torch, numpy, pyzmq, pydantic, xxhash and psutil, nothing else; `--device cpu` runs the same steps over shared memory.
+Needs torch, numpy, pyzmq, pydantic, xxhash and psutil, nothing else; `--device cpu` runs the same
+steps over shared memory.
 
 - weight sync: `PlannedSync` into a real receiver; on one slot every byte takes the local lane, out of leased memory
 - proved: the same with a proof, which digests every byte once at either end

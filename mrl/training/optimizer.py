@@ -140,9 +140,7 @@ class Optimizer:
             group["weight_decay"] = section.weight_decay * group.get("wd_mult", 1.0)
             group["betas"] = (section.beta1, section.beta2)
             group["eps"] = section.eps
-            if (
-                "foreach" in group
-            ):  # torch's Adam, without Transformer Engine: one more copy of every shard at once
+            if "foreach" in group:  # torch's Adam: it would hold one more copy of every shard at once
                 group["foreach"] = False
 
     def _clip(self, norm: float) -> None:
