@@ -18,6 +18,7 @@ import numpy as np
 
 from mrl.config.sections.reward import RewardPart
 from mrl.errors import RewardError
+from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
 
@@ -43,6 +44,11 @@ class Request:
     policy_version: int = 0
     """Version that produced the last token."""
     deadline_seconds: float = 10.0
+
+    @property
+    def visible(self) -> str:
+        """The response without its thoughts, also one that the prompt opened."""
+        return visible_text(with_opened_thought(self.response, self.prompt))
 
 
 @runtime_checkable

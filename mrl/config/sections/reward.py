@@ -20,7 +20,7 @@ class MathsRules(Section):
         "answer",
         "whole_response",
     )
-    """Places a final answer may stand in, tried in this order: \\boxed{}, behind GSM8K's ####, behind "the answer is", all of
+    """Places a final answer may stand in, tried in this order: \\boxed{}, behind GSM8K's ####, behind "Answer:", all of
     the response, the last number in it."""
     on_conflict: Literal["wrong", "last"] = "wrong"
     """A response with different final answers in the same place: wrong, or the last one counts."""

@@ -1,23 +1,49 @@
 """Finding the one final answer of a response. Linear in the response's length; nothing is evaluated.
 
-Only text after the last closing think tag counts. Places are tried in the order of the rules; the first
-place that holds anything decides, so that a second place gives no second chance.
+Only what a reader sees counts (`mrl.rewards.visible`). Places are tried in the order of the rules; the first
+place that holds anything decides, so that a second place gives no second chance. An empty box, the
+instruction repeated ("\\boxed{your answer}") and a heading hold nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
 
 from mrl.config.sections.reward import MathsRules
 from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.visible import visible_text
 
 MAX_CANDIDATES = 32
 """More final answers than this in one place are hedging."""
+MARKED_PLACES = ("boxed", "gsm8k", "answer")
+"""Places where a mark says that an answer follows."""
 
-_ANSWER = re.compile(r"\banswer[*_]{0,3}[ \t]{0,3}:", re.IGNORECASE)
+_ANSWER = re.compile(r"\banswer[*_]{0,3}[ \t]{0,3}[:\uff1a]", re.IGNORECASE)
+_HASHES = re.compile(r"#{4,}")
+_LABEL = re.compile(r"[ \t*_]*(?:the |final )*answer[*_]{0,3}[ \t]{0,3}[:\uff1a]", re.IGNORECASE)
+_HEADING = re.compile(r"(?:[0-9]{1,3}[.):] +)?(?:[^\W\d_]{4,}|[^\W\d_]{2,} [^\W\d_]{2,})")
+"""How a heading starts: with a word, or a number of a list and a word."""
+_ALONE = re.compile(
+    r"[-+$\u20ac\u00a3]{0,2}[0-9][0-9,./]*%?(?: ?[^\W\d_]+)?[.]?|\$.+\$|\\\(.+\\\)|\\\[.+\\\]"
+)
+"""A line that is one number, perhaps with a unit, or one formula."""
+_BLANK = re.compile(r"\s{0,100}")
 _NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
 _BOX = re.compile(r"\\(?:boxed|fbox)[ ]?\{")
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
+_SINGLE = re.compile(r"\{([A-Za-z0-9])\}")
+_SPACE = re.compile(r"(?<![0-9A-Za-z]) +| +(?![0-9A-Za-z])")
+_FILLER = " \t.\u2026?_*$`'\"\\()[]{}<>~"
+_PLACEHOLDERS = frozenset(
+    ["", "answer", "the answer", "your answer", "final answer", "the final answer", "your final answer"]
+    + ["answer here", "your answer here", "final answer here", "insert answer here", "ldots", "dots", "cdots"]
+    + ["square", "quad", "see below", "see above", "below", "above", "as follows"]
+)
+"""What stands where an answer belongs and is none, without `_FILLER` around it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,32 +53,62 @@ class Answer:
     text: str | None
     """Tidied."""
     reason: str = ""
+    place: str = ""
+    """The one of the rules' places that decided; empty where none holds anything."""
 
 
 def final_answer(response: str, rules: MathsRules) -> Answer:
-    """The single final answer of a response."""
-    visible = response.rpartition("</think>")[2]
+    """The single final answer of a response, or of what is visible of it."""
+    visible = visible_text(response)
     for place in rules.extraction:
-        candidates = _PLACES[place](visible, rules)
+        candidates = _candidates(visible, place, rules)
         if candidates:
             return _single(candidates, place, rules)
     return Answer(None, "no final answer")
 
 
+def marked_answers(text: str, rules: MathsRules) -> list[str]:
+    """Every different answer behind a mark of any kind in a text, tidied: at most a few more than
+    MAX_CANDIDATES for each kind."""
+    return _different(c for place in MARKED_PLACES for c in _candidates(text, place, rules))
+
+
+def answer_key(text: str) -> Fraction | str:
+    """What equal tidy answers have in common: the number, or else the text without spaces and braces that
+    make no difference."""
+    number = exact_number(text)
+    return _SPACE.sub("", _SINGLE.sub(r"\1", text)) if number is None else number
+
+
+def _candidates(visible: str, place: str, rules: MathsRules) -> list[str]:
+    said = (text for text in _PLACES[place](visible, rules) if not _is_placeholder(text))
+    return list(itertools.islice(said, MAX_CANDIDATES + 1))
+
+
+def _is_placeholder(text: str) -> bool:
+    return len(text) <= 60 and _TEXT.sub(r"\1", text).strip(_FILLER).lower() in _PLACEHOLDERS
+
+
 def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
     if len(candidates) > MAX_CANDIDATES:
-        return Answer(None, f"more than {MAX_CANDIDATES} final answers ({place})")
+        return Answer(None, f"more than {MAX_CANDIDATES} final answers ({place})", place)
     if any(len(text) > rules.max_answer_chars for text in candidates):
-        return Answer(None, f"final answer longer than {rules.max_answer_chars} characters ({place})")
-    answers = list(dict.fromkeys(tidy(text) for text in candidates))
+        return Answer(None, f"final answer longer than {rules.max_answer_chars} characters ({place})", place)
+    answers = _different(candidates) if rules.on_conflict == "wrong" else candidates
     if len(answers) > 1 and rules.on_conflict == "wrong":
-        return Answer(None, f"{len(answers)} different final answers ({place})")
-    answer = answers[-1] if rules.on_conflict == "wrong" else tidy(candidates[-1])
-    return Answer(answer) if answer else Answer(None, f"empty final answer ({place})")
+        return Answer(None, f"{len(answers)} different final answers ({place})", place)
+    return Answer(tidy(candidates[-1]), place=place)
 
 
-def _boxed(text: str, rules: MathsRules) -> list[str]:
-    candidates: list[str] = []
+def _different(candidates: Iterable[str]) -> list[str]:
+    """The answers, tidied, without those that equal an earlier one."""
+    texts = dict.fromkeys(tidy(text) for text in candidates)
+    if len(texts) < 2:
+        return list(texts)
+    return list({answer_key(text): text for text in reversed(texts)}.values())[::-1]
+
+
+def _boxed(text: str, rules: MathsRules) -> Iterator[str]:
     covered = 0
     for opening in _BOX.finditer(text):
         if opening.start() < covered:
@@ -60,11 +116,8 @@ def _boxed(text: str, rules: MathsRules) -> list[str]:
         content = _braced(text, opening.end(), rules.max_answer_chars)
         if content is None:
             continue
-        candidates.append(content)
+        yield content
         covered = opening.end() + len(content)
-        if len(candidates) > MAX_CANDIDATES:
-            break
-    return candidates
 
 
 def _braced(text: str, start: int, limit: int) -> str | None:
@@ -84,20 +137,43 @@ def _braced(text: str, start: int, limit: int) -> str | None:
     return text[start:end] if end == start + limit + 1 else None
 
 
-def _gsm8k(text: str, rules: MathsRules) -> list[str]:
-    return _rests_of_lines(text, [match.end() for match in re.finditer("####", text)], rules)
+def _gsm8k(text: str, rules: MathsRules) -> Iterator[str]:
+    """Behind ####; words there that more text follows are a heading of the fourth level."""
+    last = len(text.rstrip())
+    for mark in _HASHES.finditer(text):
+        label = _LABEL.match(text, mark.end())
+        rest, end = _rest_of_line(text, label.end() if label else mark.end(), rules)
+        if end >= last or not _HEADING.match(rest):
+            yield rest
 
 
-def _answer(text: str, rules: MathsRules) -> list[str]:
-    return _rests_of_lines(text, [match.end() for match in _ANSWER.finditer(text)], rules)
+def _answer(text: str, rules: MathsRules) -> Iterator[str]:
+    for mark in _ANSWER.finditer(text):
+        yield _rest_of_line(text, mark.end(), rules)[0]
 
 
-def _rests_of_lines(text: str, starts: list[int], rules: MathsRules) -> list[str]:
-    rests: list[str] = []
-    for start in starts[: MAX_CANDIDATES + 1]:
-        end = text.find("\n", start, start + rules.max_answer_chars + 8)
-        rests.append(text[start : end if end >= 0 else start + rules.max_answer_chars + 8].strip("*_ \t\r"))
-    return rests
+def _rest_of_line(text: str, start: int, rules: MathsRules) -> tuple[str, int]:
+    """(what stands behind a mark, its end): what is in the line's one box, else the line; where that is empty, the
+    next one if it is a number or formula alone."""
+    rest, end = _line(text, start, rules)
+    if not rest:
+        following, end_of_following = _line(text, _next_line(text, end), rules)
+        if _ALONE.fullmatch(following):
+            rest, end = following, end_of_following
+    boxes = list(itertools.islice(_boxed(rest, rules), 2))
+    return boxes[0] if len(boxes) == 1 else rest, end
+
+
+def _line(text: str, start: int, rules: MathsRules) -> tuple[str, int]:
+    limit = start + rules.max_answer_chars + 8
+    end = text.find("\n", start, limit)
+    end = min(limit, len(text)) if end < 0 else end
+    return text[start:end].strip("*_ \t\r"), end
+
+
+def _next_line(text: str, end: int) -> int:
+    blank = _BLANK.match(text, end)
+    return blank.end() if blank else end
 
 
 def _last_number(text: str, rules: MathsRules) -> list[str]:

@@ -114,4 +114,4 @@ class MathsVerifier:
             compare("1+x", "x+1", rules)  # before the fork, so that no child spends its deadline on imports
 
     async def score(self, request: Request) -> Verdict | None:
-        return self._verify(request.response, request.ground_truth, self._rules)
+        return self._verify(request.visible, request.ground_truth, self._rules)

@@ -26,6 +26,21 @@ RULES = MathsRules()
         ("\\boxed{3} #### 4", "3"),
         (" 17 ", "17"),
         ("\\boxed{\\boxed{5}}", "\\boxed{5}"),
+        ("I put the answer in \\boxed{}: \\boxed{5}", "5"),
+        ("'Put your answer in \\boxed{your answer}.' So \\boxed{5}", "5"),
+        ("\\boxed{\\text{answer}} \\boxed{...} \\boxed{5}", "5"),
+        ("$\\boxed{0.5} = \\boxed{\\frac12}$", "\\frac12"),
+        ("\\boxed{1{,}000} or \\boxed{1000}", "1000"),
+        ("\\boxed{x^2 + 1}, so \\boxed{x^{2}+1}", "x^{2}+1"),
+        ("\\boxed{}\n#### 5", "5"),
+        ("#### Step 1: add\n2+3=5\n#### 5", "5"),
+        ("#### 1. Add the two\n#### Answer: 5", "5"),
+        ("#### Answer: \\boxed{5}", "5"),
+        ("## Answer:\nWe add 2 and 3.\nAnswer: 5", "5"),
+        ("**Final Answer:**\n\n$\\frac{1}{2}$\n", "\\frac{1}{2}"),
+        ("Answer: see below.\nAnswer: 5", "5"),
+        ("Write 'Answer: <your answer>'.\nAnswer: 5", "5"),
+        ("a</think>\\boxed{5} <think>or \\boxed{6}", "5"),
     ],
 )
 def test_final_answer_is_found(response: str, answer: str) -> None:
@@ -38,6 +53,8 @@ def test_final_answer_is_found(response: str, answer: str) -> None:
         "", "no answer here", "\\boxed{}", "\\boxed{ }", "\\boxed{5", "\\boxed{1} \\boxed{2}", "#### 1\n#### 2",
         "Answer: 1\nAnswer: 2", "<think>\\boxed{2}</think> I am done", "\\boxed{" + "1" * 500 + "}", "####",
         "".join(f"\\boxed{{{n}}}" for n in range(100)), "\\boxed{5} " * 50, "17 or 18", "the number 17",
+        "<think>it is \\boxed{5}", "<think>a</think> so <think>#### 5", "## Answer:", "Answer: see above", "#### Solution\nadd",
+        "\\boxed{...}", "\\boxed{0.5} \\boxed{\\frac13}", "#### 5 or 6\n#### 6", "Answer:\nfirst 5, then 6\n",
     ],
 )  # fmt: skip
 def test_no_single_final_answer(response: str) -> None:
@@ -55,7 +72,22 @@ def test_rules_choose_places_and_the_last_of_several() -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    ["\\boxed{", "{", "}", "\\", "answer:", "####", "####\n", "answer :", " ", "\\boxed{}", "</think>"],
+    [
+        "\\boxed{",
+        "{",
+        "}",
+        "\\",
+        "answer:",
+        "####",
+        "####\n",
+        "answer :",
+        " ",
+        "\\boxed{}",
+        "</think>",
+        "<think>",
+        "answer:\n",
+        "#### step\n",
+    ],
 )
 def test_a_megabyte_of_anything_is_quick(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
