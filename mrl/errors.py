@@ -28,6 +28,10 @@ class RolloutError(MrlError, RuntimeError):
     """The generation engine failed or was used in a state that does not allow the call."""
 
 
+class PoolError(MrlError, RuntimeError):
+    """The pool of samples was used against its rules, or could not keep a group; names the group."""
+
+
 class WeightSyncError(MrlError, RuntimeError):
     """A weight sync failed; the receiving engine serves nothing until a full resend commits."""
 

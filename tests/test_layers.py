@@ -17,6 +17,7 @@ LAYERS = [
         "mrl.rewards",
         "mrl.models.kernels",
         "mrl.models.megatron",
+        "mrl.pool",
         "mrl.resharding.planner",
         "mrl.training.platform",
     ],

@@ -1,0 +1,183 @@
+"""Which groups are on their way from prompt to update, and in which order a step takes them. Metadata only, pure.
+
+| state | waits for | then |
+|---|---|---|
+| sampling | responses | judging |
+| judging | verdicts | kept, or freed: filtered, or given up where no sample has a reward |
+| kept | its turn in a batch | taken |
+| taken | the version made of it, on the engines | freed: trained |
+
+Groups are admitted in the order of their prompts' indices, each once. A step takes
+kept groups in that order. With a window W above 1 a kept group may overtake those that are not ready, where none of them
+has been overtaken W - 1 times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from mrl.errors import PoolError
+
+
+class State(enum.Enum):
+    """What a group that holds a slot is."""
+
+    SAMPLING = "sampling"
+    JUDGING = "judging"
+    KEPT = "kept"
+    TAKEN = "taken"
+
+
+class End(enum.Enum):
+    """How a group gave its slot back."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    GIVEN_UP = "given_up"
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """One group that holds a slot."""
+
+    index: int
+    """Of its prompt."""
+    admitted_at: int
+    """The version that the engines served then: no token of the group is older."""
+    state: State = State.SAMPLING
+    overtaken: int = 0
+    """Later groups that were taken before it."""
+    handle: int = -1
+    """Of its samples in the store; -1 before it is kept."""
+    trained_at: int = -1
+    """The version that its step trains; -1 before it is taken."""
+
+
+class Ledger:
+    """The groups that hold a slot, by prompt index, and counts of those that gave theirs back."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self.next_index = 0
+        """Of the prompt that is admitted next."""
+        self.ends: Counter[End] = Counter()
+        """Groups that gave their slot back, since the run began."""
+        self.fruitless = 0
+        """Of these, the filtered and given up since a batch was taken."""
+        self.uncommitted: list[int] = []
+        """Versions trained by the steps that took a batch, possibly an empty one, whose result the engines do not serve."""
+
+    @property
+    def on_the_way(self) -> int:
+        """Groups that no step has taken yet."""
+        return sum(entry.state is not State.TAKEN for entry in self._entries.values())
+
+    def __getitem__(self, index: int) -> Entry:
+        return self._entries[index]
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._entries
+
+    def entries(self, *states: State) -> list[Entry]:
+        """Those in these states, in index order."""
+        return [entry for entry in self._entries.values() if entry.state in states]
+
+    def head(self) -> Entry | None:
+        """The oldest group that no step has taken."""
+        return next((e for e in self._entries.values() if e.state is not State.TAKEN), None)
+
+    # -- a group's way -------------------------------------------------------------------------------------------
+
+    def admit(self, count: int, *, version: int) -> list[int]:
+        """Gives the next `count` prompts a slot each, while the engines serve `version`; their indices."""
+        indices = list(range(self.next_index, self.next_index + count))
+        self._entries |= {index: Entry(index, version) for index in indices}
+        self.next_index += count
+        return indices
+
+    def answered(self, index: int) -> None:
+        """All responses of the group are there."""
+        self._move(index, State.SAMPLING, State.JUDGING)
+
+    def keep(self, index: int, handle: int) -> None:
+        """The group is worth training on; its samples lie in the store."""
+        self._move(index, State.JUDGING, State.KEPT)
+        self._entries[index].handle = handle
+
+    def drop(self, index: int, end: End) -> None:
+        """A judged group that is not trained on."""
+        self._free(self._expect(index, State.JUDGING), end)
+        self.fruitless += 1
+
+    def batch(self, count: int, *, window: int = 1) -> list[int]:
+        """Indices, at most `count`, that a step would take now. Only verdicts and indices decide where `window` is 1."""
+        chosen: list[int] = []
+        left = window - 1
+        overtaking = False
+        for entry in self._entries.values():
+            if entry.state is State.TAKEN:
+                continue
+            if entry.state is State.KEPT and (left > 0 or not overtaking):
+                chosen.append(entry.index)
+                left -= overtaking
+            else:
+                overtaking, left = True, min(left, window - 1 - entry.overtaken)
+            if len(chosen) == count or (overtaking and left <= 0):
+                break
+        return chosen
+
+    def take(self, indices: list[int], *, version: int) -> list[int]:
+        """Gives groups of `batch` to the step that trains `version`; their handles."""
+        for index in indices:
+            self._move(index, State.KEPT, State.TAKEN)
+            self._entries[index].trained_at = version
+        for entry in self._entries.values():
+            if entry.state is not State.TAKEN:
+                entry.overtaken += sum(index > entry.index for index in indices)
+        self.fruitless = 0
+        self.uncommitted.append(version)
+        return [self._entries[index].handle for index in indices]
+
+    def commit(self, version: int) -> list[int]:
+        """The engines serve `version`: the groups that it was made of give their slots back; their handles."""
+        trained = [e for e in self.entries(State.TAKEN) if e.trained_at < version]
+        for entry in trained:
+            self._free(entry, End.TRAINED)
+        self.uncommitted = [trained_at for trained_at in self.uncommitted if trained_at >= version]
+        return [entry.handle for entry in trained]
+
+    def _move(self, index: int, old: State, new: State) -> None:
+        self._expect(index, old).state = new
+
+    def _expect(self, index: int, state: State) -> Entry:
+        entry = self._entries.get(index)
+        if entry is None or entry.state is not state:
+            found = entry.state.value if entry else "not admitted, or freed"
+            raise PoolError(f"group {index} is {found}; it should be {state.value}")
+        return entry
+
+    def _free(self, entry: Entry, end: End) -> None:
+        del self._entries[entry.index]
+        self.ends[end] += 1
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """JSON values that `restore` takes."""
+        entries = [
+            dataclasses.asdict(entry) | {"state": entry.state.value} for entry in self._entries.values()
+        ]
+        ends = {end.value: count for end, count in self.ends.items()}
+        counts = {"next_index": self.next_index, "fruitless": self.fruitless}
+        return {**counts, "entries": entries, "ends": ends, "uncommitted": list(self.uncommitted)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        entries = [Entry(**entry | {"state": State(entry["state"])}) for entry in state["entries"]]
+        self._entries = {entry.index: entry for entry in entries}
+        self.next_index, self.fruitless = int(state["next_index"]), int(state["fruitless"])
+        self.uncommitted = [int(version) for version in state["uncommitted"]]
+        self.ends = Counter({End(name): count for name, count in state["ends"].items()})

@@ -1,0 +1,129 @@
+"""The age of every token, exactly once, and no deadlock, over random worlds; and that the worlds see what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mrl.pool.admission import Admission
+from mrl.pool.ledger import End, Ledger, State
+from tests.mrl.pool.worlds import Settings, World
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_every_world_keeps_its_promises(count: int) -> None:
+    batches = 0
+    for seed in range(count):
+        world = World(Settings.draw(seed))
+        world.run()
+        batches += len(world.batches)
+    assert batches > 5 * count, "the worlds are too short to show anything"
+
+
+class FreedTooSoon(Ledger):
+    """Gives a group's slot back when it is taken."""
+
+    def take(self, indices: list[int], *, version: int) -> list[int]:
+        handles = super().take(indices, version=version)
+        self.commit(version + 1)
+        return handles
+
+
+class ByFinishingTime(Ledger):
+    """Kept groups in the order of their verdicts."""
+
+    def keep(self, index: int, handle: int) -> None:
+        super().keep(index, handle)
+        kept = {e.index: e for e in self.entries(State.KEPT)}
+        self._entries = kept | {i: e for i, e in self._entries.items() if i not in kept}
+
+
+class OneTooMany(Admission):
+    @property
+    def slots(self) -> int:
+        return Admission.slots.fget(self) + 1  # type: ignore[attr-defined]
+
+
+class Forgetful(Ledger):
+    """Gives what a step takes to the next step too."""
+
+    def take(self, indices: list[int], *, version: int) -> list[int]:
+        handles = super().take(indices, version=version)
+        for index in indices[-1:]:
+            self._entries[index].state = State.KEPT
+        return handles
+
+
+FAULTS = {
+    "a slot freed before the commit": (FreedTooSoon, Admission, "versions old"),
+    "one slot too many": (Ledger, OneTooMany, "versions old"),
+    "order by finishing time": (ByFinishingTime, Admission, "versions old|order of training"),
+    "a group taken twice": (Forgetful, Admission, "twice"),
+}
+
+
+@pytest.mark.parametrize(("ledger", "admission", "message"), FAULTS.values(), ids=FAULTS)
+def test_the_worlds_see_a_fault(ledger: type[Ledger], admission: type[Admission], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run_worlds(300, ledger, admission)
+
+
+def run_worlds(count: int, ledger: type[Ledger], admission: type[Admission]) -> None:
+    for seed in range(count):
+        settings = Settings.draw(seed)
+        World(settings, ledger(), admission(**dataclasses.asdict(settings.admission))).run()
+
+
+def test_length_decides_nothing_in_strict_order() -> None:
+    """Given the verdicts, the order of training is that of the prompts, though short groups finish first."""
+    for seed in range(40):
+        settings = Settings.draw(seed)
+        strict = dataclasses.replace(settings.admission, window=1)
+        world = World(dataclasses.replace(settings, admission=strict, tail=1.0))
+        world.run()
+        taken = [index for batch in world.batches for index in batch]
+        assert taken == sorted(taken)
+        if len(taken) > 8:
+            position = [world.finish_order.index(index) for index in taken]
+            assert position != sorted(position), "nobody finished out of order: the world shows nothing"
+
+
+def test_a_window_lets_ready_groups_overtake_a_counted_number_of_times() -> None:
+    ledger = Ledger()
+    ledger.admit(6, version=0)
+    for index in (1, 2, 3, 4):
+        ledger.answered(index)
+        ledger.keep(index, handle=index)
+    assert [ledger.batch(2, window=w) for w in (1, 2, 3)] == [[], [1], [1, 2]]
+    ledger.take([1, 2], version=0)
+    assert ledger.batch(2, window=3) == [] and ledger[0].overtaken == 2
+    assert ledger.batch(2, window=4) == [3]
+
+
+def test_a_spent_budget_ends_in_fewer_groups_when_nobody_is_on_the_way() -> None:
+    ledger, admission = Ledger(), Admission(batch=2, most_fruitless=1)
+    ledger.admit(admission.room(ledger), version=0)
+    for index in (0, 1):
+        ledger.answered(index)
+    ledger.drop(0, End.FILTERED)
+    assert admission.room(ledger) == 1 and admission.next_batch(ledger) is None
+    (index,) = ledger.admit(1, version=0)
+    ledger.answered(index)
+    ledger.drop(index, End.FILTERED)
+    assert admission.room(ledger) == 0 and admission.next_batch(ledger) is None, "group 1 is on its way"
+    ledger.keep(1, handle=0)
+    assert admission.next_batch(ledger) == [1]
+    ledger.take([1], version=0)
+    assert admission.room(ledger) == 0, "a short step holds the slots of a whole one"
+    assert ledger.commit(0) == [] and ledger.commit(1) == [0] and admission.room(ledger) == 2
+
+
+def test_ages_of_the_bound() -> None:
+    bounds = [
+        Admission(batch=4, max_age=a, window=w, sync_every=n).age_bound
+        for a, w, n in ((0, 1, 1), (2, 1, 1), (2, 2, 1), (2, 5, 1), (2, 6, 1), (1, 1, 3))
+    ]
+    assert bounds == [0, 2, 3, 3, 4, 3]
+    assert np.all(np.diff([Admission(batch=4, max_age=a).slots for a in range(4)]) == 4)
