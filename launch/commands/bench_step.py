@@ -20,7 +20,8 @@ from mrl.config.root import Config
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import sampling_of, trainable
-from mrl.loops.on_policy import OnPolicyLoop, denominators
+from mrl.loops.learn import denominators
+from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.run_folder import RunFolder

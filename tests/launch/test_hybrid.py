@@ -13,8 +13,8 @@ from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import MrlError
 from mrl.launch.cluster.cluster import cluster
+from mrl.loops.learn import denominators
 from mrl.loops.mismatch import measure
-from mrl.loops.on_policy import denominators
 from mrl.training.batch import pack, policy_versions
 from mrl.training.hf import export
 from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config

@@ -11,7 +11,7 @@ from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.loops.on_policy import denominators
+from mrl.loops.learn import denominators
 from mrl.samples import (
     Group,
     Sample,

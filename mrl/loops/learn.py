@@ -1,0 +1,216 @@
+"""Learning from a step's groups: phases recompute, estimate and update, the same under every schedule.
+
+| phase | consumes | produces | done by |
+|---|---|---|---|
+| recompute | packed batch | reference log-probs, values; old log-probs and mismatch where they need a pass | trainer ranks |
+| estimate | rewards, log-probs | advantages | algorithms, on the driver |
+| update | minibatches | mismatch where there was no pass for it, new weights, metrics | trainer ranks |
+
+NaN and infinity end the run before parameters change (nan_guard.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mrl.algorithms.controllers import AlgorithmState
+from mrl.algorithms.recipe import shape_and_estimate
+from mrl.config.root import Config
+from mrl.loops import mismatch, nan_guard
+from mrl.loops.checkpoints import Saver
+from mrl.observe.phases import PhaseClock
+from mrl.samples import Group, Role, TrainBatch
+from mrl.training.batch import ages, minibatches, pack, policy_versions
+
+METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
+"""The first word of the metrics of a role's optimizer steps."""
+
+
+class Trainer(Saver, Protocol):
+    """All trainer ranks as one object."""
+
+    def forward(
+        self, batch: TrainBatch, *, role: Role, temperature: float = 1.0, with_router_margins: bool = False
+    ) -> dict[str, np.ndarray]: ...
+
+    def update(
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role
+    ) -> dict[str, float]: ...
+
+    def accumulate(
+        self, batch: TrainBatch, denominators: Mapping[str, float]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]: ...
+
+    def step(self) -> dict[str, float]: ...
+
+
+@dataclasses.dataclass
+class Step:
+    """What one step has made so far; its phases read it and add to it."""
+
+    number: int
+    """From 1."""
+    version: int
+    """Of the weights that the step trains."""
+    started: float = dataclasses.field(default_factory=time.monotonic)
+    worked: float = dataclasses.field(default_factory=time.thread_time)
+    """Seconds that the driver's thread had computed when the step began."""
+    groups: Sequence[Group] = ()
+    served_version: int = -1
+    """Of the weights that the engines say they made the step's new samples with."""
+    batch: TrainBatch | None = None
+    """The groups packed; None before, and where there are none."""
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Learner:
+    """The three phases over the trainer, and the state of the algorithm that moves with them."""
+
+    def __init__(self, config: Config, train: Trainer, clock: PhaseClock) -> None:
+        self._config, self._train, self._clock = config, train, clock
+        self._algorithm = AlgorithmState.of(config.algorithm)
+
+    def learn(self, step: Step) -> None:
+        """The three phases once; nothing where the step has no groups. BadNumbers where a number is NaN or infinite."""
+        if step.groups:
+            self._recompute(step)
+            self._estimate(step)
+            self._update(step)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values that `restore` takes."""
+        return self._algorithm.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._algorithm.restore(state)
+
+    # -- phases --------------------------------------------------------------------------------------------------
+
+    def _recompute(self, step: Step) -> None:
+        """The packed batch with reference log-probs and values by the trainer; where they need a pass of their own, also
+        with old log-probs, and the engine's distance from those."""
+        batch, temperature = pack(step.groups), self._config.rollout.temperature
+        arrays = {"age": ages(batch, policy_versions(step.groups), version=step.version)}
+        with self._clock.phase("recompute"):
+            if self._recomputes_policy(step):
+                policy = self._train.forward(
+                    batch, role="policy", temperature=temperature, with_router_margins=True
+                )
+                arrays["old_logprobs"] = policy["logprobs"]
+                step.metrics |= self._mismatch(step, batch, policy)
+            if self._config.algorithm.needs_reference:
+                arrays["ref_logprobs"] = self._train.forward(
+                    batch, role="reference", temperature=temperature
+                )["logprobs"]
+            if self._config.algorithm.needs_values:
+                arrays["values"] = self._train.forward(batch, role="critic")["values"]
+            step.batch = batch.with_arrays(**arrays)
+            nan_guard.check_batch(step.batch)
+
+    def _estimate(self, step: Step) -> None:
+        """Rewards become advantages of the batch's tokens."""
+        assert step.batch is not None
+        with self._clock.phase("estimate"):
+            step.batch, metrics = shape_and_estimate(
+                self._config.algorithm, step.batch, step.groups, state=self._algorithm
+            )
+            nan_guard.check_batch(step.batch)
+            step.metrics |= metrics
+            if self._config.algorithm.needs_values:
+                step.metrics["critic/explained_variance"] = explained_variance(step.batch)
+
+    def _update(self, step: Step) -> None:
+        """One optimizer step of each role per minibatch and epoch; metrics are means over them."""
+        batch, rows = step.batch, []
+        assert batch is not None
+        with self._clock.phase("update"):
+            for _ in range(self._config.algorithm.epochs):
+                for positions in minibatches(batch, self._config.algorithm.minibatches):
+                    rows.append(self._update_part(step, batch.select(positions)))
+        names = dict.fromkeys(name for row in rows for name in row)
+        metrics = {name: _over_updates(name, [row[name] for row in rows if name in row]) for name in names}
+        self._algorithm.after_update(metrics, num_samples=batch.num_samples)
+        step.metrics |= metrics
+
+    # -- parts of phases -----------------------------------------------------------------------------------------
+
+    def _update_part(self, step: Step, part: TrainBatch) -> dict[str, float]:
+        """The optimizer steps of one minibatch; none, and that counted, where it has nothing to train on."""
+        if not part.loss_mask.any():
+            return {"optim/skipped": 1.0}
+        metrics: dict[str, float] = {}
+        divisors = denominators(part) | self._algorithm.coefficients()
+        for role in self._updated_roles(step):
+            if role == "policy" and not self._recomputes_policy(step):
+                figures = self._measured_update(step, part, divisors)
+            else:
+                figures = self._train.update(part, divisors, role=role)
+            nan_guard.check_update(part, figures, role)
+            prefix = METRIC_PREFIXES[role]
+            metrics |= {n if "/" in n else f"{prefix}/{n}": value for n, value in figures.items()}
+        return metrics
+
+    def _measured_update(
+        self, step: Step, batch: TrainBatch, divisors: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The step's only update of the policy: its own log-probs measure the engine before any parameter changes."""
+        policy, metrics = self._train.accumulate(batch, divisors)
+        return metrics | self._mismatch(step, batch, policy) | self._train.step()
+
+    def _mismatch(self, step: Step, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """The engine's distance from the policy's log-probs [N] of the step's batch; an error where it is too far."""
+        loop = self._config.loop
+        nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]))
+        measured = mismatch.measure(
+            batch,
+            policy["logprobs"],
+            policy.get("router_margin"),
+            served=policy_versions(step.groups) == step.served_version,
+            margin=loop.router_margin,
+        )
+        mismatch.check(measured, loop.max_rollout_mismatch, version=step.version)
+        return measured
+
+    def _recomputes_policy(self, step: Step) -> bool:
+        """Whether the step makes a pass for the policy's log-probs; while only the critic learns, no update measures the engine."""
+        return self._config.algorithm.recomputes_policy or "policy" not in self._updated_roles(step)
+
+    def _updated_roles(self, step: Step) -> list[Role]:
+        """The policy after the critic's warm-up, and the critic where there is one.
+
+        The policy first: an update of it that is refused leaves both as they were.
+        """
+        critic = self._config.critic
+        if critic is None:
+            return ["policy"]
+        return ["policy", "critic"] if step.number > critic.warmup_steps else ["critic"]
+
+
+def denominators(batch: TrainBatch) -> dict[str, float]:
+    """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
+    trained = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1]) if batch.num_samples else np.zeros(0)
+    fresh = batch.loss_mask & (batch.arrays.get("age", 0) == 0)
+    return {
+        "num_tokens": float(batch.loss_mask.sum()),
+        "num_fresh_tokens": float(fresh.sum()),
+        "num_sequences": float((trained > 0).sum()),
+    }
+
+
+def explained_variance(batch: TrainBatch) -> float:
+    """Share of the returns' variance that the values before the update explain; 0 where returns do not vary."""
+    returns, values = (batch.arrays[n][batch.loss_mask].astype(np.float64) for n in ("returns", "values"))
+    spread = float(returns.var()) if len(returns) else 0.0
+    return 1.0 - float((returns - values).var()) / spread if spread > 0 else 0.0
+
+
+def _over_updates(name: str, values: Sequence[float]) -> float:
+    """A step's figure from its optimizer steps: largest, smallest or mean by the name's ending."""
+    if name.endswith("_max"):
+        return float(np.max(values))
+    return float(np.min(values) if name.endswith("_min") else np.mean(values))
