@@ -4,7 +4,8 @@ Bubblewrap gives own user, pid, mount, network, ipc, uts and cgroup namespaces, 
 interpreter and nothing else, a small writable /tmp, an empty environment and a session of its own. Under it:
 a system-call filter, resource limits, and where this process may make one, a cgroup. Started by root, the
 run gets a user id of its own. Where no cgroup can be made, the candidate may not start a thread or process,
-so that the limits of one process are the limits of the run. `describe` says which of these hold here.
+and its address space and files share one limit, so that the limits of one process are the limits of the run.
+`describe` says which of these hold here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from mrl.config.sections.reward import CodeRules
 from mrl.errors import RewardError
 from mrl.rewards.code import cgroup
+from mrl.rewards.code.scratch import SHM, TMP, mount_scratch
 from mrl.rewards.code.seccomp import filter_program
 
 _MIB = 2**20
@@ -42,6 +44,8 @@ class Boundary:
     python: str
     has_cgroup: bool
     own_uid: bool
+    has_scratch: bool
+    """Whether the writable file system can be one with bounded inodes."""
 
     def describe(self) -> str:
         """One line for the log: which limits hold."""
@@ -50,6 +54,8 @@ class Boundary:
             if self.has_cgroup
             else "no cgroup here: address space by rlimit and no further process or thread for the candidate"
         )
+        if not self.has_scratch:
+            limits += ", files by the cgroup" if self.has_cgroup else ", nothing writable"
         user = "a user id of its own" if self.own_uid else "this process' user id, mapped to nobody"
         return f"bubblewrap namespaces, no network, read-only root, system-call filter; {user}; {limits}"
 
@@ -57,6 +63,7 @@ class Boundary:
         """Limits the runner puts on itself before it reads the program."""
         limits = {
             "RLIMIT_AS": rules.memory_mib * _MIB,
+            "RLIMIT_SIGPENDING": 64,
             "RLIMIT_CPU": max(1, int(rules.cpu_seconds + 0.999)),
             "RLIMIT_FSIZE": rules.file_mib * _MIB,
             "RLIMIT_CORE": 0,
@@ -65,7 +72,14 @@ class Boundary:
         }
         if self.has_cgroup:
             return limits | {"RLIMIT_NPROC": rules.processes}
-        return limits | {"RLIMIT_NPROC": 1}
+        memory = rules.memory_mib * _MIB - self.scratch_bytes(rules)
+        return limits | {"RLIMIT_NPROC": 1, "RLIMIT_AS": memory}
+
+    def scratch_bytes(self, rules: CodeRules) -> int:
+        """Size of the writable file system; without a cgroup it is a part of the run's memory."""
+        if self.has_cgroup:
+            return rules.file_mib * _MIB
+        return min(rules.file_mib, rules.memory_mib // 2) * _MIB if self.has_scratch else 0
 
 
 @functools.lru_cache(maxsize=1)
@@ -100,11 +114,15 @@ def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
         own,
         *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)),
     ]
-    if os.geteuid() != 0:
-        return [Boundary(bwrap, python, has_cgroup, own_uid=False) for python in pythons]
-    other_user = [Boundary(bwrap, python, has_cgroup, own_uid=True) for python in pythons]
+    users = [(python, os.geteuid() == 0) for python in pythons]
     # Root's process limit is not enforced by the kernel: without a cgroup, only another user is acceptable.
-    return other_user + ([Boundary(bwrap, pythons[0], has_cgroup, own_uid=False)] if has_cgroup else [])
+    if os.geteuid() == 0 and has_cgroup:
+        users.append((pythons[0], False))
+    return [
+        Boundary(bwrap, python, has_cgroup, own_uid=own_uid, has_scratch=has_scratch)
+        for has_scratch in (True, False)
+        for python, own_uid in users
+    ]
 
 
 def _trial(boundary: Boundary) -> str:
@@ -136,7 +154,10 @@ class BoundaryRun:
             raise RewardError("code verifier: a cgroup could be made at start-up and cannot be made now")
         requests_out, self.requests = os.pipe()
         self.replies, replies_in = os.pipe()
-        filter_fd, runner_fd = _in_memory(filter_program()), _in_memory(_RUNNER.read_bytes())
+        filter_fd, runner_fd = (
+            _in_memory(filter_program(is_counted=boundary.has_cgroup)),
+            _in_memory(_RUNNER.read_bytes()),
+        )
         try:
             passed = (requests_out, replies_in, filter_fd, runner_fd)
             self.process = subprocess.Popen(
@@ -148,7 +169,7 @@ class BoundaryRun:
                 env={},
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=_preparation(boundary, self._cgroup),
+                preexec_fn=_preparation(boundary, self._cgroup, rules),
             )
         except BaseException:
             os.close(self.requests)
@@ -197,9 +218,10 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _preparation(boundary: Boundary, group: cgroup.Cgroup | None) -> Callable[[], None]:
-    """What the new process does before it becomes bubblewrap: join the cgroup, then give up its user."""
+def _preparation(boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRules) -> Callable[[], None]:
+    """What the new process does before it becomes bubblewrap: join the cgroup, give up its user, mount."""
     descriptors = group.procs if group is not None else []
+    size = boundary.scratch_bytes(rules)
     uid = _FIRST_RUN_UID + os.getpid() % _RUN_UIDS if boundary.own_uid else None
 
     def prepare() -> None:
@@ -209,6 +231,8 @@ def _preparation(boundary: Boundary, group: cgroup.Cgroup | None) -> Callable[[]
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
+        if boundary.has_scratch:
+            mount_scratch(size)
 
     return prepare
 
@@ -226,7 +250,6 @@ def _command(
             roots += ["--ro-bind", str(path), str(path)]
     if not prefix.startswith("/usr"):
         roots += ["--ro-bind", prefix, prefix]
-    size = str(rules.file_mib * _MIB)
     return [
         boundary.bwrap,
         *("--unshare-all", "--new-session", "--die-with-parent", "--clearenv", "--cap-drop", "ALL"),
@@ -234,14 +257,26 @@ def _command(
         *roots,
         *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
         *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"),
-        *("--size", size, "--perms", "1777", "--tmpfs", "/tmp"),
+        *_writable(boundary, rules),
         *("--ro-bind-data", str(runner_fd), "/runner.py"),
         *("--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", "--setenv", "HOME", "/tmp", "--setenv", "PATH", "/usr/bin:/bin"),
         *("--setenv", "LANG", "C.UTF-8", "--setenv", "OMP_NUM_THREADS", "1"),
         *("--seccomp", str(filter_fd)),
         *("--", boundary.python, "-I", "-S", "/runner.py", str(requests), str(replies)),
+    ]
+
+
+def _writable(boundary: Boundary, rules: CodeRules) -> list[str]:
+    """/tmp and /dev/shm: bounded in inodes too, or counted by the cgroup; where neither, read-only."""
+    if boundary.has_scratch:
+        return ["--bind", TMP, "/tmp", "--bind", SHM, "/dev/shm"]
+    if not boundary.has_cgroup:
+        return ["--dir", "/tmp"]
+    size = str(boundary.scratch_bytes(rules))
+    return [
+        *("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"),
+        *("--size", size, "--perms", "1777", "--tmpfs", "/tmp"),
     ]
 
 

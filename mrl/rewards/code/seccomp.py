@@ -9,11 +9,13 @@ import platform
 import struct
 
 _KILL, _ALLOW = 0x80000000, 0x7FFF0000
-_EPERM, _ENOSYS = 0x00050000 | 1, 0x00050000 | 38
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 0x00050000 | 1, 0x00050000 | 38, 0x00050000 | 97
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEW{TIME,CGROUP,UTS,IPC,USER,PID,NET,NS}."""
 _X32_BIT = 0x40000000
+_ARGUMENT = (16, 24)
+"""Low halves of a call's first and second argument: offsetof(seccomp_data, args)."""
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -74,12 +76,35 @@ _REFUSED = {
     "sched_setaffinity": (203, 122),
     "setpriority": (141, 140),
     "memfd_secret": (447, 447),
+    # Memory that outlives its mapping, which no limit of a process counts.
+    "memfd_create": (319, 279),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    # A program that asks to be run last would look as if the machine starved it.
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
 }
+_REFUSED_UNCOUNTED = {"sendmsg": (46, 211), "sendmmsg": (307, 269)}
+"""They park descriptors, and what these hold, inside a socket: beyond the limit on open descriptors."""
+_SOCKETS = {"socket": (41, 198), "socketpair": (53, 199)}
+_FAMILIES = {"AF_UNIX": 1, "AF_INET": 2}
+"""All that loopback needs. Others reach kernel code (AF_ALG, AF_NETLINK) or the host (AF_VSOCK)."""
+_FCNTL, _F_SETPIPE_SZ = (72, 25), 1031
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 
 
-def filter_program(machine: str | None = None) -> bytes:
-    """The filter as the kernel's sock_filter array. Raises OSError on an architecture it does not know."""
+def filter_program(machine: str | None = None, *, is_counted: bool = True) -> bytes:
+    """The filter as the kernel's sock_filter array. Raises OSError on an architecture it does not know.
+
+    Where no cgroup counts the kernel's memory (`is_counted` false), what would let it grow is refused too:
+    passing descriptors through sockets, and larger pipes.
+    """
     machine = machine or platform.machine()
     if machine not in _AUDIT_ARCH:
         raise OSError(f"no system-call filter for {machine}; it exists for {sorted(_AUDIT_ARCH)}")
@@ -92,14 +117,31 @@ def filter_program(machine: str | None = None) -> bytes:
     ]
     if machine == "x86_64":
         program += [_op(_AT_LEAST, _X32_BIT, no=1), _op(_RETURN, _KILL)]
-    for table, action in ((_KILLED, _KILL), (_REFUSED, _EPERM), ({"clone3": _CLONE3}, _ENOSYS)):
+    refused = _REFUSED if is_counted else _REFUSED | _REFUSED_UNCOUNTED
+    for table, action in ((_KILLED, _KILL), (refused, _EPERM), ({"clone3": _CLONE3}, _ENOSYS)):
         for numbers in table.values():
             number = numbers[column]
             if number is not None:
                 program += [_op(_EQUAL, number, no=1), _op(_RETURN, action)]
+    for numbers in _SOCKETS.values():
+        program += [
+            _op(_EQUAL, numbers[column], no=3 + len(_FAMILIES)),
+            _op(_LOAD, _ARGUMENT[0]),
+            *(_op(_EQUAL, family, yes=len(_FAMILIES) - n) for n, family in enumerate(_FAMILIES.values())),
+            _op(_RETURN, _EAFNOSUPPORT),
+            _op(_RETURN, _ALLOW),
+        ]
+    if not is_counted:
+        program += [
+            _op(_EQUAL, _FCNTL[column], no=4),
+            _op(_LOAD, _ARGUMENT[1]),
+            _op(_EQUAL, _F_SETPIPE_SZ, no=1),
+            _op(_RETURN, _EPERM),
+            _op(_RETURN, _ALLOW),
+        ]
     program += [
         _op(_EQUAL, _CLONE[column], no=3),
-        _op(_LOAD, 16),  # low half of the first argument: the flags
+        _op(_LOAD, _ARGUMENT[0]),
         _op(_ANY_BIT, _NEW_NAMESPACES, no=1),
         _op(_RETURN, _KILL),
         _op(_RETURN, _ALLOW),

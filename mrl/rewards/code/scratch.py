@@ -1,0 +1,43 @@
+"""The writable file system of a run: one tmpfs whose bytes and inodes are bounded by the kernel.
+
+Bubblewrap bounds the bytes of a tmpfs and not its inodes, and an empty file costs the kernel about a KiB that
+no limit of a process counts. So it is made before bubblewrap starts, in a user and mount namespace of its
+own, and bubblewrap binds its two folders. Owned by the process that becomes bubblewrap; gone with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+TMP, SHM = "/dev/shm/tmp", "/dev/shm/shm"
+"""The two folders, as the process that called `mount_scratch` sees them; nobody else does."""
+_PLACE = "/dev/shm"
+_BYTES_PER_INODE = 8192
+"""32 MiB hold 4096 files. ext4 reserves one inode per 16384 bytes (mke2fs.conf, inode_ratio)."""
+_MS_NOSUID, _MS_NODEV = 2, 4
+_PR_SET_DUMPABLE = 4
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount_scratch(size_bytes: int) -> None:
+    """Mounts the file system for this process and those it starts. Raises OSError where the kernel refuses.
+
+    Called between fork and exec, with the user id that the run will have.
+    """
+    user, group = os.geteuid(), os.getegid()
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # after a change of user /proc/self would be root's
+    os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNS)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    options = f"size={size_bytes},nr_inodes={max(16, size_bytes // _BYTES_PER_INODE)},mode=755"
+    if _libc.mount(b"scratch", _PLACE.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()) != 0:
+        raise OSError(ctypes.get_errno(), "mount", _PLACE)
+    for folder in (TMP, SHM):
+        os.mkdir(folder)
+        os.chmod(folder, 0o1777)
