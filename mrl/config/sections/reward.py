@@ -69,14 +69,15 @@ class FormatRules(Section):
     tags: tuple[str, ...] = ("think", "answer")
     """Tags that must each open and close once, in this order, with content."""
     final_answer: bool = False
-    """There must be exactly one final answer, outside the first tag."""
+    """There must be exactly one final answer, behind whatever mark (a box, ####, "Answer:"), outside the first
+    tag."""
 
 
 class RepetitionRules(Section):
     """Penalty for repeated text."""
 
     ngram: int = Field(default=20, ge=1)
-    """Words per n-gram."""
+    """Words per n-gram; characters in scripts without spaces."""
     max_penalty: float = Field(default=1.0, ge=0)
     """Size of the penalty when every n-gram is a repetition."""
 

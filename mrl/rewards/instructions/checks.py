@@ -1,5 +1,5 @@
-"""The single checks instruction verifiers are composed of. Each is a pure function of the response and its
-arguments.
+"""The single checks instruction verifiers are composed of. Each is a pure function of the response, as its
+reader sees it, and its arguments (plain text, as `verifier.parse_checks` makes them).
 
 All are linear in the response's length. Register one with `@check`; its keyword-only arguments are its
 schema.
@@ -10,21 +10,41 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_type_hints
+
+from mrl.rewards.instructions.plain import Reading, prose
 
 CHECKS: Mapping[str, Callable[..., bool]] = {}
 """Filled below, at import, and never after."""
 
 Relation = Literal["at_least", "at_most", "exactly", "around"]
 
-_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
-_BULLET = re.compile(r"^\s{0,8}[*\-+]\s+\S", re.MULTILINE)
-_NUMBERED = re.compile(r"^\s{0,8}[0-9]{1,3}[.)]\s+\S", re.MULTILINE)
-_HIGHLIGHT = re.compile(r"\*\*[^*\n]{1,200}\*\*|(?<!\*)\*[^*\s][^*\n]{0,200}\*(?!\*)")
-_PLACEHOLDER = re.compile(r"\[[^\[\]\n]{1,80}\]")
-_SECTION = re.compile(r"^#{1,6}\s+\S", re.MULTILINE)
+UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+)
+"""Scripts that put no spaces between words (Thai, Lao, Tibetan, Burmese, Khmer, kana, Han), as a class of
+characters."""
+_SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Kana and Han: each sign counts as a word, as word processors count."""
+_LETTER = rf"[^\W_{_SIGNS}]"
+_WORD = re.compile(rf"[{_SIGNS}]|(?:(?<!{_LETTER}){_LETTER}')?{_LETTER}+(?:'{_LETTER}{{1,2}}(?!{_LETTER}))?")
+"""An apostrophe joins one letter before it or two behind it (d'accord, don't); hyphens join nothing, as in
+IFEval's count."""
+_SENTENCE_END = re.compile(r"[.!?]+(?=[\"')\]]{0,3}(?:\s|$))|[\u3002\u0964\u061f]+|(?<=[^\x00-\u02ff])[!?]+")
+_BULLET = re.compile(r"^[ \t]{0,8}[*\-+][ \t]+(?![*\-+ \t]*$)\S", re.MULTILINE)
+_NUMBERED = re.compile(r"^[ \t]{0,8}[0-9]{1,3}[.)][ \t]+\S", re.MULTILINE)
+_HIGHLIGHT = re.compile(r"\*\*([^*\n]{1,200})\*\*|(?<!\*)\*([^*\s][^*\n]{0,200})\*(?!\*)")
+_PLACEHOLDER = re.compile(r"\[([^\[\]\n]{1,80})\]")
+_TITLE = re.compile(r"<<([^<>\n]{1,200})>>")
+_JSON_BLOCK = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
+_SECTION = re.compile(r"^#{1,6}[ \t]+\S", re.MULTILINE)
+_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+_COMMAS = re.compile(
+    "[,\u201a\u055d\u060c\u07f8\u1363\u1802\u1808\u2e32\u2e34\u2e41\u2e49\u2e4c\u3001\ua4fe\ua60d\ua6f5\ufe45]"
+)
+"""The commas of all scripts, and the quotation mark that looks like one."""
 
 
 def check(function: Callable[..., bool]) -> Callable[..., bool]:
@@ -69,6 +89,10 @@ def _holds(count: int, relation: Relation, asked: int) -> bool:
     return count >= asked if relation == "at_least" else count <= asked
 
 
+def _says_something(text: str) -> bool:
+    return _LETTER_OR_DIGIT.search(text) is not None
+
+
 def _words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text)]
 
@@ -80,202 +104,212 @@ def _paragraphs(text: str) -> list[str]:
 
 
 @check
-def num_words(text: str, *, relation: Relation, count: int) -> bool:
+def num_words(response: Reading, *, relation: Relation, count: int) -> bool:
     """Number of words."""
-    return _holds(len(_words(text)), relation, count)
+    return _holds(len(_words(response.prose)), relation, count)
 
 
 @check
-def num_sentences(text: str, *, relation: Relation, count: int) -> bool:
-    """Number of sentences (ends of sentence followed by space or the end)."""
-    return _holds(len(_SENTENCE_END.findall(text.strip())), relation, count)
+def num_sentences(response: Reading, *, relation: Relation, count: int) -> bool:
+    """Number of sentences: what says something between ends of sentence that space or the end follows."""
+    return _holds(sum(map(_says_something, _SENTENCE_END.split(response.prose))), relation, count)
 
 
 @check
-def num_paragraphs(text: str, *, relation: Relation, count: int) -> bool:
+def num_paragraphs(response: Reading, *, relation: Relation, count: int) -> bool:
     """Number of paragraphs, separated by blank lines."""
-    return _holds(len(_paragraphs(text)), relation, count)
+    return _holds(len(_paragraphs(response.text)), relation, count)
 
 
 @check
-def num_divided_parts(text: str, *, divider: str, relation: Relation, count: int) -> bool:
+def num_divided_parts(response: Reading, *, divider: str, relation: Relation, count: int) -> bool:
     """Number of parts between dividers (*** for instance); a divider may open or close the text, two never
     meet."""
-    parts = [part.strip() for part in text.split(divider)]
+    parts = [part.strip() for part in response.text.split(divider)]
     return all(parts[1:-1]) and _holds(sum(map(bool, parts)), relation, count)
 
 
 @check
-def num_lines(text: str, *, relation: Relation, count: int) -> bool:
+def num_lines(response: Reading, *, relation: Relation, count: int) -> bool:
     """Number of lines that hold something."""
-    return _holds(sum(bool(line.strip()) for line in text.splitlines()), relation, count)
+    return _holds(sum(bool(line.strip()) for line in response.text.splitlines()), relation, count)
 
 
 @check
-def num_characters(text: str, *, relation: Relation, count: int) -> bool:
-    """Number of characters of the stripped response."""
-    return _holds(len(text.strip()), relation, count)
+def num_characters(response: Reading, *, relation: Relation, count: int) -> bool:
+    """Number of characters that are seen: a letter with its marks is one, and so is a run of spaces."""
+    seen = sum(not unicodedata.combining(char) for char in " ".join(response.text.split()))
+    return _holds(seen, relation, count)
 
 
 @check
-def num_bullets(text: str, *, relation: Relation, count: int) -> bool:
+def num_bullets(response: Reading, *, relation: Relation, count: int) -> bool:
     """Number of bullet points."""
-    return _holds(len(_BULLET.findall(text)), relation, count)
+    return _holds(len(_BULLET.findall(response.text)), relation, count)
 
 
 @check
-def num_numbered_items(text: str, *, relation: Relation, count: int) -> bool:
+def num_numbered_items(response: Reading, *, relation: Relation, count: int) -> bool:
     """Number of items of numbered lists."""
-    return _holds(len(_NUMBERED.findall(text)), relation, count)
+    return _holds(len(_NUMBERED.findall(response.text)), relation, count)
 
 
 @check
-def num_sections(text: str, *, relation: Relation, count: int, splitter: str = "") -> bool:
+def num_sections(response: Reading, *, relation: Relation, count: int, splitter: str = "") -> bool:
     """Number of markdown headings; with a splitter ("Section"), of places where it stands before a number."""
-    marks = re.findall(rf"{re.escape(splitter)}\s?[0-9]", text, re.IGNORECASE) if splitter else None
-    return _holds(len(_SECTION.findall(text) if marks is None else marks), relation, count)
+    mark = re.compile(rf"{re.escape(splitter)}\s?[0-9]", re.IGNORECASE) if splitter else _SECTION
+    return _holds(len(mark.findall(response.text)), relation, count)
 
 
 @check
-def num_highlights(text: str, *, relation: Relation, count: int) -> bool:
-    """Number of passages in *stars*."""
-    return _holds(len(_HIGHLIGHT.findall(text)), relation, count)
+def num_highlights(response: Reading, *, relation: Relation, count: int) -> bool:
+    """Number of passages that say something in *stars*."""
+    passages = map("".join, _HIGHLIGHT.findall(response.text))
+    return _holds(sum(map(_says_something, passages)), relation, count)
 
 
 @check
-def num_placeholders(text: str, *, relation: Relation, count: int) -> bool:
-    """Number of placeholders in [square brackets]."""
-    return _holds(len(_PLACEHOLDER.findall(text)), relation, count)
+def num_placeholders(response: Reading, *, relation: Relation, count: int) -> bool:
+    """Number of placeholders that say something in [square brackets]."""
+    return _holds(sum(map(_says_something, _PLACEHOLDER.findall(response.text))), relation, count)
 
 
 @check
-def num_capital_words(text: str, *, relation: Relation, count: int) -> bool:
+def num_capital_words(response: Reading, *, relation: Relation, count: int) -> bool:
     """Number of words of two letters or more in capitals."""
-    capitals = sum(word.isupper() and len(word) > 1 for word in _WORD.findall(text))
+    capitals = sum(word.isupper() and len(word) > 1 for word in _WORD.findall(response.prose))
     return _holds(capitals, relation, count)
 
 
 @check
-def letter_frequency(text: str, *, letter: str, relation: Relation, count: int) -> bool:
+def letter_frequency(response: Reading, *, letter: str, relation: Relation, count: int) -> bool:
     """How often a letter occurs, in either case."""
-    return _holds(text.lower().count(letter.lower()), relation, count)
+    return _holds(response.text.lower().count(letter.lower()), relation, count)
 
 
 @check
-def word_frequency(text: str, *, word: str, relation: Relation, count: int) -> bool:
+def word_frequency(response: Reading, *, word: str, relation: Relation, count: int) -> bool:
     """How often a word or phrase occurs, as whole words in either case."""
-    return _holds(len(_phrase(word).findall(text)), relation, count)
+    return _holds(len(_phrase(word).findall(response.prose)), relation, count)
 
 
 @check
-def contains_words(text: str, *, words: list[str]) -> bool:
+def contains_words(response: Reading, *, words: list[str]) -> bool:
     """All the words occur, as whole words or phrases."""
-    return all(_phrase(word).search(text) for word in words)
+    return all(_phrase(word).search(response.prose) for word in words)
 
 
 @check
-def avoids_words(text: str, *, words: list[str]) -> bool:
+def avoids_words(response: Reading, *, words: list[str]) -> bool:
     """None of the words occurs, and the response says something."""
-    return bool(text.strip()) and not any(_phrase(word).search(text) for word in words)
+    return bool(response.text) and not any(_phrase(word).search(response.prose) for word in words)
 
 
 @check
-def starts_with(text: str, *, phrase: str) -> bool:
+def starts_with(response: Reading, *, phrase: str) -> bool:
     """The response starts with the phrase, in either case."""
-    return text.lstrip().lower().startswith(phrase.strip().lower())
+    return _folded(response.prose).startswith(_folded(prose(phrase)))
 
 
 @check
-def ends_with(text: str, *, phrase: str) -> bool:
+def ends_with(response: Reading, *, phrase: str) -> bool:
     """The response ends with the phrase, in either case; a quotation mark that closes the response may
     follow."""
-    body, phrase = text.rstrip().lower(), phrase.strip().lower()
+    body, phrase = _folded(response.prose), _folded(prose(phrase))
     return body.endswith(phrase) or body.removesuffix('"').rstrip().endswith(phrase)
 
 
 @check
-def all_lower_case(text: str) -> bool:
-    """Letters, and no capitals."""
-    return any(c.isalpha() for c in text) and text == text.lower()
+def all_lower_case(response: Reading) -> bool:
+    """Small letters, and no capitals."""
+    return response.text.islower()
 
 
 @check
-def all_upper_case(text: str) -> bool:
-    """Letters, and no small ones."""
-    return any(c.isalpha() for c in text) and text == text.upper()
+def all_upper_case(response: Reading) -> bool:
+    """Capitals, and no small letters."""
+    return response.text.isupper()
 
 
 @check
-def no_commas(text: str) -> bool:
+def no_commas(response: Reading) -> bool:
     """Something is said, without a comma."""
-    return bool(text.strip()) and "," not in text
+    return bool(response.text) and not _COMMAS.search(response.text)
 
 
 @check
-def json_only(text: str) -> bool:
-    """The response is one JSON object or list, in a code block or bare."""
-    body = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+def json_only(response: Reading) -> bool:
+    """The response is one JSON object or list as RFC 8259 has it (no NaN, no Infinity), in a code block or
+    bare."""
+    body = response.written.strip()
+    if block := _JSON_BLOCK.fullmatch(body):
+        body = block[1].strip()
     if len(body) > 1_000_000 or body[:1] not in ("{", "["):
         return False
     try:
-        json.loads(body)
+        json.loads(body, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return False
     return True
 
 
+def _no_json(constant: str) -> None:
+    raise ValueError(f"JSON has no {constant}")
+
+
 @check
-def quoted(text: str) -> bool:
+def quoted(response: Reading) -> bool:
     """The whole response stands in double quotes."""
-    body = text.strip()
-    return len(body) > 2 and body[0] == '"' and body[-1] == '"'
+    body = response.text
+    return _says_something(body) and body[0] == '"' and body[-1] == '"'
 
 
 @check
-def has_title(text: str) -> bool:
+def has_title(response: Reading) -> bool:
     """A title in <<double angle brackets>>."""
-    return re.search(r"<<[^<>\n]{1,200}>>", text) is not None
+    return any(map(_says_something, _TITLE.findall(response.text)))
 
 
 @check
-def has_postscript(text: str, *, marker: str) -> bool:
-    """A line that starts with the marker (P.S.), in either case, and goes on."""
-    line = rf"^\s{{0,8}}{re.escape(marker)}[ \t]*\S"
-    return re.search(line, text, re.MULTILINE | re.IGNORECASE) is not None
+def has_postscript(response: Reading, *, marker: str) -> bool:
+    """A line that starts with the marker (P.S.), in either case, and goes on to say something."""
+    line = re.compile(rf"^[ \t]{{0,8}}{re.escape(marker)}(.*)", re.MULTILINE | re.IGNORECASE)
+    return any(map(_says_something, line.findall(response.prose)))
 
 
 @check
-def paragraph_starts_with(text: str, *, number: int, word: str, total: int = 0) -> bool:
+def paragraph_starts_with(response: Reading, *, number: int, word: str, total: int = 0) -> bool:
     """Paragraph `number` (from 1) starts with the word; with `total`, there are so many paragraphs."""
-    paragraphs = _paragraphs(text)
+    paragraphs = _paragraphs(response.text)
     if total and len(paragraphs) != total:
         return False
-    return 1 <= number <= len(paragraphs) and _words(paragraphs[number - 1])[:1] == [word.lower()]
+    asked = _words(word)
+    return 1 <= number <= len(paragraphs) and _words(prose(paragraphs[number - 1]))[: len(asked)] == asked
 
 
 @check
-def one_of(text: str, *, options: list[str]) -> bool:
+def one_of(response: Reading, *, options: list[str]) -> bool:
     """The response is exactly one of the options."""
-    return text.strip() in options
+    return response.prose in options
 
 
 @check
-def contains_one_of(text: str, *, options: list[str]) -> bool:
+def contains_one_of(response: Reading, *, options: list[str]) -> bool:
     """One of the options occurs, letter by letter."""
-    return any(option in text for option in options)
+    return any(option in response.prose for option in options)
 
 
 @check
-def two_different_responses(text: str) -> bool:
-    """Two different responses, separated by ******."""
-    parts = [part.strip() for part in text.split("******")]
+def two_different_responses(response: Reading) -> bool:
+    """Two responses that look different, separated by ******."""
+    parts = [" ".join(prose(part).split()) for part in response.text.split("******")]
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]
 
 
 @check
-def language_letters(text: str, *, script: str) -> bool:
+def language_letters(response: Reading, *, script: str) -> bool:
     """At least 90% of the letters belong to a script (latin, cyrillic, greek, ...: see `SCRIPTS`)."""
-    letters = [ord(c) for c in text if c.isalpha()]
+    letters = [ord(c) for c in response.text if c.isalpha()]
     ranges = SCRIPTS.get(script, ())
     inside = sum(any(low <= c <= high for low, high in ranges) for c in letters)
     return bool(letters) and inside >= 0.9 * len(letters)
@@ -303,4 +337,9 @@ SCRIPTS: Mapping[str, tuple[tuple[int, int], ...]] = {
 
 
 def _phrase(words: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w){re.escape(words)}(?!\w)", re.IGNORECASE)
+    spaced = r"\s+".join(map(re.escape, words.split()))
+    return re.compile(rf"(?<![^\W_]){spaced}(?![^\W_])", re.IGNORECASE)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.lower().split())

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from mrl.config.sections.reward import FormatRules, MathsRules, RepetitionRules
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
-from mrl.rewards.maths.answers import final_answer
+from mrl.rewards.instructions.checks import UNSPACED
+from mrl.rewards.instructions.plain import plain_text, prose
+from mrl.rewards.maths.answers import marked_answers
+from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Verdict
 
-_PLACES = MathsRules(extraction=("boxed", "gsm8k", "answer"))
+_UNITS = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+LONGEST_WORD = 80
+"""Longer runs without a space count character by character: rules and long names are shorter."""
 
 
 def verify_format(response: str, rules: FormatRules) -> Verdict:
@@ -19,17 +25,24 @@ def verify_format(response: str, rules: FormatRules) -> Verdict:
 
 
 def verify_repetition(response: str, rules: RepetitionRules) -> Verdict:
-    """Minus max_penalty times the share of n-grams (of words) that occurred before; 0 for a text without
-    n-grams."""
-    words = response.lower().split()
-    num_ngrams = len(words) - rules.ngram + 1
+    """Minus max_penalty times the share of n-grams that occurred before; 0 for a text without n-grams.
+
+    N-grams are of words; of characters in scripts without spaces, and in runs that no word is as long as.
+    """
+    units = _units(response)
+    num_ngrams = len(units) - rules.ngram + 1
     if num_ngrams <= 0:
         return scored(0.0, "shorter than one n-gram")
-    distinct = {tuple(words[start : start + rules.ngram]) for start in range(num_ngrams)}
+    distinct = {hash(tuple(units[start : start + rules.ngram])) for start in range(num_ngrams)}
     share = 1.0 - len(distinct) / num_ngrams
     return scored(
         -rules.max_penalty * share if share else 0.0, f"{share:.3f} of the {rules.ngram}-grams repeat"
     )
+
+
+def _units(response: str) -> list[str]:
+    found = _UNITS.findall(prose(plain_text(response)).lower())
+    return [unit for word in found for unit in (word if len(word) > LONGEST_WORD else (word,))]
 
 
 def _objection(response: str, rules: FormatRules) -> str:
@@ -42,15 +55,21 @@ def _objection(response: str, rules: FormatRules) -> str:
         start, end = response.find(opening), response.find(closing)
         if start < position or end < start:
             return f"{opening} is out of order"
-        if not response[start + len(opening) : end].strip():
+        if not plain_text(response[start + len(opening) : end]).strip():
             return f"{opening} is empty"
         position = end + len(closing)
     if rules.final_answer:
-        visible = response.partition(f"</{rules.tags[0]}>")[2] if rules.tags else response
-        answer = final_answer(visible, _PLACES)
-        if answer.text is None:
-            return answer.reason
+        after = response.partition(f"</{rules.tags[0]}>")[2] if rules.tags else response
+        return _objection_to_answers(visible_text(after))
     return ""
+
+
+def _objection_to_answers(visible: str) -> str:
+    """What is wrong with the answers behind marks of every kind: exactly one is right."""
+    answers = marked_answers(visible, MathsRules())
+    if len(answers) == 1:
+        return ""
+    return f"{len(answers)} different final answers" if answers else "no final answer"
 
 
 class Format(RewardKind):
@@ -59,7 +78,7 @@ class Format(RewardKind):
     stages = (Stage(batch_size=32),)
 
     def verifier(self, stage: Stage) -> ShapeVerifier:
-        return ShapeVerifier("format", lambda response: verify_format(response, self.rules))
+        return ShapeVerifier("format", lambda request: verify_format(_whole(request), self.rules))
 
 
 class Repetition(RewardKind):
@@ -68,16 +87,20 @@ class Repetition(RewardKind):
     stages = (Stage(batch_size=32),)
 
     def verifier(self, stage: Stage) -> ShapeVerifier:
-        return ShapeVerifier("repetition", lambda response: verify_repetition(response, self.rules))
+        return ShapeVerifier("repetition", lambda request: verify_repetition(request.response, self.rules))
+
+
+def _whole(request: Request) -> str:
+    return with_opened_thought(request.response, request.prompt)
 
 
 class ShapeVerifier:
     """Scores a response by its text alone."""
 
-    version = "1"
+    version = "2"
 
-    def __init__(self, name: str, verify: Callable[[str], Verdict]) -> None:
+    def __init__(self, name: str, verify: Callable[[Request], Verdict]) -> None:
         self.name, self._verify = name, verify
 
     async def score(self, request: Request) -> Verdict:
-        return self._verify(request.response)
+        return self._verify(request)

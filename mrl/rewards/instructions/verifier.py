@@ -17,6 +17,8 @@ from mrl.errors import DataError
 from mrl.rewards.contract import Request, RewardKind, Stage, rejected, scored
 from mrl.rewards.instructions.checks import CHECKS, arguments_error
 from mrl.rewards.instructions.ifeval import checks_of
+from mrl.rewards.instructions.plain import Reading, plain_text
+from mrl.rewards.visible import visible_text
 from mrl.samples import Verdict
 
 MAX_CHARS = 500_000
@@ -28,6 +30,7 @@ class Check:
 
     name: str
     arguments: Mapping[str, Any]
+    """Its texts in plain text, to be compared with a response's."""
 
 
 def parse_checks(raw: Any, *, place: str) -> tuple[Check, ...]:
@@ -46,12 +49,20 @@ def parse_checks(raw: Any, *, place: str) -> tuple[Check, ...]:
             raise DataError(
                 f"{place}: a check is an object with 'check' and its arguments, not {str(entry)[:80]!r}"
             )
-        arguments = {name: value for name, value in entry.items() if name != "check" and value is not None}
+        arguments = {
+            name: _plain(value) for name, value in entry.items() if name != "check" and value is not None
+        }
         wrong = arguments_error(entry["check"], arguments)
         if wrong:
             raise DataError(f"{place}: {wrong}")
         checks.append(Check(entry["check"], arguments))
     return tuple(checks)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return plain_text(value) if isinstance(value, str) else value
 
 
 def _parsed(raw: str, place: str) -> Any:
@@ -62,11 +73,11 @@ def _parsed(raw: str, place: str) -> Any:
 
 
 def verify(response: str, checks: Sequence[Check], rules: InstructionRules = InstructionRules()) -> Verdict:  # noqa: B008
-    """All checks on the text after the last closing think tag; an empty response passes nothing."""
+    """All checks on what is visible of a response; one without visible text passes nothing."""
     if len(response) > MAX_CHARS:
         return rejected(f"response longer than {MAX_CHARS} characters")
-    text = response.rpartition("</think>")[2].strip()
-    passed = [bool(text) and CHECKS[check.name](text, **check.arguments) for check in checks]
+    reading = Reading(visible_text(response))
+    passed = [bool(reading.prose) and CHECKS[check.name](reading, **check.arguments) for check in checks]
     share = sum(passed) / len(passed)
     failed = [check.name for check, ok in zip(checks, passed, strict=True) if not ok]
     value = share if rules.partial else float(not failed)
@@ -95,10 +106,10 @@ class Instructions(RewardKind):
 class InstructionVerifier:
     """Scores with `verify`."""
 
-    name, version = "instructions", "2"
+    name, version = "instructions", "3"
 
     def __init__(self, rules: InstructionRules) -> None:
         self._rules = rules
 
     async def score(self, request: Request) -> Verdict:
-        return verify(request.response, request.ground_truth, self._rules)
+        return verify(request.visible, request.ground_truth, self._rules)

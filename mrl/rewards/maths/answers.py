@@ -19,6 +19,8 @@ from mrl.rewards.visible import visible_text
 
 MAX_CANDIDATES = 32
 """More final answers than this in one place are hedging."""
+MAX_MARKS = 1000
+"""Marks of one kind that are looked at, whether or not something stands behind them."""
 MARKED_PLACES = ("boxed", "gsm8k", "answer")
 """Places where a mark says that an answer follows."""
 
@@ -28,9 +30,10 @@ _LABEL = re.compile(r"[ \t*_]*(?:the |final )*answer[*_]{0,3}[ \t]{0,3}[:\uff1a]
 _HEADING = re.compile(r"(?:[0-9]{1,3}[.):] +)?(?:[^\W\d_]{4,}|[^\W\d_]{2,} [^\W\d_]{2,})")
 """How a heading starts: with a word, or a number of a list and a word."""
 _ALONE = re.compile(
-    r"[-+$\u20ac\u00a3]{0,2}[0-9][0-9,./]*%?(?: ?[^\W\d_]+)?[.]?|\$.+\$|\\\(.+\\\)|\\\[.+\\\]"
+    r"[-+$\u20ac\u00a3]{0,2}[0-9][0-9,./]*%?(?: ?[^\W\d_]+)?[.]?|[-+]?\\(?:[dt]?frac|sqrt)\S+|\$.+\$|\\\(.+\\\)|\\\[.+\\\]"
 )
 """A line that is one number, perhaps with a unit, or one formula."""
+_CLOSING_TAG = re.compile(r"(?:</[A-Za-z]{1,20}>[ \t\r]{0,4}){1,4}$")
 _BLANK = re.compile(r"\s{0,100}")
 _NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
 _BOX = re.compile(r"\\(?:boxed|fbox)[ ]?\{")
@@ -110,14 +113,20 @@ def _different(candidates: Iterable[str]) -> list[str]:
 
 def _boxed(text: str, rules: MathsRules) -> Iterator[str]:
     covered = 0
-    for opening in _BOX.finditer(text):
+    for opening in itertools.islice(_BOX.finditer(text), MAX_MARKS):
         if opening.start() < covered:
             continue  # a box inside a box belongs to the outer one
         content = _braced(text, opening.end(), rules.max_answer_chars)
         if content is None:
             continue
-        yield content
+        yield _innermost(content)
         covered = opening.end() + len(content)
+
+
+def _innermost(content: str) -> str:
+    while (opening := _BOX.match(content)) and content.endswith("}"):
+        content = content[opening.end() : -1]
+    return content
 
 
 def _braced(text: str, start: int, limit: int) -> str | None:
@@ -140,7 +149,7 @@ def _braced(text: str, start: int, limit: int) -> str | None:
 def _gsm8k(text: str, rules: MathsRules) -> Iterator[str]:
     """Behind ####; words there that more text follows are a heading of the fourth level."""
     last = len(text.rstrip())
-    for mark in _HASHES.finditer(text):
+    for mark in itertools.islice(_HASHES.finditer(text), MAX_MARKS):
         label = _LABEL.match(text, mark.end())
         rest, end = _rest_of_line(text, label.end() if label else mark.end(), rules)
         if end >= last or not _HEADING.match(rest):
@@ -148,7 +157,7 @@ def _gsm8k(text: str, rules: MathsRules) -> Iterator[str]:
 
 
 def _answer(text: str, rules: MathsRules) -> Iterator[str]:
-    for mark in _ANSWER.finditer(text):
+    for mark in itertools.islice(_ANSWER.finditer(text), MAX_MARKS):
         yield _rest_of_line(text, mark.end(), rules)[0]
 
 
@@ -168,7 +177,7 @@ def _line(text: str, start: int, rules: MathsRules) -> tuple[str, int]:
     limit = start + rules.max_answer_chars + 8
     end = text.find("\n", start, limit)
     end = min(limit, len(text)) if end < 0 else end
-    return text[start:end].strip("*_ \t\r"), end
+    return _CLOSING_TAG.sub("", text[start:end]).strip("*_ \t\r"), end
 
 
 def _next_line(text: str, end: int) -> int:

@@ -1,5 +1,6 @@
 """Every instruction check, satisfied and violated, and rows that name checks wrongly."""
 
+import functools
 import time
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from mrl.config.sections.reward import InstructionRules
 from mrl.errors import DataError
 from mrl.rewards.instructions.checks import CHECKS
+from mrl.rewards.instructions.plain import Reading
 from mrl.rewards.instructions.verifier import Check, parse_checks, verify
 
 POEM = "First line here.\n\nSecond part, with *stress* and **bold**.\n\nP.S. done"
@@ -64,12 +66,45 @@ def test_check_holds_and_fails(name: str) -> None:
     assert verify("", checks).value == 0.0, "an empty response passes nothing"
 
 
+@functools.cache
+def long_reading(piece: str) -> Reading:
+    return Reading(piece * (100_000 // len(piece)))
+
+
+PIECES = (
+    "* ",
+    "[",
+    "**",
+    "<<",
+    "\n\n",
+    "a. ",
+    " ",
+    "A,",
+    "{",
+    "*a",
+    "`a",
+    "&a",
+    "<!--",
+    "\u0301\u0323",
+    "\u0430",
+)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_plain_text_is_linear(piece: str) -> None:
+    start = time.process_time()
+    assert len(long_reading(piece).prose) <= 100_000
+    assert time.process_time() - start < 2.0, f"slow on {piece!r}"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_checks_are_linear(name: str) -> None:
     arguments = CASES[name][0]
-    for piece in ("* ", "[", "**", "<<", "\n\n", "a. ", " ", "A,", "{"):
+    for piece in PIECES:
+        reading = long_reading(piece)
+        assert len(reading.prose) <= 100_000
         start = time.process_time()
-        CHECKS[name](piece * (100_000 // len(piece)), **arguments)
+        CHECKS[name](reading, **arguments)
         assert time.process_time() - start < 2.0, f"{name} is slow on {piece!r}"
 
 

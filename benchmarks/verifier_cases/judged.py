@@ -1,0 +1,56 @@
+"""Whether a verdict agrees with what is known of its case; and cases judged in this process, without a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.verifier_cases.case import Case
+from mrl.config.sections.reward import RewardPart
+from mrl.rewards.contract import Request, RewardKind
+from mrl.rewards.kinds.registry import kind_of
+from mrl.samples import Verdict
+
+LEAST_PENALTY = -0.05
+"""A penalty above it counts as none: ordinary text repeats a little."""
+
+
+def agrees(case: Case, value: float) -> bool:
+    """Whether a right response was rewarded in full, or a wrong one was not."""
+    return (value > LEAST_PENALTY if case.kind == "repetition" else value >= 1.0) == case.right
+
+
+def part_of(case: Case) -> RewardPart:
+    """The settings of the case's verifier."""
+    return _part(case.kind, json.dumps(dict(case.settings), sort_keys=True))
+
+
+@functools.cache
+def _part(kind: str, settings: str) -> RewardPart:
+    return RewardPart.model_validate({"kind": kind, kind: json.loads(settings)})
+
+
+def ground_truth_of(case: Case, kind: RewardKind) -> Any:
+    """What the loader makes of the case's ground truth."""
+    if not kind.needs_ground_truth:
+        return case.ground_truth
+    return kind.parse_ground_truth(case.ground_truth, place=case.label)
+
+
+def verdict_of(case: Case) -> Verdict:
+    """What the kind's stages say, one after the other."""
+    kind = kind_of(part_of(case))
+    request = Request("0.0", 0, case.response, ground_truth_of(case, kind))
+    for stage in kind.used_stages():
+        verdict = asyncio.run(kind.verifier(stage).score(request))  # type: ignore[union-attr]
+        if verdict is not None:
+            return verdict
+    raise AssertionError(f"no stage of {case.kind} decides {case.label}")
+
+
+def misjudged(cases: Iterable[Case]) -> list[Case]:
+    """The cases whose verdict is wrong."""
+    return [case for case in cases if not agrees(case, float(verdict_of(case).value or 0.0))]
