@@ -148,17 +148,24 @@ def request_for(sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_s
 
 def scored(value: float, reason: str = "", **parts: float) -> Verdict:
     """The verifier looked and gave a value."""
-    return Verdict(VerdictKind.SCORED, float(value), reason, parts)
+    return Verdict(VerdictKind.SCORED, float(value), printable(reason), parts)
 
 
 def rejected(reason: str, *, min_reward: float = 0.0) -> Verdict:
     """The sample is outside what the verifier accepts."""
-    return Verdict(VerdictKind.REJECTED, min_reward, reason)
+    return Verdict(VerdictKind.REJECTED, min_reward, printable(reason))
 
 
 def no_reward(reason: str) -> Verdict:
     """The verifier failed; no value."""
-    return Verdict(VerdictKind.NO_REWARD, None, reason)
+    return Verdict(VerdictKind.NO_REWARD, None, printable(reason))
+
+
+def printable(reason: str) -> str:
+    """A reason as logs may show it: control characters, which a policy may have written, are escaped."""
+    if reason.isprintable():
+        return reason
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
 
 
 def checked_value(value: Any, *, verifier: str, value_range: tuple[float, float] | None = None) -> float:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mrl.errors import RewardError
-from mrl.rewards.contract import checked_value
+from mrl.rewards.contract import checked_value, printable
 from mrl.samples import Verdict, VerdictKind
 
 MAX_REPLY_BYTES = 8 * 2**20
@@ -106,7 +106,7 @@ def decode_verdict(
     return Verdict(
         kind=kind,
         value=None if value is None else checked_value(value, verifier=verifier, value_range=value_range),
-        reason=str(data.get("reason", ""))[:_MAX_REASON],
+        reason=printable(str(data.get("reason", ""))[:_MAX_REASON])[:_MAX_REASON],
         parts={str(name): checked_value(part, verifier=verifier) for name, part in parts.items()},
         verifier=str(data.get("verifier") or verifier),
         version=str(data.get("version") or version),

@@ -22,9 +22,10 @@ from typing import Any
 from mrl.config.sections.reward import CodeRules
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome
+from mrl.rewards.code.program import program_in
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.values import ForeignValue, decode, encode
-from mrl.rewards.code.verifier import program_in, verify_with
+from mrl.rewards.code.verifier import verify_with
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
 from mrl.samples import Verdict
 
@@ -120,7 +121,7 @@ class CodeService(RewardKind):
 
 
 class CodeServiceVerifier:
-    """Scores the last code block of a response at a service."""
+    """Scores the program of a response at a service."""
 
     name, version = "code_service", "1"
     waits = True
@@ -131,7 +132,7 @@ class CodeServiceVerifier:
         self._url, self._rules = url, rules
 
     async def score(self, request: Request) -> Verdict:
-        program = program_in(request.response)
+        program = program_in(request.visible, request.ground_truth)
         if program is None:
             return scored(0.0, "no program in the response")
 

@@ -12,29 +12,40 @@ import resource
 import struct
 import sys
 
+BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
+TAGS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 
-def encode(value, depth=0):
-    """Built-in values as tagged JSON; anything else only by the name of its type."""
+
+def named(name):
+    return {"x": name[:60]}
+
+
+def encode(value, foreign=named, depth=0):
+    """Built-in values as tagged JSON, those of a subclass by what they are as the built-in; anything else only by
+    the name of its type."""
     kind = type(value)
+    if kind not in BUILT_IN:
+        kind = next((base for base in kind.__mro__ if base in BUILT_IN), None)
     if depth > 100:
-        return {"x": "nested too deep"}
-    if value is None or kind is bool or kind is str:
+        return foreign("nested too deep")
+    if value is None or kind is bool:
         return value
+    if kind is str:
+        return str.__str__(value)
     if kind is int:
-        return value if -(2**53) < value < 2**53 else {"i": hex(value)}
+        number = int.__int__(value)
+        return number if -(2**53) < number < 2**53 else {"i": hex(number)}
     if kind is float:
-        return {"f": value.hex()}
+        return {"f": float.hex(value)}
     if kind is complex:
         return {"c": [value.real.hex(), value.imag.hex()]}
     if kind is bytes:
-        return {"b": value.hex()}
-    if kind is list or kind is tuple:
-        return {"l" if kind is list else "t": [encode(item, depth + 1) for item in value]}
-    if kind is set or kind is frozenset:
-        return {"s": [encode(item, depth + 1) for item in value]}
+        return {"b": bytes.hex(value)}
     if kind is dict:
-        return {"d": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
-    return {"x": kind.__name__[:60]}
+        return {"d": [[encode(part, foreign, depth + 1) for part in item] for item in dict.items(value)]}
+    if kind in TAGS:
+        return {TAGS[kind]: [encode(item, foreign, depth + 1) for item in value]}
+    return foreign(type(value).__name__)
 
 
 def decode(data):
@@ -52,7 +63,7 @@ def decode(data):
         return bytes.fromhex(body)
     if tag == "d":
         return {decode(key): decode(item) for key, item in body}
-    return {"l": list, "t": tuple, "s": set}[tag](decode(item) for item in body)
+    return {"l": list, "t": tuple, "s": set, "z": frozenset}[tag](decode(item) for item in body)
 
 
 def read_frame(descriptor):

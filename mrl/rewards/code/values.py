@@ -1,14 +1,22 @@
 """Values that cross the sandbox: built-in types only, as tagged JSON, decoded strictly and compared by
 stated rules.
 
-bool is never a number; int and float compare by value; a list stands for a tuple; NaN equals NaN; floats
-compare within the task's relative tolerance; sets and dicts compare by their elements.
+Where a float is expected, also inside a list, a tuple or a dict, a number within the task's relative tolerance
+is equal, and NaN equals NaN; -0.0 is 0.0, and near 0.0 is nothing but itself. Everything else compares exactly:
+integers (3.0 is 3), elements of sets and keys of dicts. bool is never a number. A list stands for a tuple, and
+expected, as JSON has no others, for a set; expected keys that are text stand for the key that JSON writes so.
 """
 
 from __future__ import annotations
 
+import cmath
+import json
 import math
-from typing import Any
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from mrl.rewards.code import runner
 
 MAX_DEPTH = 100
 MAX_NODES = 200_000
@@ -21,24 +29,11 @@ class ForeignValue(ValueError):
 
 def encode(value: Any) -> Any:
     """Inputs for the candidate. Raises TypeError for a type that does not cross."""
-    kind = type(value)
-    if value is None or kind in (bool, str):
-        return value
-    if kind is int:
-        return value if -(2**53) < value < 2**53 else {"i": hex(value)}
-    if kind is float:
-        return {"f": value.hex()}
-    if kind is complex:
-        return {"c": [value.real.hex(), value.imag.hex()]}
-    if kind is bytes:
-        return {"b": value.hex()}
-    if kind in (list, tuple):
-        return {"l" if kind is list else "t": [encode(item) for item in value]}
-    if kind in (set, frozenset):
-        return {"s": [encode(item) for item in value]}
-    if kind is dict:
-        return {"d": [[encode(key), encode(item)] for key, item in value.items()]}
-    raise TypeError(f"an argument of type {kind.__name__} cannot be handed to a candidate")
+    return runner.encode(value, foreign=_refuse)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise TypeError(f"an argument of type {name} cannot be handed to a candidate")
 
 
 def decode(data: Any) -> Any:
@@ -80,7 +75,7 @@ def _tagged(tag: str, body: Any, depth: int, left: list[int]) -> Any:
         return bytes.fromhex(body)
     if tag == "d":
         return {_decode(key, depth + 1, left): _decode(item, depth + 1, left) for key, item in _list(body)}
-    make = {"l": list, "t": tuple, "s": set}[tag]
+    make = {"l": list, "t": tuple, "s": set, "z": frozenset}[tag]
     return make([_decode(item, depth + 1, left) for item in _list(body)])
 
 
@@ -97,16 +92,10 @@ def _checked_int(value: int) -> int:
 
 
 def same(value: Any, expected: Any, *, tolerance: float) -> bool:
-    """True where a decoded value equals the expected one; see the module for the rules."""
-    if isinstance(value, bool) or isinstance(expected, bool):
-        return type(value) is type(expected) and value == expected
-    if isinstance(value, int | float) and isinstance(expected, int | float):
-        return _same_number(value, expected, tolerance)
-    if isinstance(value, complex) and isinstance(expected, complex | float | int):
-        number = complex(expected)
-        return _same_number(value.real, number.real, tolerance) and _same_number(
-            value.imag, number.imag, tolerance
-        )
+    """True where a decoded value equals the expected one; see the module for the rules. May raise on what no
+    right answer is, as Python's own comparison does."""
+    if isinstance(expected, float | complex):
+        return _near(value, expected, tolerance)
     if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
         return len(value) == len(expected) and all(
             same(mine, yours, tolerance=tolerance) for mine, yours in zip(value, expected, strict=True)
@@ -114,30 +103,53 @@ def same(value: Any, expected: Any, *, tolerance: float) -> bool:
     if isinstance(value, dict) and isinstance(expected, dict):
         return _same_dict(value, expected, tolerance)
     if isinstance(value, set | frozenset) and isinstance(expected, set | frozenset | list):
-        return len(value) == len(expected) and value == set(expected)
-    return type(value) is type(expected) and value == expected
+        return len(value) == len(expected) and _elements(value) == _elements(expected)
+    return _exact(value) == _exact(expected)
 
 
 def _same_dict(value: dict[Any, Any], expected: dict[Any, Any], tolerance: float) -> bool:
-    if len(value) != len(expected):
-        return False
-    plain = (
-        {str(key): item for key, item in value.items()}
-        if all(isinstance(k, str) for k in expected)
-        else value
-    )
-    return plain.keys() == expected.keys() and all(
-        same(plain[key], item, tolerance=tolerance) for key, item in expected.items()
+    if all(isinstance(key, str) for key in expected):
+        mine, yours = {_key_text(key, expected): item for key, item in value.items()}, expected
+    else:
+        mine, yours = ({_exact(key): item for key, item in part.items()} for part in (value, expected))
+    return (
+        len(value) == len(expected)
+        and mine.keys() == yours.keys()
+        and all(same(mine[key], item, tolerance=tolerance) for key, item in yours.items())
     )
 
 
-def _same_number(value: float, expected: float, tolerance: float) -> bool:
-    if isinstance(value, int) and isinstance(expected, int):
-        return value == expected
-    try:
-        value, expected = float(value), float(expected)
-    except OverflowError:
+def _key_text(key: Any, expected: dict[str, Any]) -> str:
+    """The text that stands for a key in JSON, or else its `str`, whichever the data set used."""
+    if isinstance(key, str):
+        return key
+    text = json.dumps(key) if key is None or isinstance(key, bool | int | float) else str(key)
+    return text if text in expected else str(key)
+
+
+def _near(value: Any, expected: complex, tolerance: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | complex):
         return False
-    if math.isnan(expected) or math.isnan(value):
-        return math.isnan(expected) and math.isnan(value)
-    return value == expected or math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance * 1e-3)
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return False
+    both_nan = cmath.isnan(value) and cmath.isnan(expected)
+    return both_nan or value == expected or cmath.isclose(value, expected, rel_tol=tolerance)
+
+
+def _exact(value: Any) -> Any:
+    """What equal values have in common, hashable."""
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, float) and math.isnan(value):
+        return ("nan",)
+    if isinstance(value, list | tuple):
+        return ("list", tuple(map(_exact, value)))
+    if isinstance(value, set | frozenset):
+        return ("set", _elements(value))
+    if isinstance(value, dict):
+        return ("dict", _elements(value.items()))
+    return value
+
+
+def _elements(values: Iterable[Any]) -> frozenset[Any]:
+    return frozenset(map(_exact, values))

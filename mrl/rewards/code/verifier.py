@@ -11,14 +11,14 @@ import builtins
 import dataclasses
 import logging
 import random
-import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mrl.config.sections.reward import CodeRules
 from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome, Session
+from mrl.rewards.code.program import program_in
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
 from mrl.rewards.code.values import same
@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 NAME = "code"
 VERSION = "1"
 MAX_PROGRAM_BYTES = 256 * 1024
-
-_FENCE = re.compile(r"^```[ \t]*([A-Za-z0-9_+-]*)[ \t]*$", re.MULTILINE)
 
 
 def verify(program: str, task: CodeTask, rules: CodeRules = CodeRules(), *, seconds: float = 60.0) -> Verdict:  # noqa: B008
@@ -73,22 +71,6 @@ class CandidateSession(Protocol):
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def finish(self) -> None: ...
     def run_as_main(self, program: str, stdin: str) -> bytes: ...
-
-
-def program_in(response: str) -> str | None:
-    """The last code block of a response (after the thinking); a response without any fence is the program
-    itself."""
-    text = response.rpartition("</think>")[2]
-    fences = list(_FENCE.finditer(text))
-    if not fences:
-        return text if "```" not in text and text.strip() else None
-    blocks = [text[opening.end() : closing.start()] for opening, closing in _pairs(fences)]
-    return blocks[-1].strip("\n") if blocks else None
-
-
-def _pairs(fences: Sequence[re.Match[str]]) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
-    for position in range(0, len(fences) - 1, 2):
-        yield fences[position], fences[position + 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,7 +214,7 @@ class Code(RewardKind):
 
 
 class CodeVerifier:
-    """Scores the last code block of a response."""
+    """Scores the program of a response."""
 
     name, version = NAME, VERSION
 
@@ -241,7 +223,7 @@ class CodeVerifier:
         find_boundary()  # refuse at start-up, not at the first sample
 
     async def score(self, request: Request) -> Verdict:
-        program = program_in(request.response)
+        program = program_in(request.visible, request.ground_truth)
         if program is None:
             return scored(0.0, "no program in the response")
         return verify(program, request.ground_truth, self._rules, seconds=request.deadline_seconds)

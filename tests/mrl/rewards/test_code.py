@@ -10,7 +10,8 @@ from mrl.config.sections.reward import CodeRules, RewardSection
 from mrl.errors import DataError, RewardError
 from mrl.rewards.code import sandbox
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import program_in, verify
+from mrl.rewards.code.verifier import verify
+from mrl.rewards.frames import decode_verdict
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
 
@@ -106,26 +107,26 @@ def test_values_of_many_types_cross() -> None:
     assert verify("def same(x):\n    return x", task, FAST).value == 1.0
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def add(a, b):\n    return type('\x1b[2J\\n\u202e', (), {})()",
+        "def add(a, b):\n    raise type('\x1b[2J\\n\u202e', (Exception,), {})",
+    ],
+)
+def test_reasons_carry_no_control_characters(program: str) -> None:
+    verdict = verify(program, ADD, FAST)
+    assert verdict.value == 0.0
+    assert verdict.reason.isprintable() and r"\x1b[2J\n\u202e" in verdict.reason
+    reply = {"kind": "scored", "value": 0.0, "reason": "\x1b[2J"}
+    decoded = decode_verdict(reply, verifier="x", version="1", value_range=None, num_tokens=None)
+    assert decoded is not None and decoded.reason == r"\x1b[2J"
+
+
 def test_a_program_over_the_size_limit_is_refused_unread() -> None:
     start = time.monotonic()
     assert verify("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REJECTED
     assert time.monotonic() - start < 1.0
-
-
-@pytest.mark.parametrize(
-    ("response", "program"),
-    [
-        ("```python\nx = 1\n```", "x = 1"),
-        ("first\n```\nold\n```\nbetter:\n```py\nnew\n```\ndone", "new"),
-        ("x = 1", "x = 1"),
-        ("<think>```python\nold\n```</think>\n```python\nnew\n```", "new"),
-        ("```python\nx = 1", None),
-        ("", None),
-        ("inline ```code``` only", None),
-    ],
-)
-def test_the_program_of_a_response(response: str, program: str | None) -> None:
-    assert program_in(response) == program
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,9 @@
+"""Cases of the code verifier: programs in many styles, and wrong ones and cheats that are close."""
+
+from __future__ import annotations
+
+from benchmarks.verifier_cases.case import Generator
+from benchmarks.verifier_cases.code.fences import fences
+from benchmarks.verifier_cases.code.values import values
+
+GENERATORS: dict[str, Generator] = {"fences": fences, "values": values}
