@@ -151,7 +151,7 @@ def run(
     probes = _probes(nodes)
     try:
         facts = _gather_all(nodes, probes, config.run_folder, left)
-        found = [*faults(facts, floors), *too_few_slots(config.training.layout.world_size, facts)]
+        found = [*faults(facts, floors), *too_few_slots(config.num_slots, facts)]
         if not found and num_nodes > 1:
             found = _all_reduce(nodes, probes, floors, left)
     finally:
@@ -277,7 +277,7 @@ def main(arguments: Sequence[str]) -> int:
         facts = run(config, num_nodes=options.nodes, deadline_seconds=options.deadline)
         for node in facts:
             print(f"preflight: {node.line()}", flush=True)
-        if idle := idle_nodes(config.training.layout.world_size, facts):
+        if idle := idle_nodes(config.num_slots, facts):
             print(f"preflight: the layout has no slot on {', '.join(idle)}: start fewer nodes", flush=True)
     except (WorkerLost, ConfigError) as error:
         print(f"preflight: {error}", file=sys.stderr)

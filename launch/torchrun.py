@@ -87,7 +87,7 @@ def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
     import torch
 
     gpus = torch.cuda.device_count()
-    slots = config.launch.slots_per_node or gpus or -(-config.training.layout.world_size // num_nodes)
+    slots = config.launch.slots_per_node or gpus or -(-config.num_slots // num_nodes)
     return slots, min(gpus, slots)
 
 

@@ -4,7 +4,7 @@
 #   sbatch --nodes=1  slurm/qwen3_moe_grpo.sh configs/qwen3_30b_a3b.yaml run.name=first
 #   sbatch --nodes=16 slurm/qwen3_moe_grpo.sh configs/qwen3_235b_a22b.yaml run.name=first
 #
-# The number of nodes is training.layout's world size over the GPUs of a node (`mrl plan` says it): preflight refuses fewer,
+# The number of nodes is training.layout's world size and launch.engine_slots over the GPUs of a node (`mrl plan` says it): preflight refuses fewer,
 # and names those that would idle.
 #
 # Everything after the script's name goes to `mrl train`. Submit from the repository's folder, as often as the run needs

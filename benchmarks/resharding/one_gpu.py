@@ -37,6 +37,7 @@ from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.weight_sync import PlannedSync
@@ -123,7 +124,9 @@ class _Sync:
         # Nothing crosses slots, so nothing is digested but in sessions that are proved.
         sync = SyncSection(bucket_bytes=bucket_bytes, deadline_seconds=_DEADLINE_SECONDS)
         self._trainer, self._slot, self._version = trainer, slot, -1
-        self._weight_sync = PlannedSync(trainer, sync, slot.call("addresses"), manifest, nodes=[0])
+        self._weight_sync = PlannedSync(
+            trainer, sync, slot.call("addresses"), manifest, topology=Topology.on([0])
+        )
 
     def measure(self, repeats: int) -> dict[str, float]:
         """Medians over `repeats` after one session of each kind: of whole sessions without and with a proof,

@@ -24,6 +24,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 
@@ -103,7 +104,7 @@ class Rank:
                 sync,
                 self._addresses,
                 self.manifests,
-                nodes=[rank // per_node for rank in range(world)],
+                topology=Topology.shared(world, slots_per_node=per_node),
             )
         yield weight_sync, time.monotonic() - started
         if self._slot is not None:

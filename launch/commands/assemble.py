@@ -28,6 +28,7 @@ from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
+from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector, RewardWorkers
 from mrl.loops.group_supply import GroupSupply
@@ -116,7 +117,7 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         print(_starting(config), flush=True)
     with contextlib.ExitStack() as stack:
         with clock.phase("cluster"):
-            stack.enter_context(cluster(config.launch, num_slots=config.training.layout.world_size))
+            stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
         reward_workers = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         gc.collect()
@@ -127,8 +128,10 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
 
 def _starting(config: Config) -> str:
     """What the minute of silence that follows is spent on."""
-    world = config.training.layout.world_size
-    return f"starting Ray, {world} trainer ranks and {config.num_engines} engines on {world} slots"
+    ranks, engines = config.training.layout.world_size, config.num_engines
+    own = config.launch.engine_slots
+    where = f"{own} slots of their own" if own else f"{ranks} slots"
+    return f"starting Ray, {ranks} trainer ranks and {engines} engines on {where}"
 
 
 def reward_processes(
@@ -144,9 +147,8 @@ def reward_processes(
 @contextlib.contextmanager
 def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
     """Both worker groups on the slots of the connected cluster, started; closed at the end."""
-    world, deadline = config.training.layout.world_size, config.launch.start_deadline_seconds
-    gpus = has_gpus()
-    placement = place(world, gpus=gpus, deadline_seconds=deadline)
+    config, gpus = config.as_placed(), has_gpus()
+    placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     environment = _environment(
         config, slots_per_node=max(Counter(placement.nodes).values()) if gpus else None
     )
@@ -155,7 +157,8 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         stack.callback(placement.remove)
         if found := unmet(config, read_config(config.model.path), placement.nodes, gpus=gpus):
             raise ConfigError("\n".join(found))
-        hybrid = Hybrid(
+        kind = TwoPools if config.launch.engine_slots else Hybrid
+        hybrid = kind(
             config,
             TrainGroup(config, placement, clock, **options),
             RolloutGroup(

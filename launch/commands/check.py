@@ -109,8 +109,8 @@ def check_policy(config: Config) -> None:
         config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
     )
     gpus = own_gpus()
-    per_node = config.launch.slots_per_node or gpus or config.training.layout.world_size
-    nodes = requirements.node_numbers(config.training.layout.world_size, per_node)
+    per_node = config.launch.slots_per_node or gpus or config.num_slots
+    nodes = requirements.node_numbers(config.num_slots, per_node)
     # What an existing cluster's slots are is known when it is joined: launch/commands/assemble.py asks again.
     served_here = not gpus and not address_of(config.launch)
     if found := requirements.unmet(config, read_config(config.model.path), nodes, gpus=not served_here):

@@ -7,8 +7,9 @@ reported before the errors that follow from it.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mrl.config.root import Config
@@ -23,6 +24,8 @@ GRACE_SECONDS = 8.0
 """For what still runs after a first failure: an engine that lost a worker process needs some seconds to
 notice and leave."""
 POLL_SECONDS = 1.0
+PUMP_SECONDS = 0.1
+"""The same while something is pumped, which may wait for processes that Ray does not know (reward workers)."""
 
 
 class Actor(Protocol):
@@ -36,6 +39,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Sized)
 T = TypeVar("T", bound=Sized)
+
+
+class Pump(Protocol):
+    """What the driver's one thread goes on with while it waits for something else."""
+
+    def __call__(self) -> Iterable[ObjectRef[Any]]:
+        """Takes what has come and starts what comes next, without waiting; the calls it waits for now."""
+        ...
 
 
 class ActorGroup[A: Actor]:
@@ -86,6 +97,16 @@ class ActorGroup[A: Actor]:
         ]
         self._owed = [0] * len(self.actors)
         self._pulls: dict[int, ObjectRef[Any]] = {}
+        self._pump: Pump | None = None
+
+    @contextlib.contextmanager
+    def meanwhile(self, pump: Pump) -> Iterator[None]:
+        """While it lasts, whoever waits for actors of this group pumps."""
+        self._pump, before = pump, self._pump
+        try:
+            yield
+        finally:
+            self._pump = before
 
     def name(self, number: int) -> str:
         return f"{self.kind} {number}"
@@ -124,7 +145,7 @@ class ActorGroup[A: Actor]:
         """Results of started calls by name, also of another group's; within the phase's deadline unless
         another is given."""
         deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
-        return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
+        return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock, meanwhile=self._pump)
 
     def hand_out(self, function: Callable[[A, T], None], shares: Mapping[int, T]) -> None:
         """Gives actors their shares, by number; each owes as many results as its share is long. Returns when
@@ -132,6 +153,11 @@ class ActorGroup[A: Actor]:
         for number, share in shares.items():
             self._owed[number] += len(share)
         self.wait({self.name(n): self.start_on(n, function, share) for n, share in shares.items()})
+
+    @property
+    def pulled(self) -> list[ObjectRef[Any]]:
+        """Calls of pull() that run, or whose results nobody has taken."""
+        return list(self._pulls.values())
 
     def pull(self, function: Callable[[A], S], timeout_seconds: float) -> list[S]:
         """Results of actors that owe some; waits for the first ones at most `timeout_seconds`.
@@ -157,12 +183,17 @@ class ActorGroup[A: Actor]:
 
 
 def wait_all[R](
-    calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float, clock: PhaseClock
+    calls: Mapping[str, ObjectRef[R]],
+    *,
+    deadline_seconds: float,
+    clock: PhaseClock,
+    meanwhile: Pump | None = None,
 ) -> dict[str, R]:
     """Results of remote calls by worker name ("trainer rank 1", "engine 0"); the clock counts what was spent
-    waiting.
+    waiting. `meanwhile` is pumped until the results are there, and woken by what it waits for.
 
     Raises WorkerLost for a death or a missed deadline, else the worker's own error; names worker and phase.
+    What `meanwhile` raises ends the wait.
     """
     import ray
 
@@ -178,8 +209,10 @@ def wait_all[R](
         if time.monotonic() - start > deadline_seconds:
             late = ", ".join(names[r] for r in pending)
             raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {clock.current}")
+        also = [] if meanwhile is None else list(meanwhile())
         with clock.waiting():
-            ray.wait(pending, num_returns=1, timeout=POLL_SECONDS)
+            seconds = POLL_SECONDS if meanwhile is None else PUMP_SECONDS
+            ray.wait([*pending, *also], num_returns=1, timeout=seconds)
     return {name: results[name] for name in calls}
 
 

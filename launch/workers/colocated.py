@@ -24,6 +24,7 @@ from mrl.config.root import Config
 from mrl.errors import WorkerLost
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.memory_watch import MemoryWatch
+from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.step_profiles import StepProfiles
 from mrl.launch.workers.train_group import TrainGroup
@@ -58,8 +59,14 @@ class Hybrid:
         committed since."""
 
     def start(self) -> None:
-        """Builds the engines, then the trainer ranks on the slots that sleeping engines left; the first
-        failure ends the start with its cause."""
+        """Builds and connects both groups; the first failure ends the start with its cause."""
+        engines = self._start_workers()
+        with self._clock.phase("connect"):
+            self._digest = self.train.connect(engines)
+        self._clock.listeners += self._listeners
+
+    def _start_workers(self) -> list[EngineRank]:
+        """Builds the engines, then the trainer ranks on the slots that sleeping engines left."""
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
             calls = self.rollout.start()
@@ -69,9 +76,7 @@ class Hybrid:
             self.rollout.sleep()
         with self._clock.phase("trainers"):
             self.train.wait(self.train.start(), deadline_seconds=deadline)
-        with self._clock.phase("connect"):
-            self._digest = self.train.connect(engines)
-        self._clock.listeners += self._listeners
+        return engines
 
     def _check_alive(self, event: Event) -> None:
         """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is

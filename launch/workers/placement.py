@@ -2,7 +2,7 @@
 
 Ray promises no order of bundles, neither across nodes nor over a node's GPUs, so both are asked and sorted.
 Node numbers come from the label `mrl-node` that the launcher gives each node; never from hostnames or
-addresses.
+addresses. Where engines have slots of their own, the trainer's come first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import SLOT
 from mrl.launch.cluster.ray_node import NODE_LABEL
+from mrl.resharding.planner.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class Placement:
 
     group: Any
     slots: tuple[Slot, ...]
+
+    def topology(self, config: Config) -> Topology:
+        """Where the plan of the weight sync finds both sides; `config` as placed."""
+        if config.launch.engine_slots:
+            return Topology.apart(self.nodes, num_trainers=config.training.layout.world_size)
+        return Topology.on(self.nodes) if config.sync.transport == "auto" else Topology.beside(self.nodes)
 
     @property
     def gpus(self) -> bool:

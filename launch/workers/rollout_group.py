@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class RolloutGroup(ActorGroup[RolloutActor]):
-    """The vLLM engines of a run; engine e shares slots e * tp .. e * tp + tp - 1 with the trainer ranks."""
+    """The vLLM engines of a run; engine e has slots e * tp .. e * tp + tp - 1 of those that engines are on
+    (`Config.engine_slots`)."""
 
     kind = "engine"
 
@@ -29,8 +30,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder
         of the actors."""
         tp = config.rollout.tp
-        first_slots = [engine * tp for engine in range(config.num_engines)]
-        # The trainer ranks have taken the GPUs from Ray, so that it says nothing of them to an engine.
+        first_slots = config.engine_slots[::tp]
+        # An engine takes no GPU of Ray's: its slots' trainer ranks have, or nobody, and the slots are the run's.
         visible = [placement.visible(range(first, first + tp)) for first in first_slots]
         super().__init__(
             RolloutActor,

@@ -18,6 +18,7 @@ from mrl.samples import Role, TrainBatch
 if TYPE_CHECKING:
     import numpy as np
 
+    from mrl.resharding.planner.topology import Topology
     from mrl.resharding.transfer.session import Session
     from mrl.training.worker import MegatronWorker
 
@@ -100,12 +101,12 @@ class TrainActor:
             with_router_margins=True,
         )
 
-    def connect(self, engines: Sequence[EngineRank], nodes: Sequence[int]) -> str:
+    def connect(self, engines: Sequence[EngineRank], topology: Topology) -> str:
         """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that
         sessions carry.
 
-        `nodes`: the number of each trainer rank's node. WeightSyncError where the slot's engine rank is on
-        another GPU.
+        `topology`: where all ranks of both sides are. WeightSyncError where the slot's engine rank is on another
+        GPU.
         """
         from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
         from mrl.resharding.wire.cuda_memory import device_uuid
@@ -125,7 +126,7 @@ class TrainActor:
                 sync,
                 addresses,
                 [engine.manifest for engine in engines],
-                nodes=nodes,
+                topology=topology,
                 store=self._store,
             )
         return self._weight_sync.digest

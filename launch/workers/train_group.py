@@ -45,7 +45,7 @@ def gpu_environment() -> dict[str, str]:
 
 
 class TrainGroup(ActorGroup[TrainActor]):
-    """The Megatron ranks of a run, one on each slot."""
+    """The Megatron ranks of a run, one on each of the first slots."""
 
     kind = "trainer rank"
 
@@ -53,7 +53,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         """`options`: environment and log folder of the actors."""
         layout = config.training.layout
         self.layout = layout.sizes()
-        self._nodes, self._has_gpus = placement.nodes, bool(placement.gpus)
+        self._topology, self._has_gpus = placement.topology(config), bool(placement.gpus)
         super().__init__(
             TrainActor,
             config,
@@ -61,7 +61,7 @@ class TrainGroup(ActorGroup[TrainActor]):
             strategies=placement.strategies(range(layout.world_size)),
             slot_share=0.5,
             gpus=float(placement.gpus),
-            own_environments=[gpu_environment() if placement.gpus else {}] * len(placement.slots),
+            own_environments=[gpu_environment() if placement.gpus else {}] * layout.world_size,
             **options,
         )
 
@@ -152,7 +152,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         import ray
 
         known: Any = ray.put(list(engines))  # once for all ranks: it is large
-        digests = self.on_all(TrainActor.connect, known, self._nodes)
+        digests = self.on_all(TrainActor.connect, known, self._topology)
         if len(set(digests)) != 1:
             raise WeightSyncError(f"trainer ranks made different weight sync plans: {digests}")
         return digests[0]

@@ -124,8 +124,8 @@ def layout_warnings(estimate: Estimate) -> list[str]:
                 f"{name} = {size} spans nodes of {node}: its collectives run on the network in every layer"
             )
             break
-    if layout.world_size > node and layout.world_size % node:
-        lines.append(f"the world of {layout.world_size} does not fill nodes of {node}")
+    if (slots := estimate.config.num_slots) > node and slots % node:
+        lines.append(f"{slots} slots do not fill nodes of {node}")
     if not facts.latent_attention and layout.tp > facts.kv_heads:
         lines.append(
             f"training.layout.tp = {layout.tp} is above the {facts.kv_heads} key and value heads: query groups are cut, and "
@@ -173,7 +173,7 @@ def memory_warnings(estimate: Estimate) -> list[str]:
     return [
         f"'{event.name}' leaves {_gb(event.free)} free: fragmentation or uneven experts may not fit"
         for event in estimate.timeline
-        if 0 <= event.free < tight and event.name != "generate"
+        if 0 <= event.free < tight and not event.name.endswith("generate")
     ]
 
 

@@ -12,7 +12,7 @@ from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.host_memory import host_moments
-from mrl.capacity.memory_timeline import Event, SlotMemory, timeline
+from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
@@ -30,7 +30,7 @@ class Estimate:
 
     def __init__(self, config: Config, hardware: Hardware) -> None:
         """Reads the model's config.json; ConfigError where the model is unknown."""
-        self.config, self.hardware = config, hardware
+        self.config, self.hardware = config.as_placed(), hardware
         self.facts = find_facts(config.model)
         self.layout = config.training.layout.sizes()
         self.work = work_of(config, hardware)
@@ -40,7 +40,7 @@ class Estimate:
     def unmet(self) -> list[str]:
         """Why `mrl train` would not start; the other parts can only be read where this is empty."""
         per_node = self.config.launch.slots_per_node or self.hardware.gpus_per_node
-        nodes = requirements.node_numbers(self.layout.world_size, per_node)
+        nodes = requirements.node_numbers(self.config.num_slots, per_node)
         return requirements.unmet(self.config, self.facts.hf, nodes, gpus=self.on_gpus)
 
     @property
@@ -123,7 +123,9 @@ class Estimate:
 
     @cached_property
     def timeline(self) -> list[Event]:
-        """The slot's memory after every event of a step."""
+        """The slot's memory after every event of a step; of both pools' where engines have slots of their own."""
+        if self.config.launch.engine_slots:
+            return timeline_of_pools(self.slot, self.hardware)
         return timeline(self.slot, self.hardware, sleeps=self.sleeps, offloads=self.offloads)
 
     @cached_property
@@ -160,8 +162,13 @@ class Estimate:
     @cached_property
     def traffic(self) -> Traffic:
         """The bytes that one weight sync moves over each kind of link."""
-        nodes = self.hardware.gpus_per_node
-        return traffic(self.facts, self.config.rollout, self.layout, gpus_per_node=nodes)
+        return traffic(
+            self.facts,
+            self.config.rollout,
+            self.layout,
+            gpus_per_node=self.hardware.gpus_per_node,
+            own_slots=self.config.launch.engine_slots,
+        )
 
     @cached_property
     def generation(self) -> Generation:

@@ -3,6 +3,9 @@
 The order is that of a step: the engine serves and falls asleep, all of the trainer comes back for log-probs
 and update, a checkpoint is saved, gradients, optimizer and critic leave, rollout weights wake, a weight sync
 fills them, trainer weights leave, the KV cache wakes. Both processes keep what is theirs alone throughout.
+
+On slots of their own both sides keep everything all the time: the fullest trainer slot's events, then the engine
+slot's.
 """
 
 from __future__ import annotations
@@ -80,6 +83,23 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
         ("trainer weights left", engine | resident | stays),
     ]
     return [_event(name, always | parts, hardware) for name, parts in events]
+
+
+def timeline_of_pools(memory: SlotMemory, hardware: Hardware) -> list[Event]:
+    """The events of a slot of the trainer's, then those of an engine's; each has its own half of the buckets."""
+    buckets = {"buckets": memory.buckets // 2}
+    trainer = {"trainer process": hardware.trainer_process_bytes, "trainer weights": memory.weights} | buckets
+    trainer |= {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
+    engine = {"engine process": hardware.engine_process_bytes, "rollout weights": memory.engine_weights}
+    engine |= buckets | {"KV cache": memory.kv_cache}
+    events = [
+        ("trainer slot, log-probs", trainer | {"working": memory.log_prob_working}),
+        ("trainer slot, update", trainer | {"activations": memory.activations, "working": memory.working}),
+        ("trainer slot, sync", trainer),
+        ("engine slot, generate", engine | {"engine working": memory.engine_working}),
+        ("engine slot, sync", engine | {"staging": memory.staging}),
+    ]
+    return [_event(name, parts, hardware) for name, parts in events]
 
 
 def _event(name: str, parts: dict[str, int], hardware: Hardware) -> Event:

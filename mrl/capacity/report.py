@@ -49,8 +49,10 @@ def _head_tree(estimate: Estimate) -> dict[str, Any]:
         "hardware": estimate.hardware.model_dump(),
         "layout": dataclasses.asdict(layout),
         "world_size": layout.world_size,
-        "nodes": -(-layout.world_size // estimate.hardware.gpus_per_node),
+        "slots": config.num_slots,
+        "nodes": -(-config.num_slots // estimate.hardware.gpus_per_node),
         "engines": config.num_engines,
+        "engine_slots": config.launch.engine_slots,
         "rollout_tp": config.rollout.tp,
         "expert_parallel": config.rollout.expert_parallel,
         "quantization": config.rollout.quantization,
@@ -140,7 +142,7 @@ def _step_tree(estimate: Estimate) -> dict[str, Any]:
     return {
         "seconds": estimate.seconds | {"total": total},
         "tokens": tokens,
-        "tokens_per_second_per_slot": tokens / total / estimate.layout.world_size,
+        "tokens_per_second_per_slot": tokens / total / estimate.config.num_slots,
         "concurrent_sequences": estimate.generation.concurrent,
         "decode_steps": estimate.generation.decode_steps,
         "pipeline_bubble": estimate.training_time.bubble,
@@ -185,13 +187,14 @@ class Report:
         tree, layout = self.tree, self.tree["layout"]
         axes = " x ".join(f"{axis}{size}" for axis, size in layout.items() if size > 1) or "one rank"
         experts = "dealt out" if tree["expert_parallel"] else "cut by tp"
+        own = f" on {tree['engine_slots']} slots of their own" if tree["engine_slots"] else ""
         weights = "" if tree["quantization"] == "none" else f", weights in {tree['quantization']}"
         return [
             f"model     {tree['model']}: {tree['parameters_total']:,} parameters, {tree['parameters_active']:,} active "
             f"(from {tree['model_facts']})",
             f"hardware  {tree['nodes']} nodes of {tree['hardware']['name']}",
             f"training  {tree['world_size']} ranks: {axes}",
-            f"rollout   {tree['engines']} engines of tp{tree['rollout_tp']}, experts {experts}{weights}",
+            f"rollout   {tree['engines']} engines of tp{tree['rollout_tp']}{own}, experts {experts}{weights}",
         ]
 
     def _training(self) -> list[str]:

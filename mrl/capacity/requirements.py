@@ -89,13 +89,14 @@ def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
 
 def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
     """Names the first engine whose ranks would lie on several nodes; an engine's ranks start on one."""
-    size = config.rollout.tp
+    size, slots = config.rollout.tp, config.engine_slots
     for engine in range(config.num_engines):
-        own = sorted(set(nodes[engine * size : (engine + 1) * size]))
+        own = sorted({nodes[slot] for slot in slots[engine * size : (engine + 1) * size]})
         if len(own) > 1:
+            after = f" and the {slots.start} slots of the trainer before them" * bool(slots.start)
             return [
                 f"rollout.tp = {size}: an engine's ranks start on one node, and engine {engine} would lie on "
-                f"nodes {own}; choose a rollout.tp that divides the slots of a node"
+                f"nodes {own}; choose a rollout.tp that divides the slots of a node{after}"
             ]
     return []
 

@@ -1,7 +1,8 @@
 """Bytes one weight sync moves over each kind of link, by closed formulas over the name tables.
 
-Engine e's rank i and trainer rank e x tp + i share a slot. Every byte an engine rank needs comes once from
-the nearest rank that holds it: its own slot, its node, its rail (the same place in another node), anywhere.
+Engine rank r shares the slot of trainer rank r, or has one of the slots after the trainer's to itself. Every byte an
+engine rank needs comes once from the nearest rank that holds it: its own slot, its node, its rail (the same place
+in another node), anywhere.
 The formulas give the resharding planner's own bytes (a test holds them equal) in a fraction of its time;
 where query groups are cut (layout.tp above the number of key and value heads) the planner itself is asked.
 """
@@ -97,21 +98,24 @@ class _Holders:
         return choice[turn % len(choice)]
 
 
-def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
-    """The bytes of one full weight sync in the engine's dtype."""
+def traffic(
+    facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
+) -> Traffic:
+    """The bytes of one full weight sync in the engine's dtype. `own_slots`: slots that engines have to themselves."""
     if not facts.latent_attention and layout.tp > facts.kv_heads:
-        return planned_traffic(facts, rollout, layout, gpus_per_node=gpus_per_node)
+        return planned_traffic(facts, rollout, layout, gpus_per_node=gpus_per_node, own_slots=own_slots)
     world = layout.world_size
+    first, last = (world, world + own_slots) if own_slots else (0, world)
     holders = _Holders(layout, gpus_per_node)
     columns = {
-        name: [0] * world for name in ("need", "local", "node_in", "network_in", "node_out", "network_out")
+        name: [0] * last for name in ("need", "local", "node_in", "network_in", "node_out", "network_out")
     }
     off_rail = 0
     stages = [_stage_bytes(facts, rollout, layout, stage) for stage in range(layout.pp)]
     demands = [list(_demands(facts, rollout, layout, stages, index)) for index in range(rollout.tp)]
-    for slot in range(world):
-        for demand in demands[slot % rollout.tp]:
-            source = holders.nearest(slot, demand, turn=slot // rollout.tp)
+    for rank, slot in enumerate(range(first, last)):
+        for demand in demands[rank % rollout.tp]:
+            source = holders.nearest(slot, demand, turn=rank // rollout.tp)
             columns["need"][slot] += demand.num_bytes
             if source == slot:
                 columns["local"][slot] += demand.num_bytes
@@ -124,18 +128,23 @@ def traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_n
     return Traffic(**columns, off_rail=off_rail)
 
 
-def planned_traffic(facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int) -> Traffic:
+def planned_traffic(
+    facts: Facts, rollout: RolloutSection, layout: Layout, *, gpus_per_node: int, own_slots: int = 0
+) -> Traffic:
     """What traffic() says, from the plan itself: exact for every layout, slow for hundreds of slots."""
+    world = layout.world_size
     engine = Layout(
         tp=rollout.tp,
         ep=rollout.tp if rollout.expert_parallel else 1,
-        dp=layout.world_size // rollout.tp,
+        dp=(own_slots or world) // rollout.tp,
     )
+    shared = Topology.shared(world, slots_per_node=gpus_per_node)
+    apart = Topology.separate(world, own_slots, slots_per_node=gpus_per_node)
     wide = engine_manifests.from_layout(facts.hf, engine, dtype=rollout.dtype)
     plan = build_plan(
         trainer_manifests.from_layout(facts.hf, layout, dtype=rollout.dtype),
         quantised.manifests(wide, rollout.quantization),
-        Topology.shared(layout.world_size, slots_per_node=gpus_per_node),
+        apart if own_slots else shared,
     )
     local, node_in, network_in, node_out, network_out, _ = (list(map(int, row)) for row in plan.traffic)
     return Traffic(

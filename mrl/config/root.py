@@ -53,11 +53,24 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _layouts_fit(self) -> "Config":
-        world = self.training.layout.world_size
-        if world % self.rollout.tp:
+        world, own, tp = self.training.layout.world_size, self.launch.engine_slots, self.rollout.tp
+        if own % tp:
             raise ValueError(
-                f"rollout.tp = {self.rollout.tp} does not divide the training world of {world} slots "
-                "(tp x cp x dp x pp); engines = world / rollout.tp"
+                f"rollout.tp = {tp} does not divide launch.engine_slots = {own}; engines = engine_slots / rollout.tp"
+            )
+        if not own and world % tp:
+            raise ValueError(
+                f"rollout.tp = {tp} does not divide the training world of {world} slots "
+                "(tp x cp x dp x pp); engines = world / rollout.tp, or have launch.engine_slots of their own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _own_slots_are_never_left(self) -> "Config":
+        if self.launch.engine_slots and self.training.offload == "always":
+            raise ValueError(
+                f"training.offload = always with launch.engine_slots = {self.launch.engine_slots}: engines have slots of "
+                "their own, so that trainers never leave theirs; choose auto or never"
             )
         return self
 
@@ -136,10 +149,35 @@ class Config(Section):
         }
         return self.model_copy(update=counted)
 
+    def as_placed(self) -> "Config":
+        """The same run with what own slots of engines decide: nobody off-loads or sleeps, and weights go as
+        messages where auto would have them go through a slot's memory."""
+        if not self.launch.engine_slots:
+            return self
+        transport = "distributed" if self.sync.transport == "auto" else self.sync.transport
+        placed = {
+            "training": self.training.model_copy(update={"offload": "never"}),
+            "rollout": self.rollout.model_copy(update={"enable_sleep_mode": False}),
+            "sync": self.sync.model_copy(update={"transport": transport}),
+        }
+        return self.model_copy(update=placed)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the run takes: the trainer's, and after them those that engines have to themselves."""
+        return self.training.layout.world_size + self.launch.engine_slots
+
+    @property
+    def engine_slots(self) -> range:
+        """The slot of each engine rank: the trainer's slots, or those after them; engine e has e * tp to
+        e * tp + tp - 1 of these."""
+        world = self.training.layout.world_size
+        return range(world, self.num_slots) if self.launch.engine_slots else range(world)
+
     @property
     def num_engines(self) -> int:
-        """Rollout engines; engine e's rank i shares slot e * tp + i with the trainer rank of that number."""
-        return self.training.layout.world_size // self.rollout.tp
+        """Rollout engines."""
+        return len(self.engine_slots) // self.rollout.tp
 
     @property
     def run_folder(self) -> str:

@@ -66,17 +66,21 @@ class Topology:
         )
 
     @classmethod
-    def separate(cls, num_trainers: int, num_engine_ranks: int, *, slots_per_node: int = 8) -> Topology:
-        """Two pools: trainer ranks on the first slots, engine ranks on the following ones, starting a new
-        node."""
-        first = -(-num_trainers // slots_per_node) * slots_per_node
-        slots = range(first + num_engine_ranks)
+    def apart(cls, nodes: Sequence[int], *, num_trainers: int) -> Topology:
+        """Two pools: trainer ranks on the first slots, an engine rank on each of the others; slot s lies on
+        node `nodes[s]`."""
         return cls(
-            nodes=tuple(slot // slots_per_node for slot in slots),
-            rails=tuple(slot % slots_per_node for slot in slots),
+            nodes=tuple(nodes),
+            rails=_rails(nodes),
             trainer_slots=tuple(range(num_trainers)),
-            engine_slots=tuple(range(first, first + num_engine_ranks)),
+            engine_slots=tuple(range(num_trainers, len(nodes))),
         )
+
+    @classmethod
+    def separate(cls, num_trainers: int, num_engine_ranks: int, *, slots_per_node: int = 8) -> Topology:
+        """`apart` on nodes that are filled one after the other."""
+        slots = range(num_trainers + num_engine_ranks)
+        return cls.apart([slot // slots_per_node for slot in slots], num_trainers=num_trainers)
 
     def distance(self, trainer_slot: int, engine_slot: int) -> int:
         """0 same slot, 1 same node, 2 same rail in another node, 3 anything else."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -179,12 +178,12 @@ class PlannedSync:
         addresses: Sequence[str],
         engines: Sequence[RankManifest],
         *,
-        nodes: Sequence[int],
+        topology: Topology,
         store: tuple[str, int] | None = None,
     ) -> None:
         """`addresses`, `engines`: of every engine rank in order (`RolloutEngine.engine_manifests` of each
-        engine). `nodes`: the number of each trainer rank's node. `store`: the trainers' torch.distributed
-        store (distributed transport)."""
+        engine). `topology`: where all of them are. `store`: the trainers' torch.distributed store (distributed
+        transport)."""
         self._trainer, self._sync = trainer, sync
         self._rank = dist.get_rank() if trainer.layout.world_size > 1 else 0
         self._endpoints = _endpoints(trainer, sync, addresses, store)
@@ -193,29 +192,19 @@ class PlannedSync:
         self.plan = build_plan(
             trainers,
             [dataclasses.replace(d, rank=rank) for rank, d in enumerate(engines)],
-            self._topology(len(engines), nodes),
+            topology,
             PlanOptions(bucket_bytes=sync.bucket_bytes, interleave_stages=trainer.device.type == "cuda"),
         )
         self.part = self.plan.part(self.plan.topology.trainer_slots[self._rank])
         self._fallback = self._whole_tensors(trainers)
         self._proof = self._proved([tensor for tensor, _, _, _ in located])
         digests = [manifest.digest[:12] for manifest in engines]
-        facts = {"nodes": list(nodes), "engine ranks' manifests": digests}
+        facts = {"nodes": list(topology.nodes), "engine ranks' manifests": digests}
         facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in trainers]}
         self._start = Start(trainer, sync, facts | {"plan": self.plan.digest})
         self.feeds = self._feeds_of(leased_tensors(located))
         self._near: Neighbours | None = None
         self._lane: Lane | None = None
-
-    def _topology(self, num_receivers: int, nodes: Sequence[int]) -> Topology:
-        """One slot for a trainer and its engine rank, or each on its own where they share no memory. Between
-        pools the engines' nodes are taken to be as large as the trainer's."""
-        if self._endpoints.mesh is None:
-            return Topology.on(nodes)
-        if num_receivers == len(nodes):
-            return Topology.beside(nodes)
-        largest = max(Counter(nodes).values())
-        return Topology.separate(len(nodes), num_receivers, slots_per_node=largest)
 
     def _whole_tensors(self, trainers: Sequence[RankManifest]) -> gather_plan.GatherPlan | None:
         """How what no plan can place is gathered; None where the plan has everything."""

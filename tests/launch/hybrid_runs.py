@@ -8,14 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
+import pytest
 
+from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
+from mrl.errors import MrlError
 from mrl.launch.commands.assemble import hybrid_engine
 from mrl.launch.workers.colocated import Hybrid
+from mrl.loops.learn import denominators
+from mrl.loops.mismatch import measure
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group
+from mrl.training.batch import pack, policy_versions
+from mrl.training.hf import export
 from tests.support.samples import make_groups, make_sample, verdict_of
+from tests.tiny_models import reference_logprobs
 
 
 def tiny_config(model: Path, folder: Path, *words: str) -> Config:
@@ -55,10 +64,14 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
     )
 
 
+MEMORY_CAP = 2500 << 20
+"""Bytes of all processes of a run (shared pages counted once), for each slot."""
+
+
 @contextlib.contextmanager
-def running(config: Config, log_folder: Path) -> Iterator[Hybrid]:
+def running(config: Config, log_folder: Path, clock: PhaseClock | None = None) -> Iterator[Hybrid]:
     """Workers up, before the first weight sync. Needs a connected Ray with enough slots."""
-    with hybrid_engine(config, PhaseClock(), log_folder) as hybrid:
+    with hybrid_engine(config, clock or PhaseClock(), log_folder) as hybrid:
         yield hybrid
 
 
@@ -77,6 +90,59 @@ def sampled(
         found |= {r.request_id: r for r in hybrid.rollout.poll(1.0)}
         assert time.monotonic() < deadline, f"{len(found)} of {len(prompts)} responses after {seconds} s"
     return [found[name] for name in wanted.request_ids()]
+
+
+def pairs_of_prompts() -> list[np.ndarray]:
+    """Eight short prompts, each twice."""
+    rng = np.random.default_rng(0)
+    return [p for _ in range(8) for p in [rng.integers(3, 15, int(rng.integers(1, 8))).astype(np.int32)] * 2]
+
+
+def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
+    """Two updates, each synced; then engines, trainer and an export say the same of new responses."""
+    prompts = pairs_of_prompts()
+    hybrid.sync(0)
+    for version in range(2):
+        groups = groups_of(prompts, sampled(hybrid, prompts), version)
+        hybrid.rest()
+        batch = pack(groups)
+        forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+        served = policy_versions(groups) == version
+        margins = forward["router_margin"]
+        found = measure(batch, forward["logprobs"], margins, served=served, margin=1e-5)
+        assert found["policy/rollout_logprob_diff_max"] < 1e-4, found
+        batch = batch.with_arrays(old_logprobs=forward["logprobs"])
+        batch, _ = shape_and_estimate(config.algorithm, batch, groups)
+        metrics = hybrid.train.update(batch, denominators(batch))
+        assert metrics["grad_norm"] > 0
+        moved = hybrid.sync(version + 1)
+        assert not moved.get("sync/fallback_bytes"), moved  # the gathering mode has no plan to fall back from
+    if config.training.offload == "always":
+        with pytest.raises(MrlError, match="parameters are off-loaded"):
+            hybrid.train.on_all(lambda actor: actor.worker.policy.memory.export())
+    responses = sampled(hybrid, prompts)
+    hybrid.rest()
+    batch = pack(groups_of(prompts, responses, 2))
+    forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+    shards = str(tmp_path / "shards")
+    hybrid.train.on_all(lambda actor: actor.worker.save_weights(shards))
+    used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
+    export.export_checkpoint(
+        tmp_path / "shards",
+        tmp_path / "export",
+        source=Path(config.model.path),
+        dtype=config.training.dtype,
+    )
+    assert used < MEMORY_CAP * config.num_slots, f"{used >> 20} MiB"
+    clear = batch.loss_mask & (forward["router_margin"] > 1e-5)
+    assert clear.sum() > 20
+    reference, _ = reference_logprobs(tmp_path / "export", batch)
+    rollout = batch.arrays["rollout_logprobs"]
+    assert np.abs(rollout - forward["logprobs"])[clear].max() < 1e-4
+    assert np.abs(reference - forward["logprobs"])[clear].max() < 1e-4
+    assert np.abs(reference_logprobs(Path(config.model.path), batch)[0] - reference)[clear].max() > 1e-3, (
+        "the updates changed nothing"
+    )
 
 
 def groups_of(prompts: list[np.ndarray], responses: list[Response], version: int) -> list[Group]:

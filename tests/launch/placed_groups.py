@@ -65,7 +65,7 @@ def main(head: str, num_nodes: int, strategy: str, seed: int) -> None:
             "engines": rollout.on_all(seen),
         }
         ask = train.on_all
-        train.on_all = lambda function, *told: found.update(nodes=told[-1]) or ask(function, *told)  # type: ignore[method-assign]
+        train.on_all = lambda function, *told: found.update(nodes=told[-1].nodes) or ask(function, *told)  # type: ignore[method-assign]
         try:
             train.connect([EngineRank("", "", Counted())])  # type: ignore[arg-type] fails: no rank was started
         except Exception:

@@ -9,6 +9,7 @@ from mrl.config.load import load
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
+from mrl.launch.workers.two_pools import TwoPools
 from mrl.observe.phases import PhaseClock
 
 
@@ -27,12 +28,12 @@ class Group:
         return asked
 
 
-def hybrid(events: list[str], clock: PhaseClock) -> Hybrid:
+def hybrid(events: list[str], clock: PhaseClock, kind: type[Hybrid] = Hybrid) -> Hybrid:
     config = load(
         [], ["run.name=r", "model.path=/m", "model.max_length=600", "data.train=/rows", "reward.kind=maths"]
     )
     train, rollout = Group("train", events), Group("rollout", events)
-    return Hybrid(config, cast(TrainGroup, train), cast(RolloutGroup, rollout), clock, offloads=True)
+    return kind(config, cast(TrainGroup, train), cast(RolloutGroup, rollout), clock, offloads=kind is Hybrid)
 
 
 def test_engines_measure_an_empty_slot_and_sleep_before_a_trainer_is_there() -> None:
@@ -68,3 +69,20 @@ def test_a_step_never_has_the_kv_cache_beside_the_trainers_memory() -> None:
         "rollout sleep",
         "train reload",
     ]
+
+
+def test_two_pools_start_at_once_and_wait_for_nobodys_memory() -> None:
+    events: list[str] = []
+    pools = hybrid(events, PhaseClock(), TwoPools)
+    pools.start()
+    assert [event for event in events if "dead" not in event] == [
+        "rollout start",
+        "train start",
+        "train wait",
+        "rollout engine_ranks",
+        "train connect",
+    ]
+    events.clear()
+    pools.sync(0)
+    pools.rest()
+    assert not [event for event in events if "load" in event]

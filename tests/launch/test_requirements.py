@@ -44,6 +44,16 @@ def test_an_engine_over_two_nodes_is_refused_with_a_way_out(task: Path) -> None:
     assert "engine 1 would lie on nodes [0, 1]; choose a rollout.tp that divides" in line
 
 
+def test_an_engine_of_a_pool_over_two_nodes_is_refused_with_a_way_out(task: Path) -> None:
+    """Its slots follow the trainer's: an engine that fills a node must begin on one."""
+    pool = ("training.layout={dp: 2}", "rollout.tp=2", "launch.engine_slots=2")
+    assert found(task / "model", *pool, nodes=[0, 0, 1, 1], gpus=True) == []
+    assert found(task / "model", *pool, nodes=[0, 0, 0, 0], gpus=False) == []
+    (line,) = found(task / "model", *pool, nodes=[0, 0, 0, 1], gpus=True)
+    assert "engine 0 would lie on nodes [0, 1]" in line
+    assert line.endswith("divides the slots of a node and the 2 slots of the trainer before them")
+
+
 def test_nodes_are_filled_one_after_the_other() -> None:
     assert node_numbers(5, 2) == [0, 0, 1, 1, 2]
 

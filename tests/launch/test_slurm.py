@@ -89,14 +89,16 @@ def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
         assert slurm.run("scontrol", "show", "hostnames", nodes).split() == names
 
 
-def test_a_job_trains_on_both_nodes(slurm: LocalSlurm, tmp_path: Path) -> None:
-    number = submit(slurm, tmp_path, write_run(tmp_path))
+def test_a_job_trains_on_one_node_and_generates_on_the_other(slurm: LocalSlurm, tmp_path: Path) -> None:
+    pools = ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4")
+    number = submit(slurm, tmp_path, write_run(tmp_path), *pools)
     job = wait_for_end(slurm, tmp_path, number)
     text = output(tmp_path, number)
     assert job["JobState"] == "COMPLETED", text[-6000:]
     assert job["ExitCode"] == "0:0"
     assert steps_done(tmp_path) == [1, 2]
     assert "on 2 nodes: n[1-2]" in text
+    assert "1 trainer ranks and 1 engines on 1 slots of their own" in text
     logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
     assert (logs / "latest").resolve() == (logs / "attempt-0").resolve()
     assert "Ray node 0 is up" in (logs / "latest" / "node-0.log").read_text()

@@ -16,6 +16,7 @@ from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import build_plan
+from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.transfer.weight_sync import PlannedSync
@@ -61,8 +62,14 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
     sync = SyncSection(bucket_bytes=8 << 10, deadline_seconds=60.0, transport=transport)
     host = None if transport == "auto" else "127.0.0.1"
     receiver = Receiver(deadline_seconds=60.0, device=CPU, host=host)
+    topology = Topology.on([0]) if transport == "auto" else Topology.beside([0])
     weight_sync = PlannedSync(
-        trainer, sync, [receiver.address], [manifest], nodes=[0], store=("127.0.0.1", meeting.port)
+        trainer,
+        sync,
+        [receiver.address],
+        [manifest],
+        topology=topology,
+        store=("127.0.0.1", meeting.port),
     )
     assert weight_sync.plan.fallback == WHOLE
     sizes = {t.name: 2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE}
@@ -108,7 +115,7 @@ def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() ->
     trainer = BenchTrainer(hf, Layout(), 0, device=CPU)
     sync = SyncSection(bucket_bytes=1 << 20, deadline_seconds=60.0)
     receiver = Receiver(deadline_seconds=60.0, device=CPU)
-    weight_sync = PlannedSync(trainer, sync, [receiver.address], [manifest], nodes=[0])
+    weight_sync = PlannedSync(trainer, sync, [receiver.address], [manifest], topology=Topology.on([0]))
     whole = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in range(4) for p in "qkv"]
     assert set(quantised.unquantised(weight_sync.plan.fallback)) == set(whole)
     storage = Storage(manifest, CPU)
@@ -135,7 +142,7 @@ def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
     receiver = Receiver(deadline_seconds=1.0, device=CPU)
     trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
     with pytest.raises(WeightSyncError, match=r"model\.extra\.weight"):
-        PlannedSync(trainer, SyncSection(), [receiver.address], [unknown], nodes=[0])
+        PlannedSync(trainer, SyncSection(), [receiver.address], [unknown], topology=Topology.on([0]))
     receiver.close()
     trainer.close()
 

@@ -248,6 +248,9 @@ def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
     assert one.traffic[2].sum() == 0, "on one node nothing crosses the network"
     assert Topology.on([3, 3, 5, 3]).rails == (0, 1, 0, 2)
     assert Topology.beside([0, 1, 1]).nodes == (0, 1, 1, 0, 1, 1)
+    apart = Topology.apart([0, 0, 0, 1], num_trainers=2)
+    assert (apart.trainer_slots, apart.engine_slots, apart.rails) == ((0, 1), (2, 3), (0, 1, 2, 0))
+    assert Topology.separate(2, 2, slots_per_node=3) == apart
 
 
 def test_senders_share_the_load():

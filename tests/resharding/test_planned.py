@@ -386,7 +386,7 @@ class Pair:
             sync,
             [address],
             engine_manifests.from_layout(TINY, Layout()),
-            nodes=[0],
+            topology=Topology.on([0]) if transport == "auto" else Topology.beside([0]),
             store=("127.0.0.1", wire.port),
         )
         self.trainer.fill(0)

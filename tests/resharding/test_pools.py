@@ -21,6 +21,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
@@ -71,8 +72,8 @@ def train(
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
-    nodes = range(layout.world_size)
-    planned = PlannedSync(trainer, sync, addresses, manifests, nodes=nodes, store=(HOST, port))
+    topology = Topology.separate(layout.world_size, receivers, slots_per_node=1)
+    planned = PlannedSync(trainer, sync, addresses, manifests, topology=topology, store=(HOST, port))
     gather = GatherSync(trainer, sync, addresses, store=(HOST, port))
     store.set("planned", planned.digest)
     store.set("gather", gather.digest)
@@ -189,8 +190,8 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
     addresses: list[Any] = [None] * size
     dist.all_gather_object(addresses, receiver.address)
     sync = SYNC.model_copy(update={"transport": "auto"})
-    nodes = [peer // slots_per_node for peer in range(size)]
-    weight_sync = PlannedSync(trainer, sync, addresses, manifests, nodes=nodes)
+    topology = Topology.shared(size, slots_per_node=slots_per_node)
+    weight_sync = PlannedSync(trainer, sync, addresses, manifests, topology=topology)
     trainer.fill(0)
     opened = session(0, weight_sync.digest, -1)
     errors: list[BaseException] = []

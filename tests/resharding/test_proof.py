@@ -68,7 +68,7 @@ class Slot:
             SYNC,
             addresses,
             list(planned_for or manifests),
-            nodes=[peer // slots_per_node for peer in range(len(addresses))],
+            topology=Topology.shared(len(addresses), slots_per_node=slots_per_node),
         )
         self._number = 0
 

@@ -22,8 +22,12 @@ class LaunchSection(Section):
     ray_address: str | None = None
     """Address of an existing Ray cluster; null starts one on this machine and stops it at the end."""
     slots_per_node: int | None = Field(default=None, ge=1)
-    """Slots of a node: its GPUs, or the shares of a machine without GPUs; null means all of its GPUs, or the
-    world size without."""
+    """Slots of a node: its GPUs, or the shares of a machine without GPUs; null means all of its GPUs, or
+    without GPUs as many as the run takes."""
+    engine_slots: int = Field(default=0, ge=0)
+    """Slots that engines have to themselves, after the trainer's; their number and `rollout.tp` are then free of
+    the layout, nobody off-loads or sleeps, and `sync.transport` auto means distributed. 0: engines share the
+    trainer's slots and take turns with it."""
     start_deadline_seconds: float = Field(default=600.0, gt=0)
     """Longest time until all workers are up."""
     object_store_bytes: int | None = Field(default=None, ge=80 << 20)

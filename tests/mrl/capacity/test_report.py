@@ -36,6 +36,28 @@ def test_the_tree_is_json_and_complete() -> None:
     assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
 
 
+def test_each_pool_has_its_own_memory() -> None:
+    """Engines on slots of their own: neither side's slot holds anything of the other's, and nothing is off-loaded."""
+    words = ("training.layout.dp=24", "rollout.tp=2", "launch.engine_slots=8")
+    pools = report(*words, "launch.slots_per_node=8").tree
+    assert (pools["slots"], pools["nodes"], pools["engines"], pools["engine_slots"]) == (32, 4, 4, 8)
+    trainer = [e["parts"] for e in pools["memory_timeline"] if e["event"].startswith("trainer slot, ")]
+    engine = [e["parts"] for e in pools["memory_timeline"] if e["event"].startswith("engine slot, ")]
+    assert len(trainer) == 3 and len(engine) == 2
+    assert not any({"rollout weights", "KV cache", "engine process"} & set(parts) for parts in trainer)
+    assert not any({"trainer weights", "optimizer", "trainer process"} & set(parts) for parts in engine)
+    assert all({"optimizer", "gradients"} <= set(parts) for parts in trainer)
+    assert pools["step"]["seconds"]["offload"] == 0 and pools["sync"]["local_bytes"] == 0
+    assert "4 engines of tp2 on 8 slots of their own" in report(*words).table()
+
+
+def test_what_does_not_fit_names_its_pool() -> None:
+    refused = report("training.layout.dp=8", "rollout.tp=2", "launch.engine_slots=8")
+    assert not refused.fits
+    assert [line.split(" needs")[0] for line in refused.tree["errors"] if "GB of" in line] != []
+    assert all("'trainer slot, " in line for line in refused.tree["errors"] if " needs " in line)
+
+
 def test_a_pass_for_old_log_probs_is_counted_where_it_is_made() -> None:
     one, asked, several = (
         report(f"algorithm.minibatches={count}", f"algorithm.old_logprobs={kind}").tree["step"]["seconds"]

@@ -116,6 +116,14 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["training.layout.ep=2"], "does not divide"),
         (["training.layout.vpp=2"], "vpp = 2 needs pp"),
         (["training.layout.dp=3", "rollout.tp=2"], "rollout.tp = 2 does not divide the training world of 3"),
+        (
+            ["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=5"],
+            "rollout.tp = 2 does not divide launch.engine_slots = 5",
+        ),
+        (
+            ["launch.engine_slots=1", "training.offload=always"],
+            "training.offload = always with launch.engine_slots = 1: .* choose auto or never",
+        ),
         (["rollout.max_response_tokens=512", "model.max_length=512"], "leaves nothing for a prompt"),
         (
             ["rollout.max_num_batched_tokens=64", "rollout.max_num_seqs=65"],
@@ -294,3 +302,22 @@ def test_the_quickstart_model_goes_over_the_quickstart() -> None:
     config = load([CONFIGS / "quickstart.yaml", CONFIGS / "quickstart_model.yaml"])
     assert config.model.new is not None and config.sft is not None
     assert config.sft.output == load([CONFIGS / "quickstart.yaml"]).model.path
+
+
+def test_engines_on_slots_of_their_own_are_free_of_the_layout(minimal: Path) -> None:
+    """Another number and size than the trainer's, after its slots; then nobody sleeps or off-loads, and a slot's
+    memory is no way for weights."""
+    own = load([minimal], ["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=4"])
+    assert (own.num_slots, own.engine_slots, own.num_engines) == (7, range(3, 7), 2)
+    placed = own.as_placed()
+    assert (placed.sync.transport, placed.training.offload) == ("distributed", "never")
+    assert not placed.rollout.enable_sleep_mode and placed.launch == own.launch
+    assert (
+        load([minimal], ["launch.engine_slots=1", "sync.transport=nixl"]).as_placed().sync.transport == "nixl"
+    )
+
+
+def test_without_slots_of_their_own_engines_have_the_trainers(minimal: Path) -> None:
+    shared = load([minimal], ["training.layout.dp=4", "rollout.tp=2"])
+    assert (shared.num_slots, shared.engine_slots, shared.num_engines) == (4, range(4), 2)
+    assert shared.as_placed() is shared
