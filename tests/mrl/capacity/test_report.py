@@ -38,9 +38,9 @@ def test_the_tree_is_json_and_complete() -> None:
 
 def test_each_pool_has_its_own_memory() -> None:
     """Engines on slots of their own: neither side's slot holds anything of the other's, and nothing is off-loaded."""
-    words = ("training.layout.dp=24", "rollout.tp=2", "launch.engine_slots=8")
-    pools = report(*words, "launch.slots_per_node=8").tree
-    assert (pools["slots"], pools["nodes"], pools["engines"], pools["engine_slots"]) == (32, 4, 4, 8)
+    shown = report("training.layout.dp=4", "rollout.tp=2", "launch.engine_slots=8")
+    pools = shown.tree
+    assert (pools["slots"], pools["nodes"], pools["engines"], pools["engine_slots"]) == (24, 3, 4, 8)
     trainer = [e["parts"] for e in pools["memory_timeline"] if e["event"].startswith("trainer slot, ")]
     engine = [e["parts"] for e in pools["memory_timeline"] if e["event"].startswith("engine slot, ")]
     assert len(trainer) == 3 and len(engine) == 2
@@ -48,14 +48,16 @@ def test_each_pool_has_its_own_memory() -> None:
     assert not any({"trainer weights", "optimizer", "trainer process"} & set(parts) for parts in engine)
     assert all({"optimizer", "gradients"} <= set(parts) for parts in trainer)
     assert pools["step"]["seconds"]["offload"] == 0 and pools["sync"]["local_bytes"] == 0
-    assert "4 engines of tp2 on 8 slots of their own" in report(*words).table()
+    assert "4 engines of tp2 on 8 slots of their own" in shown.table()
 
 
 def test_what_does_not_fit_names_its_pool() -> None:
-    refused = report("training.layout.dp=8", "rollout.tp=2", "launch.engine_slots=8")
+    small = ("training.layout.ep=2", "training.layout.tp=2", "training.layout.dp=1", "launch.engine_slots=4")
+    refused = report(*small, "rollout.tp=2")
     assert not refused.fits
-    assert [line.split(" needs")[0] for line in refused.tree["errors"] if "GB of" in line] != []
-    assert all("'trainer slot, " in line for line in refused.tree["errors"] if " needs " in line)
+    assert {line.split(" needs")[0] for line in refused.tree["errors"]} == {
+        f"'trainer slot, {moment}'" for moment in ("log-probs", "update", "sync")
+    }
 
 
 def test_a_pass_for_old_log_probs_is_counted_where_it_is_made() -> None:
