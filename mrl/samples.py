@@ -28,6 +28,8 @@ class Status(enum.Enum):
     """We stopped it on purpose (surplus, deadline of a round)."""
     FAILED = "failed"
     """The engine gave no usable response; counted and excluded."""
+    PARKED = "parked"
+    """Not ended: it was taken out of its engine with the tokens so far, and is to go on."""
 
 
 class VerdictKind(enum.Enum):
@@ -81,6 +83,23 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of a response that one engine produced with one version of the weights, from a KV cache that this
+    version alone computed."""
+
+    start: int
+    """Position of its first token in the response."""
+    end: int
+    """One past its last token; never `start`."""
+    version: int
+    attempt: int
+    """Number of the request it answered, among all that were made for this sample, from 0."""
+    engine: int
+    prompt_digest: int
+    """Of the tokens that the engine says it ran before the segment's first one (mrl/rollout/request.py, `prompt_digest`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
     """One response of the policy to one prompt. Nothing in it is ever re-tokenised."""
 
@@ -101,8 +120,8 @@ class Sample:
     response_text: str = ""
     domain: str = "default"
     tag: str = ""
-    attempt: int = 0
-    """How often this sample was started over (engine loss)."""
+    segments: tuple[Segment, ...] = ()
+    """Which engine produced which tokens, in order; empty where no engine did."""
     routed_experts: np.ndarray | None = None
     """[T_prompt + T, L, k] int16 where recorded."""
     verdict: Verdict | None = None

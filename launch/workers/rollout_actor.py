@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrl.config.root import Config
 from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.rollout.request import ResponseBatch, Round
+from mrl.rollout.request import Request, ResponseBatch, Round
 from mrl.rollout.stop_tokens import end_of_text
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
 
-POLL_SECONDS = 0.5
-"""How long an engine steps inside one call before it answers with what is finished."""
 WORKER_LOST_EXIT_CODE = 71
 
 
@@ -71,16 +70,15 @@ class RolloutActor:
 
         leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
-    def submit(self, share: Round) -> None:
-        """Takes the requests of this engine's prompts."""
-        self.engine.submit(share.requests())
+    def tick(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
+        """Takes new requests, then steps the engine so often, or until nothing is left; what finished."""
+        for each in asked:
+            self.engine.submit(each.requests() if isinstance(each, Round) else [each])
+        return ResponseBatch.of(self.engine.step(max_steps))
 
-    def poll(self) -> ResponseBatch:
-        """What finishes while the engine is stepped for POLL_SECONDS, or until nothing is left."""
-        deadline, responses = time.monotonic() + POLL_SECONDS, []
-        while (left := deadline - time.monotonic()) > 0 and self.engine.num_unfinished:
-            responses += self.engine.poll(left)
-        return ResponseBatch.of(responses + self.engine.poll(0.0))
+    def park(self) -> ResponseBatch:
+        """What had finished, and every unfinished request, PARKED; the engine holds none afterwards."""
+        return ResponseBatch.of(self.engine.park())
 
     def generate(self, share: Round, deadline_seconds: float) -> ResponseBatch:
         """All responses to this engine's prompts in one call."""

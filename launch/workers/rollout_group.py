@@ -1,7 +1,13 @@
-"""All engines as one: submit and poll. A prompt's samples go to one engine, chosen by prompt index."""
+"""All engines as one: submit, poll, park. A prompt's samples go to one engine (mrl/rollout/routing.py).
+
+An engine steps only inside a call. Two are under way on each engine that has work: while the driver looks at what the first
+brought, the engine runs the second; a call carries the requests that came in the meantime.
+"""
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
@@ -10,12 +16,19 @@ from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.rollout_actor import EngineRank, RolloutActor
 from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import Response, ResponseBatch, Round
+from mrl.rollout.request import Request, Response, ResponseBatch, Round, sample_of
+from mrl.rollout.routing import Router
+from mrl.samples import Status
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
     from mrl.resharding.transfer.session import Session
+
+
+TICK_STEPS = 16
+"""Steps of an engine in one call."""
+CALLS_UNDER_WAY = 2
 
 
 class RolloutGroup(ActorGroup[RolloutActor]):
@@ -25,10 +38,18 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     kind = "engine"
 
     def __init__(
-        self, config: Config, placement: Placement, clock: PhaseClock, *, sleeps: bool, **options: Any
+        self,
+        config: Config,
+        placement: Placement,
+        clock: PhaseClock,
+        *,
+        sleeps: bool,
+        by_index: bool = True,
+        tick_steps: int = TICK_STEPS,
+        **options: Any,
     ) -> None:
-        """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder
-        of the actors."""
+        """`sleeps`: the engines give their memory away between rounds. `by_index`: a prompt's engine follows from its
+        index alone. `options`: environment and log folder of the actors."""
         tp = config.rollout.tp
         first_slots = config.engine_slots[::tp]
         # An engine takes no GPU of Ray's: its slots' trainer ranks have, or nobody, and the slots are the run's.
@@ -43,7 +64,12 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             own_environments=visible,
             **options,
         )
-        self._sleeps = sleeps
+        self._sleeps, self.tick_steps = sleeps, tick_steps
+        self._router = Router(len(self.actors), by_index=by_index)
+        self._outbox: list[list[Round | Request]] = [[] for _ in self.actors]
+        self._ticks: list[collections.deque[ObjectRef[ResponseBatch]]] = [
+            collections.deque() for _ in self.actors
+        ]
 
     def start(self) -> dict[str, ObjectRef[None]]:
         """Starts vLLM everywhere; the caller waits for it."""
@@ -51,13 +77,69 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def submit(self, requested: Round) -> None:
-        """Hands each engine its prompts; returns when all engines have them."""
-        self.hand_out(RolloutActor.submit, self._shares(requested))
+    def submit(self, requested: Round | Iterable[Round | Request]) -> None:
+        """Sends requests to their engines and returns at once; RolloutError, and none is sent, where one cannot be run. A
+        deterministic engine takes only what one call of this hands in, until all of it is finished or parked."""
+        requested = [requested] if isinstance(requested, Round) else list(requested)
+        for each in requested:
+            each.require_fits(self._config.model.max_length)
+        for each in requested:
+            if isinstance(each, Round):
+                for engine, share in self._shares(each).items():
+                    self._outbox[engine].append(share)
+            else:
+                engine = self._router.send(sample_of(each.request_id)[0], 1)
+                self._outbox[engine].append(each)
+        self._go_on()
 
     def poll(self, timeout_seconds: float) -> list[Response]:
-        """Finished responses; waits for the first ones at most `timeout_seconds`."""
-        return [r for batch in self.pull(RolloutActor.poll, timeout_seconds) for r in batch.responses()]
+        """Finished responses; waits for the first call of an engine to end at most `timeout_seconds`."""
+        import ray
+
+        self._go_on()
+        heads = [ticks[0] for ticks in self._ticks if ticks]
+        if not heads:
+            return []
+        with self._clock.waiting():
+            ended, _ = ray.wait(heads, num_returns=1, timeout=timeout_seconds)
+            ended += ray.wait(heads, num_returns=len(heads), timeout=0)[0]
+        first = {e: ticks.popleft() for e, ticks in enumerate(self._ticks) if ticks and ticks[0] in ended}
+        batches = self.wait({self.name(engine): call for engine, call in first.items()})
+        responses = self._arrived(list(batches.values()))
+        self._go_on()
+        return responses
+
+    def park(self) -> list[Response]:
+        """Takes all requests out of all engines: those that finished on the way, the others PARKED with their tokens so
+        far, so that the engines can take weights or give their memory away."""
+        unsent = [Response.empty(i, Status.PARKED) for asked in self._outbox for i in _ids(asked)]
+        for asked in self._outbox:
+            asked.clear()
+        calls = {
+            f"{self.name(engine)}, call {number}": call
+            for engine, ticks in enumerate(self._ticks)
+            for number, call in enumerate([*ticks, self.start_on(engine, RolloutActor.park)], 1)
+        }
+        batches = self.wait(calls)
+        for ticks in self._ticks:
+            ticks.clear()
+        responses = self._arrived(list(batches.values()))
+        for response in unsent:
+            self._router.ended(sample_of(response.request_id)[0])
+        return responses + unsent
+
+    def _go_on(self) -> None:
+        """Keeps two calls under way on every engine that has work; what waits to be sent goes with the next one."""
+        for engine, ticks in enumerate(self._ticks):
+            while self._router.load(engine) and len(ticks) < CALLS_UNDER_WAY:
+                asked, self._outbox[engine] = self._outbox[engine], []
+                ticks.append(self.start_on(engine, RolloutActor.tick, asked, self.tick_steps))
+
+    def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
+        responses = [response for batch in batches for response in batch.responses()]
+        for response in responses:
+            self._router.ended(sample_of(response.request_id)[0])
+        return responses
 
     def generate(self, requested: Round, deadline_seconds: float) -> list[ResponseBatch]:
         """All responses by one blocking call of each engine; for measurements."""
@@ -65,13 +147,16 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self.name(engine): self.start_on(engine, RolloutActor.generate, share, deadline_seconds)
             for engine, share in self._shares(requested).items()
         }
-        return list(self.wait(calls).values())
+        batches = list(self.wait(calls).values())
+        self._arrived(batches)
+        return batches
 
     def _shares(self, requested: Round) -> dict[int, Round]:
-        """The prompts of each engine that has any."""
+        """The prompts of each engine that has any; the router counts their requests."""
         shares: dict[int, list[Any]] = {}
         for prompt in requested.prompts:
-            shares.setdefault(prompt[0] % len(self.actors), []).append(prompt)
+            engine = self._router.send(prompt[0], requested.sampling.num_samples)
+            shares.setdefault(engine, []).append(prompt)
         return {engine: Round(tuple(share), requested.sampling) for engine, share in shares.items()}
 
     # -- weight sync ---------------------------------------------------------------------------------------------
@@ -101,3 +186,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """Starts every engine's side of a weight sync; the caller waits for it together with the
         trainer's."""
         return self.start_on_all(lambda actor: actor.engine.receive(session))
+
+
+def _ids(asked: Sequence[Round | Request]) -> list[str]:
+    return [
+        i for each in asked for i in (each.request_ids() if isinstance(each, Round) else [each.request_id])
+    ]

@@ -21,6 +21,7 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.errors import RewardError, RolloutError
 from mrl.observe.phases import PhaseClock
+from mrl.rollout.drafts import whole_sample
 from mrl.rollout.request import Response, Round, Sampling, sample_of
 from mrl.samples import (
     Group,
@@ -93,7 +94,7 @@ class Collector:
             for response, text in zip(responses, texts, strict=True):
                 index, number = sample_of(response.request_id)
                 prompt = prompts[index]
-                samples[response.request_id] = sample = _sample(prompt, number, response, text)
+                samples[response.request_id] = sample = whole_sample(prompt, number, response, text)
                 arrived.append((sample, prompt))
             self._reward_workers.submit_all(arrived)
             verdicts.update(self._reward_workers.collect(0.0))
@@ -142,19 +143,3 @@ def has_reward(sample: Sample) -> bool:
     verdict = sample.verdict
     scored = verdict is not None and verdict.kind is not VerdictKind.NO_REWARD
     return scored and sample.status in (Status.FINISHED, Status.TRUNCATED) and len(sample.response_tokens) > 0
-
-
-def _sample(prompt: Prompt, index: int, response: Response, text: str) -> Sample:
-    return Sample(
-        prompt_index=prompt.index,
-        sample_index=index,
-        prompt_tokens=prompt.tokens,
-        response_tokens=response.tokens,
-        loss_mask=np.ones(len(response.tokens), dtype=np.bool_),
-        rollout_logprobs=response.logprobs,
-        policy_versions=response.policy_versions,
-        status=response.status,
-        response_text=text,
-        domain=prompt.domain,
-        tag=prompt.tag,
-    )

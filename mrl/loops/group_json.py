@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import CheckpointError
-from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
+from mrl.samples import Group, Prompt, Sample, Segment, Status, Verdict, VerdictKind
 
 ARRAYS = {
     "prompt_tokens": np.int32,
@@ -39,7 +39,9 @@ def from_json(value: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> Grou
 
 def _sample(value: dict[str, Any]) -> Sample:
     fields: dict[str, Any] = _arrays(value)
-    fields |= {"status": Status(value["status"]), "verdict": _verdict(value["verdict"])}
+    fields["status"] = Status(value["status"])
+    fields["verdict"] = _verdict(value["verdict"])
+    fields["segments"] = tuple(Segment(**segment) for segment in value["segments"])
     return Sample(**fields)
 
 

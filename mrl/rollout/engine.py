@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError, WeightSyncError
@@ -24,12 +22,11 @@ from mrl.resharding.planner.agreement import as_one_rank, require_agreement, req
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.patterns import replicas
 from mrl.resharding.transfer.session import Session
-from mrl.rollout import cpu_limits, engine_arguments, environment, quantised, scratch
+from mrl.rollout import cpu_limits, engine_arguments, environment, exchange, quantised, scratch
 from mrl.rollout.request import Request, Response
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
-_STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _MEMORY = ("weights", "kv_cache")
 """vLLM's tags of what sleeps and wakes."""
 _CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
@@ -75,8 +72,10 @@ class RolloutEngine:
         """The last version of the weights that all workers committed; -1 before the first."""
         self._not_serving = "it never received weights"
         """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
-        self._internal: dict[str, str] = {}
-        self._aborted: list[Response] = []
+        self._running: dict[str, tuple[str, int]] = {}
+        """Unfinished request -> vLLM's name of it, number of the attempt."""
+        self._ended: list[Response] = []
+        """What ended outside of a step, for the next one."""
         self._round_started = False
         self._awake = set(_MEMORY)
         if real_weights:
@@ -146,7 +145,7 @@ class RolloutEngine:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._internal)
+        return len(self._running)
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; RolloutError when the engine may not serve or a request cannot be run."""
@@ -160,32 +159,51 @@ class RolloutEngine:
         for request in requests:
             self._check(request)
         for request in requests:
-            prompt = {"type": "token", "prompt_token_ids": [int(t) for t in request.prompt_tokens]}
-            internal = self._engine.add_request(request.request_id, prompt, self._parameters(request))
-            self._internal[request.request_id] = internal
+            parameters = exchange.parameters(request, stop=self._stop, texts=self._rollout.stop)
+            internal = self._engine.add_request(request.request_id, exchange.prompt(request), parameters)
+            self._running[request.request_id] = internal, request.attempt
+            if parameters.stop and len(request.own_tokens):
+                exchange.remember_text(self._state(internal), self._engine.tokenizer, request.own_tokens)
 
     def poll(self, max_seconds: float = 0.0) -> list[Response]:
         """Steps the engine until something finished or the time is over (at least one step); finished responses."""
         deadline = time.monotonic() + max_seconds
-        finished, self._aborted = self._aborted, []
-        while self._internal:
+        finished = self.step()
+        while self._running and not finished and time.monotonic() < deadline:
+            finished = self.step()
+        return finished
+
+    def step(self, max_steps: int = 1) -> list[Response]:
+        """At most so many steps of the engine, fewer where nothing is left to do; what finished in them."""
+        finished, self._ended = self._ended, []
+        for _ in range(max_steps):
+            if not self._running:
+                break
             self._require_serving()
             self._round_started = True
-            finished += [self._response(output) for output in self._engine.step() if output.finished]
-            if finished or time.monotonic() >= deadline:
-                break
-        self._round_started &= bool(self._internal)
+            finished += self._step()
+        if not self._running:
+            finished += self._settle()
         return finished
+
+    def park(self) -> list[Response]:
+        """Takes every unfinished request out of the engine, in the order they came; each comes back PARKED with its tokens so
+        far, none where it had not begun; before them what had ended and not been polled."""
+        ended, self._ended = self._ended + self._settle(), []
+        parked = [
+            self._take(name, exchange.unfinished(self._state(i))) for name, (i, _) in self._running.items()
+        ]
+        self._engine.abort_request([internal for internal, _ in self._running.values()], internal=True)
+        self._running.clear()
+        self._round_started = False
+        return ended + [dataclasses.replace(response, status=Status.PARKED) for response in parked]
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stops requests; each comes back from the next poll as ABORTED without tokens. Unknown ids are ignored."""
-        running = [i for i in request_ids if i in self._internal]
-        self._engine.abort_request([self._internal.pop(i) for i in running], internal=True)
-        empty = np.zeros(0, np.int32)
-        self._aborted += [
-            Response(i, empty, empty.astype(np.float32), empty, Status.ABORTED) for i in running
-        ]
-        self._round_started &= bool(self._internal)
+        running = [i for i in request_ids if i in self._running]
+        self._engine.abort_request([self._running.pop(i)[0] for i in running], internal=True)
+        self._ended += [Response.empty(i, Status.ABORTED) for i in running]
+        self._round_started &= bool(self._running)
 
     def generate(self, requests: Sequence[Request], *, deadline: float) -> list[Response]:
         """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted."""
@@ -199,55 +217,42 @@ class RolloutEngine:
         return [done[r.request_id] for r in requests]
 
     def _check(self, request: Request) -> None:
-        length = len(request.prompt_tokens)
-        if request.request_id in self._internal:
+        if request.request_id in self._running:
             raise RolloutError(
                 f"request {request.request_id} is already running on engine {self.engine_index}"
             )
-        if length == 0 or request.max_tokens < 1 or length + request.max_tokens > self._max_length:
-            raise RolloutError(
-                f"request {request.request_id}: prompt of {length} and {request.max_tokens} new tokens; both must be at "
-                f"least 1 and together at most model.max_length = {self._max_length}"
-            )
+        request.require_fits(self._max_length)
 
-    def _parameters(self, request: Request) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+    def _state(self, internal: str) -> Any:
+        """What vLLM's output processor knows of a request."""
+        return self._engine.output_processor.request_states[internal]
 
-        stop = [] if request.ignore_stop else list(dict.fromkeys((*self._stop, *request.stop_token_ids)))
-        texts = [] if request.ignore_stop else list(self._rollout.stop)
-        return SamplingParams(
-            temperature=0.0 if request.greedy else request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            seed=None if request.greedy else request.seed,
-            max_tokens=request.max_tokens,
-            stop_token_ids=stop,
-            ignore_eos=True,  # the stopping tokens are exactly those above
-            stop=texts,
-            detokenize=bool(texts),
-            logprobs=0,
-            flat_logprobs=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+    def _step(self) -> list[Response]:
+        outputs = [output for output in self._engine.step() if output.finished]
+        finished = [self._take(output.request_id, output) for output in outputs]
+        for output in outputs:
+            del self._running[output.request_id]
+        self._round_started &= bool(self._running)
+        return finished
+
+    def _take(self, request_id: str, output: Any) -> Response:
+        return exchange.response(
+            output,
+            version=self.policy_version,
+            engine=self.engine_index,
+            attempt=self._running[request_id][1],
         )
 
-    def _response(self, output: Any) -> Response:
-        result = output.outputs[0]
-        del self._internal[output.request_id]
-        tokens = np.asarray(result.token_ids, np.int32)
-        flat = result.logprobs
-        # logprobs=0: one entry a position, the sampled token's.
-        logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], np.float32)
-        if len(logprobs) != len(tokens) or any(
-            flat.token_ids[i] != t for i, t in zip(flat.start_indices, tokens, strict=True)
-        ):
-            raise RolloutError(
-                f"request {output.request_id}: vLLM's log-probs are not those of the sampled tokens"
-            )
-        versions = np.full(len(tokens), self.policy_version, np.int32)
-        status = _STATUS.get(result.finish_reason, Status.FAILED)
-        return Response(output.request_id, tokens, logprobs, versions, status)
+    def _settle(self) -> list[Response]:
+        """Takes the tokens of the batches that vLLM's asynchronous scheduling has in flight and begins no further one; what
+        finished in them. Without that scheduling (on CPU) nothing is in flight between two steps."""
+        core, finished = self._engine.engine_core.engine_core, []
+        if core.batch_queue:
+            core.pause_scheduler("keep", clear_cache=False)
+            while core.batch_queue:
+                finished += self._step()
+            core.resume_scheduler()
+        return finished
 
     def _require_serving(self) -> None:
         if self._awake != set(_MEMORY):
@@ -295,7 +300,7 @@ class RolloutEngine:
 
         WeightSyncError carries the remote tracebacks; the engine then serves nothing until a later session commits.
         """
-        if self._internal:
+        if self._running:
             raise RolloutError(
                 f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; finish or abort them before "
                 "a weight sync: a response never mixes versions"
@@ -353,7 +358,7 @@ class RolloutEngine:
 
     def sleep(self) -> None:
         """Level 2: weights and KV cache are dropped (the next version comes by weight sync). Nothing happens on CPU."""
-        if self._internal:
+        if self._running:
             raise RolloutError(
                 f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; it cannot sleep"
             )

@@ -8,31 +8,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
+import operator
 import struct
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
+import xxhash
 
-from mrl.errors import ConfigError
-from mrl.samples import Prompt, Status
+from mrl.errors import ConfigError, RolloutError
+from mrl.samples import Prompt, Segment, Status
+
+MAX_ATTEMPTS = 1 << 10
+"""Requests that one sample may take: each has a seed of its own."""
 
 _PROMPT_LOW_BITS, _SAMPLE_LOW_BITS = 20, 12
-_PROMPT_HIGH_BITS, _SAMPLE_HIGH_BITS, _ATTEMPT_BITS = 17, 4, 10
+_PROMPT_HIGH_BITS, _SAMPLE_HIGH_BITS, _ATTEMPT_BITS = 17, 4, MAX_ATTEMPTS.bit_length() - 1
 _LOW_BITS = _PROMPT_LOW_BITS + _SAMPLE_LOW_BITS
 _MASK_32 = (1 << 32) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One response to produce."""
+    """One response to produce, or to go on with."""
 
     request_id: str
     """Unique among the requests an engine holds."""
     prompt_tokens: np.ndarray
     """[T_prompt] int32."""
     seed: int
-    """Of this response's own random stream (`sample_seed`); unused when greedy."""
+    """Of this request's own random stream (`sample_seed`); unused when greedy."""
     max_tokens: int
+    """Tokens that may still be produced; those of `own_tokens` are not among them."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -43,6 +51,20 @@ class Request:
     """Tokens that end the response besides the engine's own."""
     ignore_stop: bool = False
     """Run to max_tokens whatever is produced (measurements, fixed-length tests)."""
+    own_tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    """[T] int32: the response's tokens so far, of earlier requests; the engine goes on after them."""
+    attempt: int = 0
+    """Number of this request among those made for its sample, from 0."""
+
+    def require_fits(self, max_length: int) -> None:
+        """RolloutError where a model of this length cannot run it."""
+        require_fits(
+            self.request_id, len(self.prompt_tokens) + len(self.own_tokens), self.max_tokens, max_length
+        )
+
+    def engine_prompt(self) -> np.ndarray:
+        """[T_prompt + T_own] int32: all that the engine computes before it draws a token."""
+        return np.concatenate([self.prompt_tokens, self.own_tokens]).astype(np.int32, copy=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +95,11 @@ class Round:
     def of(cls, prompts: Sequence[Prompt], sampling: Sampling) -> Round:
         return cls(tuple((prompt.index, prompt.tokens) for prompt in prompts), sampling)
 
+    def require_fits(self, max_length: int) -> None:
+        """RolloutError where a model of this length cannot run one of its requests."""
+        for index, tokens in self.prompts:
+            require_fits(request_id(index, 0), len(tokens), self.sampling.max_tokens, max_length)
+
     def __len__(self) -> int:
         """The number of requests."""
         return len(self.prompts) * self.sampling.num_samples
@@ -84,7 +111,7 @@ class Round:
             Request(
                 request_id=request_id(index, number),
                 prompt_tokens=tokens,
-                seed=sample_seed(s.seed, _seed_index(index), number),
+                seed=seed_of_request(s.seed, request_id(index, number)),
                 temperature=s.temperature,
                 max_tokens=s.max_tokens,
                 greedy=s.greedy,
@@ -101,6 +128,15 @@ class Round:
         return [request_id(index, n) for index, _ in self.prompts for n in range(self.sampling.num_samples)]
 
 
+def require_fits(request_id: str, length: int, max_tokens: int, max_length: int) -> None:
+    """RolloutError where there is nothing to go on from or nothing to produce, or where both are too long together."""
+    if length == 0 or max_tokens < 1 or length + max_tokens > max_length:
+        raise RolloutError(
+            f"request {request_id}: prompt of {length} and {max_tokens} new tokens; both must be at least 1 and together at "
+            f"most model.max_length = {max_length}"
+        )
+
+
 def request_id(prompt_index: int, sample_index: int) -> str:
     """Unique in a run, like the sample it becomes."""
     return f"{prompt_index}.{sample_index}"
@@ -114,30 +150,43 @@ def sample_of(request_id: str) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Response:
-    """A finished request."""
+    """What came of one request, or of all that were made for a sample (mrl/rollout/drafts.py)."""
 
     request_id: str
     tokens: np.ndarray
     """[T] int32, the stopping token included when the policy produced it."""
     logprobs: np.ndarray
     """[T] float32, of the whole vocabulary at the sampling temperature (what top_p, top_k and min_p leave out included)."""
-    policy_versions: np.ndarray
-    """[T] int32: the version of the weights that produced each token."""
+    segments: tuple[Segment, ...]
+    """Whose tokens these are; one segment out of an engine, none where there is no token."""
     status: Status
+
+    @classmethod
+    def empty(cls, request_id: str, status: Status) -> Self:
+        return cls(request_id, np.zeros(0, np.int32), np.zeros(0, np.float32), (), status)
+
+    @property
+    def policy_versions(self) -> np.ndarray:
+        """[T] int32: the version of the weights that produced each token."""
+        versions = np.array([s.version for s in self.segments], np.int32)
+        return np.repeat(versions, [s.end - s.start for s in self.segments])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResponseBatch:
-    """Many responses in three arrays: between processes each small array costs more than its bytes."""
+    """Many responses in few arrays: between processes each small array costs more than its bytes."""
 
     request_ids: tuple[str, ...]
     statuses: tuple[Status, ...]
     lengths: np.ndarray
     """[R] tokens of each response."""
     tokens: np.ndarray
-    """[sum of lengths], as are the next two."""
+    """[sum of lengths], as are the log-probs."""
     logprobs: np.ndarray
-    policy_versions: np.ndarray
+    num_segments: np.ndarray
+    """[R] segments of each response."""
+    segments: np.ndarray
+    """[sum of num_segments, fields of a Segment] int64."""
 
     @classmethod
     def of(cls, responses: Sequence[Response]) -> ResponseBatch:
@@ -150,7 +199,10 @@ class ResponseBatch:
             lengths=np.array([len(r.tokens) for r in responses], np.int64),
             tokens=join([r.tokens for r in responses], np.int32),
             logprobs=join([r.logprobs for r in responses], np.float32),
-            policy_versions=join([r.policy_versions for r in responses], np.int32),
+            num_segments=np.array([len(r.segments) for r in responses], np.int64),
+            segments=np.array([_segment_fields(s) for r in responses for s in r.segments], np.int64).reshape(
+                -1, len(dataclasses.fields(Segment))
+            ),
         )
 
     def __len__(self) -> int:
@@ -159,19 +211,40 @@ class ResponseBatch:
 
     def responses(self) -> list[Response]:
         """The same responses, in ordinary memory of this process."""
-        ends = np.cumsum(self.lengths).tolist()
-        flat = [array.copy() for array in (self.tokens, self.logprobs, self.policy_versions)]
+        ends, lengths, counts = (
+            np.cumsum(self.lengths).tolist(),
+            self.lengths.tolist(),
+            self.num_segments.tolist(),
+        )
+        tokens, logprobs = self.tokens.copy(), self.logprobs.copy()
+        segments = iter([Segment(*row) for row in self.segments.tolist()])
         return [
-            Response(request_id, *(array[end - length : end] for array in flat), status=status)
-            for request_id, status, length, end in zip(
-                self.request_ids, self.statuses, self.lengths.tolist(), ends, strict=True
+            Response(
+                request_id,
+                tokens[end - length : end],
+                logprobs[end - length : end],
+                tuple(itertools.islice(segments, count)),
+                status,
+            )
+            for request_id, status, length, end, count in zip(
+                self.request_ids, self.statuses, lengths, ends, counts, strict=True
             )
         ]
 
 
-def _seed_index(prompt_index: int) -> int:
-    """Validation prompts have negative indices; their seeds lie above those of any training prompt."""
-    return prompt_index if prompt_index >= 0 else (1 << 36) - prompt_index
+_segment_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(Segment)))
+
+
+def prompt_digest(tokens: np.ndarray) -> int:
+    """63 bits of the xxh3 of the tokens [T] as int32."""
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens, np.int32)) >> 1
+
+
+def seed_of_request(run_seed: int, request_id: str, attempt: int = 0) -> int:
+    """`sample_seed` of the sample that a request is for. Validation prompts have negative indices; their seeds lie above
+    those of any training prompt."""
+    index, number = sample_of(request_id)
+    return sample_seed(run_seed, index if index >= 0 else (1 << 36) - index, number, attempt)
 
 
 def sample_seed(run_seed: int, prompt_index: int, sample_index: int, attempt: int = 0) -> int:

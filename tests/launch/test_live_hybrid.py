@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
+from mrl.launch.workers.rollout_group import TICK_STEPS
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
@@ -29,8 +31,12 @@ from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rewards.pool.pool import RewardPool
+from mrl.rollout.drafts import Drafts, whole_sample
+from mrl.rollout.request import Response, Round, Sampling
+from mrl.samples import Group, Prompt
 from mrl.training.batch import pack, policy_versions, split
 from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
+from tests.support.samples import verdict_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -156,6 +162,72 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
 def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
     rows = run(live, tmp_path, "even_digits", steps=2)
     assert all(row["optim/grad_norm"] > 0 and row["policy/rollout_logprob_diff_max"] < 1e-4 for row in rows)
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(320, marks=pytest.mark.slow)])
+def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
+    count: int, live: tuple[Config, Hybrid], tmp_path: Path
+) -> None:
+    """Responses that two updates interrupt, while a loop of its own trains on other prompts: the weights of each version, saved
+    and loaded again, give the engine's log-probs on that version's tokens, and far others on its neighbours'."""
+    _, hybrid = live
+    rng = np.random.default_rng(4)
+    prompts = [Prompt(i, rng.integers(3, 15, 4).astype(np.int32), "", None) for i in range(100, 100 + count)]
+    asked = Round.of(prompts, Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7))
+    drafts, whole, saved = Drafts(7), [], {}
+    drafts.ask(asked.requests())
+    hybrid.rollout.tick_steps = 4  # two calls are under way: eight tokens until a park
+    hybrid.rollout.submit(asked)
+    for number in range(3):
+        whole += finished(hybrid, drafts) if number == 2 else drafts.take(hybrid.rollout.park())
+        hybrid.rest()
+        saved[hybrid.version] = tmp_path / str(number)
+        hybrid.train.save_checkpoint(saved[hybrid.version], {}, beside=False)
+        if number < 2:
+            run(live, tmp_path / f"run-{number}", "even_digits", steps=1)
+            hybrid.rollout.submit(drafts.resubmit())
+    found = gaps(hybrid, prompts, whole, saved)
+    hybrid.rollout.tick_steps = TICK_STEPS
+    hybrid.sync(hybrid.version + 1)
+    versions = list(saved)
+    assert np.mean([len(r.segments) > 1 for r in whole]) > 0.3 and len(whole) == count
+    for version in versions:
+        own = found[version, version]
+        assert own["policy/rollout_logprob_diff_max"] < 1e-4, (version, own)
+        for other in set(versions) - {version}:
+            shifted = found[other, version]["policy/rollout_logprob_diff_mean"]
+            assert shifted > 10 * own["policy/rollout_logprob_diff_mean"], (version, other, found)
+
+
+def finished(hybrid: Hybrid, drafts: Drafts) -> list[Response]:
+    whole, deadline = [], time.monotonic() + 120
+    while len(drafts):
+        whole += drafts.take(hybrid.rollout.poll(1.0))
+        assert time.monotonic() < deadline
+    return whole
+
+
+def gaps(
+    hybrid: Hybrid, prompts: list[Prompt], whole: list[Response], saved: dict[int, Path]
+) -> dict[tuple[int, int], dict[str, float]]:
+    """(version of the weights, version of the tokens) -> how far Megatron is from the engines."""
+    by_index = {p.index: p for p in prompts}
+    samples = [
+        whole_sample(by_index[int(r.request_id.split(".")[0])], 0, r, "").with_verdict(verdict_of(0.0))
+        for r in whole
+    ]
+    groups = [Group(by_index[s.prompt_index], (s,)) for s in samples]
+    batch, stamps, found = pack(groups), policy_versions(groups), {}
+    hybrid.rest()
+    for version, folder in saved.items():
+        hybrid.train.load_checkpoint(folder)
+        forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+        margins = forward["router_margin"]
+        for tokens_of in saved:
+            found[version, tokens_of] = measure(
+                batch, forward["logprobs"], margins, served=stamps == tokens_of, margin=1e-5
+            )
+    return found
 
 
 WARM_UP = 6

@@ -176,7 +176,7 @@ class PretendedEngine(RolloutEngine):
         first = engine_index * config.rollout.tp
         devices = range(first, first + config.rollout.tp)
         self._engine: Any = PretendedVllm(f"engine {engine_index}", devices, estimate, ledger)
-        self.policy_version, self._not_serving, self._internal = -1, "it never received weights", {}
+        self.policy_version, self._not_serving, self._running = -1, "it never received weights", {}
         self._awake = {"weights", "kv_cache"}
 
     def trace(self) -> None:

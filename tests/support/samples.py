@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mrl.samples import Group, Prompt, Sample, Status, TrainBatch, Verdict, VerdictKind
+from mrl.rollout.request import Request, Response, prompt_digest
+from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.batch import pack
 
 
@@ -28,6 +29,26 @@ def make_sample(
         status=Status.FINISHED,
     )
     return dataclasses.replace(sample, **fields)
+
+
+def make_response(
+    request: Request,
+    tokens: Sequence[int],
+    *,
+    logprobs: Sequence[float] | None = None,
+    version: int = 0,
+    status: Status = Status.FINISHED,
+) -> Response:
+    """What an engine answers to the request; log-probs are -0.5 unless given."""
+    digest = prompt_digest(request.engine_prompt())
+    segment = Segment(0, len(tokens), version, request.attempt, 0, digest)
+    return Response(
+        request.request_id,
+        np.array(tokens, np.int32),
+        np.array([-0.5] * len(tokens) if logprobs is None else logprobs, np.float32),
+        (segment,) if len(tokens) else (),
+        status,
+    )
 
 
 def verdict_of(value: float | None, **fields: Any) -> Verdict:

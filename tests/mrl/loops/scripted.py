@@ -12,10 +12,10 @@ from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import Response, Round
+from mrl.rollout.request import Request, Response, Round
 from mrl.samples import Prompt, Sample, Status, Verdict
 from tests.mrl.loops.table_policy import config_of
-from tests.support.samples import verdict_of
+from tests.support.samples import make_response, verdict_of
 
 Reward = Callable[[int, int], float | None]
 """The reward of (prompt index, sample index)."""
@@ -43,12 +43,12 @@ class ScriptedRollout:
         self.polls = 0
         self.silent = False
         self._at_once, self._status = at_once, status
-        self._open: list[str] = []
+        self._open: list[Request] = []
 
     def submit(self, requested: Round) -> None:
         assert not self._open, "a round is handed in while another one runs"
         self.rounds.append(requested)
-        self._open = requested.request_ids()
+        self._open = requested.requests()
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         self.polls += 1
@@ -57,9 +57,7 @@ class ScriptedRollout:
         return [] if self.silent else [self._answer() for _ in range(min(self._at_once, len(self._open)))]
 
     def _answer(self) -> Response:
-        tokens = np.array([1, 2], np.int32)
-        logprobs, versions = np.full(2, -0.5, np.float32), np.full(2, self.version, np.int32)
-        return Response(self._open.pop(), tokens, logprobs, versions, self._status)
+        return make_response(self._open.pop(), [1, 2], version=self.version, status=self._status)
 
 
 class ScriptedRewards:

@@ -29,17 +29,17 @@ from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.rollout.request import Response, Round
+from mrl.rollout.request import Request, Response, Round
 from mrl.samples import (
     Group,
     Prompt,
     Role,
     Sample,
-    Status,
     TrainBatch,
     Verdict,
     VerdictKind,
 )
+from tests.support.samples import make_response
 
 VOCAB, LONGEST = 6, 4
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -165,16 +165,14 @@ class TableEngines:
         pass
 
     def submit(self, requested: Round) -> None:
-        self._responses = [
-            self._response(r.request_id, r.prompt_tokens, r.seed) for r in requested.requests()
-        ]
+        self._responses = [self._response(r) for r in requested.requests()]
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         responses, self._responses = self._responses, []
         return responses
 
-    def _response(self, request_id: str, prompt: np.ndarray, seed: int) -> Response:
-        rng, last = np.random.default_rng(seed), int(prompt[-1])
+    def _response(self, request: Request) -> Response:
+        rng, last = np.random.default_rng(request.seed), int(request.prompt_tokens[-1])
         tokens, logprobs = [], []
         for _ in range(int(rng.integers(1, LONGEST + 1))):
             row = self._table[last].log_softmax(-1).double()
@@ -182,13 +180,7 @@ class TableEngines:
             last = int(rng.choice(VOCAB, p=probabilities / probabilities.sum()))
             tokens.append(last)
             logprobs.append(float(row[last]))
-        return Response(
-            request_id,
-            np.array(tokens, np.int32),
-            np.array(logprobs, np.float32),
-            np.full(len(tokens), self.version, np.int32),
-            Status.FINISHED,
-        )
+        return make_response(request, tokens, logprobs=logprobs, version=self.version)
 
 
 class EvenIsRight:

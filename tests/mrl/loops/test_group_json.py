@@ -10,7 +10,7 @@ import pytest
 from mrl.errors import CheckpointError
 from mrl.loops.group_json import from_json, to_json
 from mrl.rewards.instructions.verifier import Check
-from mrl.samples import Group, Prompt, Verdict, VerdictKind
+from mrl.samples import Group, Prompt, Segment, Verdict, VerdictKind
 from tests.support.samples import make_sample
 
 
@@ -33,7 +33,8 @@ def test_a_group_comes_back_equal_to_the_last_bit() -> None:
     scored = dataclasses.replace(make_sample(3, 0, num_prompt=2, length=2), verdict=verdict)
     row = {"seen": datetime.date(2026, 1, 2), "picture": b"\x00", "a": [1, 2]}
     prompt = Prompt(3, scored.prompt_tokens, "1+1=", Check("no_commas", {}), metadata=row)
-    group = Group(prompt, (scored, make_sample(3, 1, num_prompt=2, length=4)))
+    segments = (Segment(0, 1, 6, 0, 0, 1 << 62), Segment(1, 4, 7, 1, 2, 3))
+    group = Group(prompt, (scored, make_sample(3, 1, num_prompt=2, length=4, segments=segments)))
     assert same(group, from_json(json.loads(json.dumps(to_json(group))), {3: prompt}.__getitem__))
 
 

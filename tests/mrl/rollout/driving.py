@@ -9,12 +9,34 @@ from typing import Any
 import numpy as np
 
 from mrl.resharding.transfer.session import Session
+from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request, Response
+
+SEED = 5
+"""Of the run, for requests that go on."""
 
 
 def generate(engine: RolloutEngine, requests: list[Request], seconds: float = 60.0) -> list[Response]:
     return engine.generate(requests, deadline=time.monotonic() + seconds)
+
+
+def steps_and_park(engine: RolloutEngine, requests: list[Request], steps: int) -> list[Response]:
+    """What comes of the requests in so many steps; the engine is empty afterwards."""
+    engine.submit(requests)
+    responses = engine.step(steps) + engine.park()
+    assert engine.num_unfinished == 0 and engine.step() == []
+    return responses
+
+
+def in_segments(engine: RolloutEngine, requests: list[Request], steps: int) -> list[Response]:
+    """The whole responses, in the requests' order, parked after every so many steps."""
+    drafts, whole, asking = Drafts(SEED), {}, requests
+    drafts.ask(requests)
+    while asking:
+        whole |= {r.request_id: r for r in drafts.take(steps_and_park(engine, asking, steps))}
+        asking = drafts.resubmit()
+    return [whole[r.request_id] for r in requests]
 
 
 def version(engine: RolloutEngine) -> int:

@@ -1,38 +1,21 @@
 """The rollout engine on real vLLM: what it refuses, what it returns, and that it returns the model's own log-probs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request, sample_seed
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
+from tests.mrl.rollout.conftest import SYNC
 from tests.resharding.feeding import Feeder, read
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
-SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
-
-
-@pytest.fixture(scope="module")
-def serving(tiny_engine: EngineHost, tiny_model: Path) -> Iterator[EngineHost]:
-    """The engine with the tiny model's weights committed."""
-    start = tiny_engine.call(driving.version)
-    feeder = Feeder(tiny_engine.call(driving.addresses), SYNC)
-    weights = read(tiny_model)
-    session = feeder.session(weights, start, start + 1)
-    feeding = feeder.send(session, weights)
-    tiny_engine.call(driving.receive, session)
-    assert not feeding.end().errors
-    yield tiny_engine
-    tiny_engine.call(driving.release)
-    feeder.close()
 
 
 def test_log_probs_are_those_of_transformers(serving: EngineHost, tiny_model: Path) -> None:

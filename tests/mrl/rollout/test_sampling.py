@@ -1,5 +1,6 @@
 """Truncated sampling and stop texts on a real engine: what is drawn, what is reported of it, and where a response ends."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,3 +106,17 @@ def test_stop_texts_end_a_response_that_keeps_them(truncating: EngineHost, model
     assert driving.worst_gap(model, asked[:8], answers[:8]) < 1e-4
     free = truncating.call(driving.generate, driving.requests(4, seed=22, max_tokens=120, ignore_stop=True))
     assert {a.status for a in free} == {Status.TRUNCATED}
+
+
+def test_a_stop_text_that_begins_before_a_park_ends_the_response(truncating: EngineHost, model: Path) -> None:
+    """Parked after every token: each stop text of two tokens lies across a park."""
+    asked = [
+        dataclasses.replace(r, request_id=f"{i}.0")
+        for i, r in enumerate(driving.requests(48, seed=22, max_tokens=40))
+    ]
+    answers = truncating.call(driving.in_segments, asked, 1)
+    texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1,))([a.tokens for a in answers])
+    ended = {stop for stop in STOPS for text in texts if text.endswith(stop)}
+    assert {len(stop) for stop in ended} == {1, 2}
+    assert not any(stop in text[:-1] for text in texts for stop in STOPS)
+    assert all(len(a.segments) == len(a.tokens) for a in answers)

@@ -1,5 +1,6 @@
 """What an engine answers does not depend on how many tokens it computes in one pass, nor on how much fits its KV cache."""
 
+import dataclasses
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from mrl.config.sections.rollout import RolloutSection
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request, Response
-from tests.engines import EngineHost
+from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
+from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
 NARROW = {"max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20}
@@ -79,6 +81,43 @@ def test_a_split_or_preempted_prompt_has_the_tokens_of_a_whole_one(
     assert [r.tokens.tolist() for r in responses] == [r.tokens.tolist() for r in expected[case]]
     for response, whole in zip(responses, expected[case], strict=True):
         assert abs(response.logprobs - whole.logprobs).max() < 1e-5
+
+
+@pytest.mark.parametrize("case", ["each longer than a pass", "outgrowing the cache"])
+def test_requests_that_go_on_are_computed_as_whole_ones(
+    narrow: EngineHost, tiny_model: Path, case: str
+) -> None:
+    """What a parked request had produced is prompt the next time: split over passes, preempted, drawn from a stream of its
+    own."""
+    asked = [dataclasses.replace(r, request_id=f"{i}.0", max_tokens=24) for i, r in enumerate(ASKED[case])]
+    answers = narrow.call(driving.in_segments, asked, 7)
+    assert all(
+        len(a.tokens) == r.max_tokens and len(a.segments) > 1 for a, r in zip(answers, asked, strict=True)
+    )
+    assert driving.worst_gap(tiny_model, asked, answers) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_request_of_three_thousand_tokens_goes_on(tmp_path: Path) -> None:
+    """Longer than the 2,048 tokens that a pass computes."""
+    model = write_model(tmp_path / "long", **ENGINE_SHAPE, max_position_embeddings=4096)
+    host = EngineHost(
+        rollout=RolloutSection(
+            dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_batched_tokens=2048
+        ),
+        model_path=str(model),
+        max_length=4096,
+        seed=1,
+        real_weights=True,
+    )
+    asked = [
+        dataclasses.replace(r, request_id=f"{i}.0")
+        for i, r in enumerate(driving.requests(3, length=3000, max_tokens=30, ignore_stop=True))
+    ]
+    answers = host.call(driving.in_segments, asked, 12)
+    host.close()
+    assert all(len(a.tokens) == 30 and len(a.segments) > 1 for a in answers)
+    assert driving.worst_gap(model, asked, answers) < 1e-4
 
 
 def generate_with_vllms_own_worker(engine: RolloutEngine, requests: list[Request]) -> None:

@@ -10,6 +10,7 @@ from mrl.samples import (
     Group,
     Prompt,
     Sample,
+    Segment,
     Verdict,
     VerdictKind,
 )
@@ -68,7 +69,10 @@ def test_minibatches_keep_groups_whole(lengths: list[tuple[int, int]], count: in
 def test_a_verdict_changes_nothing_else_of_a_sample() -> None:
     verdict = Verdict(VerdictKind.SCORED, 1.0)
     before = dataclasses.replace(
-        make_sample(3, 1, num_prompt=2, length=4), attempt=2, tag="t", response_text="x"
+        make_sample(3, 1, num_prompt=2, length=4),
+        segments=(Segment(0, 4, 7, 2, 0, 5),),
+        tag="t",
+        response_text="x",
     )
     after = before.with_verdict(verdict)
     names = [field.name for field in dataclasses.fields(Sample)]

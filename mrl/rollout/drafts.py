@@ -1,0 +1,132 @@
+"""Responses in the making: what was asked, what came so far, and what is asked next. Pure: imports no engine.
+
+A response may take several requests: where weights are synced, a checkpoint is cut or an engine is to be emptied, its request
+comes back PARKED with the tokens so far, and the next one asks an engine to go on after them. Here alone is decided with which
+budget and seed, and how the segments become one response and one sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from mrl.errors import RolloutError
+from mrl.rollout.request import (
+    MAX_ATTEMPTS,
+    Request,
+    Response,
+    prompt_digest,
+    sample_of,
+    seed_of_request,
+)
+from mrl.samples import Prompt, Sample, Status
+
+
+class Drafts:
+    """The requests that have no whole response yet, on the driver's side; an engine keeps nothing of what it gave back."""
+
+    def __init__(self, run_seed: int) -> None:
+        self._run_seed = run_seed
+        self._asked: dict[str, Request] = {}
+        self._so_far: dict[str, Response] = {}
+        self._parked: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def ask(self, requests: Iterable[Request]) -> None:
+        """Takes requests as they were first made, without tokens of their own."""
+        self._asked |= {request.request_id: request for request in requests}
+
+    def take(self, responses: Iterable[Response]) -> list[Response]:
+        """The whole responses that these end; a parked one stays here. RolloutError for a response to nothing asked."""
+        whole = []
+        for response in responses:
+            name = response.request_id
+            if name not in self._asked:
+                raise RolloutError(f"a response to request {name} came, which is not among those asked")
+            draft = joined(self._so_far.pop(name), response) if name in self._so_far else response
+            if draft.status is Status.PARKED:
+                self._so_far[name] = draft
+                self._parked.add(name)
+            else:
+                del self._asked[name]
+                whole.append(draft)
+        return whole
+
+    def parked(self) -> list[Response]:
+        """What came so far of each request that no engine has now, by prompt and sample; what a checkpoint holds."""
+        return [self._so_far[name] for name in sorted(self._parked, key=sample_of)]
+
+    def resubmit(self) -> list[Request]:
+        """The next request of each parked one, by prompt and sample; none of them is parked any more."""
+        requests = [next_request(self._asked[r.request_id], r, self._run_seed) for r in self.parked()]
+        self._parked.clear()
+        return requests
+
+
+def next_request(asked: Request, so_far: Response, run_seed: int) -> Request:
+    """The request that goes on where `so_far` stopped: its own tokens are before it, the rest of the budget is left.
+
+    A request that was parked before its first token is made again as it was: nothing was drawn from its stream.
+    RolloutError after MAX_ATTEMPTS requests.
+    """
+    attempt = so_far.segments[-1].attempt + 1 if so_far.segments else asked.attempt
+    if attempt >= MAX_ATTEMPTS:
+        raise RolloutError(
+            f"request {asked.request_id} was parked {MAX_ATTEMPTS} times after {len(so_far.tokens)} tokens; no seed is left "
+            "to go on with: a response must not take that many versions"
+        )
+    return dataclasses.replace(
+        asked,
+        own_tokens=so_far.tokens,
+        max_tokens=asked.max_tokens - len(so_far.tokens),
+        attempt=attempt,
+        seed=seed_of_request(run_seed, asked.request_id, attempt),
+    )
+
+
+def joined(so_far: Response, more: Response) -> Response:
+    """One response of what was parked and what went on after it; it ended as the later one did."""
+    moved = tuple(
+        dataclasses.replace(s, start=s.start + len(so_far.tokens), end=s.end + len(so_far.tokens))
+        for s in more.segments
+    )
+    return Response(
+        more.request_id,
+        np.concatenate([so_far.tokens, more.tokens]),
+        np.concatenate([so_far.logprobs, more.logprobs]),
+        so_far.segments + moved,
+        more.status,
+    )
+
+
+def whole_sample(prompt: Prompt, sample_index: int, response: Response, text: str) -> Sample:
+    """The sample of a whole response; RolloutError where an engine ran other tokens than those before its segment."""
+    _require_ran(prompt, response)
+    return Sample(
+        prompt_index=prompt.index,
+        sample_index=sample_index,
+        prompt_tokens=prompt.tokens,
+        response_tokens=response.tokens,
+        loss_mask=np.ones(len(response.tokens), dtype=np.bool_),
+        rollout_logprobs=response.logprobs,
+        policy_versions=response.policy_versions,
+        status=response.status,
+        response_text=text,
+        domain=prompt.domain,
+        tag=prompt.tag,
+        segments=response.segments,
+    )
+
+
+def _require_ran(prompt: Prompt, response: Response) -> None:
+    for segment in response.segments:
+        before = np.concatenate([prompt.tokens, response.tokens[: segment.start]])
+        if prompt_digest(before) != segment.prompt_digest:
+            raise RolloutError(
+                f"sample {response.request_id}: engine {segment.engine} ran other tokens before position {segment.start} of the "
+                f"response than the {len(before)} of its prompt and earlier segments (request {segment.attempt})"
+            )

@@ -1,0 +1,99 @@
+"""A request as vLLM takes it, and a response out of what vLLM gives, checked against what vLLM itself says of it.
+
+vLLM 0.32. Functions of its objects (`SamplingParams`, `RequestOutput`, the output processor's `RequestState`); knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.errors import RolloutError
+from mrl.rollout.request import Request, Response, prompt_digest
+from mrl.samples import Segment, Status
+
+_STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+def prompt(request: Request) -> dict[str, Any]:
+    """What the engine computes before it draws a token: the prompt, and the response so far."""
+    return {"type": "token", "prompt_token_ids": request.engine_prompt().tolist()}
+
+
+def parameters(request: Request, *, stop: Sequence[int], texts: Sequence[str]) -> Any:
+    """vLLM's SamplingParams; `stop`, `texts`: what ends every response of the engine."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    stop = [] if request.ignore_stop else list(dict.fromkeys((*stop, *request.stop_token_ids)))
+    texts = [] if request.ignore_stop else list(texts)
+    return SamplingParams(
+        temperature=0.0 if request.greedy else request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=None if request.greedy else request.seed,
+        max_tokens=request.max_tokens,
+        stop_token_ids=stop,
+        ignore_eos=True,  # the stopping tokens are exactly those above
+        stop=texts,
+        detokenize=bool(texts),
+        logprobs=0,
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def remember_text(state: Any, tokenizer: Any, own_tokens: np.ndarray) -> None:
+    """Gives a request that goes on the text of its earlier tokens, so that a stop text which begins there ends it."""
+    text = tokenizer.decode(own_tokens.tolist(), skip_special_tokens=True)
+    state.detokenizer.output_text = text.rstrip(
+        "\ufffd"
+    )  # half a character: its rest comes with the next token
+
+
+def unfinished(state: Any) -> Any:
+    """The output of a request that is about to leave the engine, with its tokens so far (what vLLM's asynchronous engine
+    makes of an abort, and its synchronous one throws away)."""
+    from vllm.v1.engine import FinishReason
+
+    return state.make_request_output([], None, FinishReason.ABORT, None)
+
+
+def response(output: Any, *, version: int, engine: int, attempt: int) -> Response:
+    """What came of one request. RolloutError where vLLM's log-probs are not those of the tokens, or where vLLM says that
+    other weights than `version` produced some of them."""
+    result = output.outputs[0]
+    tokens = np.asarray(result.token_ids, np.int32)
+    _require_version(output.request_id, result.weight_versions or [], len(tokens), version)
+    digest = prompt_digest(np.asarray(output.prompt_token_ids, np.int32))
+    segment = Segment(0, len(tokens), version, attempt, engine, digest)
+    return Response(
+        output.request_id,
+        tokens,
+        _logprobs(output.request_id, result.logprobs, tokens),
+        (segment,) if len(tokens) else (),
+        _STATUS.get(result.finish_reason, Status.FAILED),
+    )
+
+
+def _logprobs(request_id: str, flat: Any, tokens: np.ndarray) -> np.ndarray:
+    """[T] float32; logprobs=0: one entry a position, the sampled token's."""
+    logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], np.float32)
+    if len(logprobs) != len(tokens) or any(
+        flat.token_ids[i] != t for i, t in zip(flat.start_indices, tokens, strict=True)
+    ):
+        raise RolloutError(f"request {request_id}: vLLM's log-probs are not those of the sampled tokens")
+    return logprobs
+
+
+def _require_version(request_id: str, spans: Sequence[Any], num_tokens: int, version: int) -> None:
+    """vLLM's spans (version, first token, one past the last) say that `version` made all tokens."""
+    made = [(span.version, span.start, span.end) for span in spans if span.start < span.end]
+    if made != ([(str(version), 0, num_tokens)] if num_tokens else []):
+        raise RolloutError(
+            f"request {request_id}: its {num_tokens} tokens were to be of version {version}, and vLLM says (version, from, to): "
+            f"{made or 'nothing'}"
+        )

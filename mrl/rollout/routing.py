@@ -1,0 +1,40 @@
+"""Which engine answers a request. Pure: knows prompts by their index, no engine."""
+
+from __future__ import annotations
+
+import collections
+
+
+class Router:
+    """Sends all of a prompt's unfinished requests to one engine, whose prefix cache then holds the prompt once."""
+
+    def __init__(self, num_engines: int, *, by_index: bool) -> None:
+        """`by_index`: the engine follows from the prompt's index alone, so that a run repeats; else a prompt goes to the
+        engine with the fewest unfinished requests, the first of equals."""
+        self._by_index = by_index
+        self._load = [0] * num_engines
+        self._engine_of: dict[int, int] = {}
+        self._unfinished: collections.Counter[int] = collections.Counter()
+
+    def send(self, prompt: int, num_requests: int) -> int:
+        """The prompt's engine, which has so many more unfinished requests from here on."""
+        if prompt not in self._engine_of:
+            self._engine_of[prompt] = self._choose(prompt)
+        engine = self._engine_of[prompt]
+        self._unfinished[prompt] += num_requests
+        self._load[engine] += num_requests
+        return engine
+
+    def ended(self, prompt: int) -> None:
+        """A request of the prompt came back, finished or parked; without any other the prompt may go elsewhere next time."""
+        self._load[self._engine_of[prompt]] -= 1
+        self._unfinished[prompt] -= 1
+        if not self._unfinished[prompt]:
+            del self._unfinished[prompt], self._engine_of[prompt]
+
+    def load(self, engine: int) -> int:
+        """Unfinished requests of an engine."""
+        return self._load[engine]
+
+    def _choose(self, prompt: int) -> int:
+        return prompt % len(self._load) if self._by_index else self._load.index(min(self._load))

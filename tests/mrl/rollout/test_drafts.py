@@ -1,0 +1,126 @@
+"""Responses of several requests: budgets, seeds, order, and that a sample holds what the engines ran."""
+
+import numpy as np
+import pytest
+
+from mrl.errors import RolloutError
+from mrl.rollout.drafts import Drafts, joined, next_request, whole_sample
+from mrl.rollout.request import MAX_ATTEMPTS, Request, Response, Round, Sampling, prompt_digest, sample_seed
+from mrl.samples import Prompt, Segment, Status
+from tests.support.samples import make_response
+
+SEED = 7
+PROMPTS = [Prompt(index, np.arange(2, 5 + index, dtype=np.int32), "", None) for index in (0, 1, 2)]
+
+
+def asked(*, num_samples: int = 2, max_tokens: int = 10) -> list[Request]:
+    return Round.of(PROMPTS, Sampling(num_samples, 1.0, max_tokens, SEED)).requests()
+
+
+def test_a_response_is_whole_when_its_last_segment_ended() -> None:
+    drafts, (first, second, *_) = Drafts(SEED), asked()
+    drafts.ask([first, second])
+    parked = Status.PARKED
+    assert drafts.take([make_response(first, [11, 12, 13], version=4, status=parked)]) == []
+    (again,) = drafts.resubmit()
+    assert drafts.resubmit() == [] and drafts.parked() == []
+    assert drafts.take([make_response(again, [14, 15], version=5, status=parked)]) == []
+    (last,) = drafts.resubmit()
+    (whole,) = drafts.take([make_response(last, [16], version=7, logprobs=[-2.0])])
+    assert len(drafts) == 1 and whole.status is Status.FINISHED
+    assert whole.tokens.tolist() == [11, 12, 13, 14, 15, 16]
+    assert whole.logprobs.tolist() == [-0.5] * 5 + [-2.0]
+    assert whole.policy_versions.tolist() == [4, 4, 4, 5, 5, 7]
+    assert [(s.start, s.end, s.version, s.attempt) for s in whole.segments] == [
+        (0, 3, 4, 0), (3, 5, 5, 1), (5, 6, 7, 2),
+    ]  # fmt: skip
+    sample = whole_sample(PROMPTS[0], 0, whole, "text")
+    assert sample.segments == whole.segments and sample.loss_mask.all() and len(sample.loss_mask) == 6
+
+
+def test_the_budget_and_the_random_stream_go_on() -> None:
+    request = asked()[3]
+    first = next_request(request, make_response(request, [1, 2, 3], status=Status.PARKED), SEED)
+    assert first.engine_prompt().tolist() == [*PROMPTS[1].tokens.tolist(), 1, 2, 3]
+    assert (first.max_tokens, first.attempt, first.seed) == (7, 1, sample_seed(SEED, 1, 1, 1))
+    more = make_response(first, [4], status=Status.PARKED)
+    second = next_request(
+        request, joined(make_response(request, [1, 2, 3], status=Status.PARKED), more), SEED
+    )
+    assert (second.max_tokens, second.attempt, second.own_tokens.tolist()) == (6, 2, [1, 2, 3, 4])
+    assert len({request.seed, first.seed, second.seed}) == 3
+
+
+def test_a_request_that_had_not_begun_is_made_again_as_it_was() -> None:
+    request = asked()[0]
+    again = next_request(request, Response.empty(request.request_id, Status.PARKED), SEED)
+    assert (again.seed, again.attempt, again.max_tokens) == (request.seed, 0, request.max_tokens)
+    assert again.engine_prompt().tolist() == request.prompt_tokens.tolist()
+    begun = make_response(request, [5], status=Status.PARKED)
+    waited = joined(begun, Response.empty(request.request_id, Status.PARKED))
+    assert next_request(request, waited, SEED).attempt == 1
+
+
+def test_parked_requests_go_on_in_the_order_of_prompts() -> None:
+    drafts, requests = Drafts(SEED), asked(num_samples=11)
+    drafts.ask(requests)
+    shuffled = np.random.default_rng(1).permutation(len(requests))
+    drafts.take([Response.empty(requests[i].request_id, Status.PARKED) for i in shuffled])
+    assert [r.request_id for r in drafts.parked()] == [r.request_id for r in requests]
+    assert [r.request_id for r in drafts.resubmit()] == [r.request_id for r in requests]
+
+
+def test_what_was_parked_before_a_checkpoint_goes_on_after_it() -> None:
+    drafts, requests = Drafts(SEED), asked()
+    drafts.ask(requests)
+    drafts.take([make_response(r, [1, 2], version=3, status=Status.PARKED) for r in requests[:4]])
+    restored = Drafts(SEED)
+    restored.ask(requests)
+    restored.take(drafts.parked())
+    for ours, theirs in zip(restored.resubmit(), drafts.resubmit(), strict=True):
+        assert (ours.request_id, ours.seed, ours.max_tokens) == (
+            theirs.request_id,
+            theirs.seed,
+            theirs.max_tokens,
+        )
+        assert ours.own_tokens.tolist() == theirs.own_tokens.tolist()
+
+
+def test_too_many_versions_in_one_response_are_refused() -> None:
+    request = asked()[0]
+    so_far = Response(
+        request.request_id,
+        np.ones(1, np.int32),
+        np.zeros(1, np.float32),
+        (Segment(0, 1, 0, MAX_ATTEMPTS - 1, 0, 0),),
+        Status.PARKED,
+    )
+    with pytest.raises(RolloutError, match=r"request 0\.0 was parked 1024 times"):
+        next_request(request, so_far, SEED)
+
+
+def test_a_response_nobody_asked_for_is_refused() -> None:
+    drafts, (first, *_) = Drafts(SEED), asked()
+    drafts.ask([first])
+    drafts.take([make_response(first, [1])])
+    with pytest.raises(RolloutError, match=r"request 0\.0"):
+        drafts.take([make_response(first, [1])])
+
+
+@pytest.mark.parametrize("changed", [0, 1], ids=["first segment", "second segment"])
+def test_a_sample_of_other_tokens_than_the_engine_ran_is_refused(changed: int) -> None:
+    request = asked()[0]
+    begun = make_response(request, [1, 2, 3], status=Status.PARKED)
+    whole = joined(begun, make_response(next_request(request, begun, SEED), [4]))
+    assert whole_sample(PROMPTS[0], 0, whole, "").segments[1].prompt_digest == prompt_digest(
+        np.array([*PROMPTS[0].tokens.tolist(), 1, 2, 3])
+    )
+    segments = list(whole.segments)
+    segments[changed] = Segment(**{**_fields(segments[changed]), "prompt_digest": 5})
+    wrong = Response(whole.request_id, whole.tokens, whole.logprobs, tuple(segments), whole.status)
+    with pytest.raises(RolloutError, match=f"engine 0 ran other tokens before position {3 * changed} "):
+        whole_sample(PROMPTS[0], 0, wrong, "")
+
+
+def _fields(segment: Segment) -> dict[str, int]:
+    return {name: getattr(segment, name) for name in Segment.__slots__}

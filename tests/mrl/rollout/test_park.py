@@ -1,0 +1,158 @@
+"""Requests that leave the engine and go on: no token lost or doubled, each of the version that its stamp says."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.errors import RolloutError
+from mrl.rollout.drafts import Drafts, whole_sample
+from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.request import Request, Response, sample_seed
+from mrl.samples import Prompt, Status
+from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.mrl.rollout import driving
+from tests.mrl.rollout.conftest import SYNC
+from tests.resharding.feeding import Feeder, read
+from tests.tiny_models import batch_of_tokens, reference_logprobs, write_model
+
+pytestmark = pytest.mark.integration
+SEED = driving.SEED
+
+
+def asked(count: int, *, max_tokens: int = 24, length: int = 8, seed: int = 0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    prompts = rng.integers(2, 131, (count, length)).astype(np.int32)
+    return [
+        Request(f"{i}.0", prompt, sample_seed(SEED, i, 0), max_tokens, ignore_stop=True)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def test_a_parked_request_has_the_tokens_that_it_would_have_had(
+    serving: EngineHost, tiny_model: Path
+) -> None:
+    """Up to the first park nothing differs to the last bit; afterwards another random stream goes on in the same model.
+    Of 70 requests the engine runs 64 at a time: six come back without a token and are made again."""
+    requests = asked(70)
+    at_once = serving.call(driving.generate, requests)
+    first = serving.call(driving.steps_and_park, requests, 9)
+    assert [len(r.tokens) for r in first] == [9] * 64 + [0] * 6
+    assert {r.status for r in first} == {Status.PARKED}
+    for parked, whole in zip(first, at_once, strict=True):
+        assert parked.tokens.tolist() == whole.tokens[: len(parked.tokens)].tolist()
+        assert parked.logprobs.tolist() == whole.logprobs[: len(parked.tokens)].tolist()
+    whole = serving.call(driving.in_segments, requests, 9)
+    assert driving.worst_gap(tiny_model, requests[::9], whole[::9]) < 1e-4
+    for request, response in zip(requests, whole, strict=True):
+        sample = whole_sample(Prompt(0, request.prompt_tokens, "", None), 0, response, "")
+        assert (response.status, len(response.tokens)) == (Status.TRUNCATED, 24)
+        assert [s.start for s in sample.segments] == [0, *(s.end for s in sample.segments[:-1])]
+        assert [s.attempt for s in sample.segments] == list(range(len(sample.segments)))
+    assert {tuple(s.end for s in r.segments) for r in whole[:64]} == {(9, 18, 24)}
+    assert {tuple(a.tokens[9:18]) == tuple(b.tokens[9:18]) for a, b in zip(whole, at_once, strict=True)} == {
+        False
+    }
+
+
+def with_batches_in_flight(engine: RolloutEngine, requests: list[Request], steps: int) -> Any:
+    """vLLM's batch queue, as asynchronous scheduling has it on GPUs: a step begins a batch and does not wait for it."""
+    import collections
+
+    core: Any = engine._engine.engine_core.engine_core
+    plain = core.batch_queue, core.batch_queue_size, core.step_fn
+    core.batch_queue, core.batch_queue_size = collections.deque(maxlen=2), 2
+    core.step_fn = core.step_with_batch_queue
+    try:
+        engine.submit(requests)
+        finished = engine.step(steps)
+        in_flight = len(core.batch_queue)
+        parked = engine.park()
+        return finished, in_flight, parked, len(core.batch_queue), core.is_scheduler_paused()
+    finally:
+        core.batch_queue, core.batch_queue_size, core.step_fn = plain
+
+
+@pytest.mark.parametrize("steps", [1, 6, 12])
+def test_tokens_of_a_batch_in_flight_are_taken(serving: EngineHost, steps: int) -> None:
+    requests = asked(3, max_tokens=6)
+    at_once = serving.call(driving.generate, requests)
+    finished, in_flight, parked, left, paused = serving.call(with_batches_in_flight, requests, steps)
+    assert (left, paused) == (0, False)
+    for response in [*finished, *parked]:
+        whole = at_once[int(response.request_id.split(".")[0])]
+        assert response.tokens.tolist() == whole.tokens[: len(response.tokens)].tolist()
+        assert (response.status is Status.PARKED) == (len(response.tokens) < 6)
+    lengths = {len(r.tokens) for r in [*finished, *parked]}
+    assert len(finished) + len(parked) == 3 and len(lengths) == 1 and in_flight == (steps < 12)
+    assert serving.call(driving.generate, requests)[0].tokens.tolist() == at_once[0].tokens.tolist()
+
+
+def with_another_label(engine: RolloutEngine, requests: list[Request]) -> Any:
+    engine.submit(requests)
+    engine.step(2)
+    engine._engine.set_weight_version("99")
+    try:
+        engine.step(2)
+        return engine.park()
+    finally:
+        engine.abort([r.request_id for r in requests])
+        engine.step()
+        engine._engine.set_weight_version(str(engine.policy_version))
+
+
+def test_a_stamp_that_vllm_does_not_bear_out_is_refused(serving: EngineHost) -> None:
+    version = serving.call(driving.version)
+    with pytest.raises(
+        RolloutError, match=rf"4 tokens .* of version {version}, .*\('{version}', 0, 2\), \('99', 2, 4\)"
+    ):
+        serving.call(with_another_label, asked(1))
+
+
+def test_each_token_is_of_the_version_on_its_stamp(
+    serving: EngineHost, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Three versions in one response: each log-prob is that of its own version's weights on all tokens before it, and far
+    from that of the version before."""
+    folders = [tiny_model, *(write_model(tmp_path / str(s), **ENGINE_SHAPE, seed=s) for s in (5, 6))]
+    requests, drafts, whole = asked(12), Drafts(SEED), []
+    first = serving.call(driving.version)
+    feeder = Feeder(serving.call(driving.addresses), SYNC)
+    drafts.ask(requests)
+    asking = requests
+    for number in range(4):
+        steps = (8, 8, 100, 0)[number]
+        if asking:
+            whole += drafts.take(serving.call(driving.steps_and_park, asking, steps))
+            asking = drafts.resubmit()
+        folder = folders[(number + 1) % 3]
+        if number < 3:
+            weights = read(folder)
+            session = feeder.session(weights, first + number, first + number + 1)
+            feeding = feeder.send(session, weights)
+            serving.call(driving.receive, session)
+            assert not feeding.end().errors
+    serving.call(driving.release)
+    feeder.close()
+    assert len(whole) == 12 and {len(r.segments) for r in whole} == {3}
+    right, shifted = gaps(requests, whole, folders, first)
+    assert right.max() < 1e-4 and shifted.mean() > 10 * right.mean() and shifted.mean() > 0.1
+
+
+def gaps(
+    requests: list[Request], whole: list[Response], folders: list[Path], first: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Differences of the engine's log-probs from those of transformers in float32: with the weights of each token's version,
+    and with those of the version before or after it."""
+    batch = batch_of_tokens(
+        [[*q.prompt_tokens.tolist(), *r.tokens.tolist()] for q, r in zip(requests, whole, strict=True)]
+    )
+    by_version = np.stack([reference_logprobs(folder, batch)[0] for folder in folders])
+    starts = batch.cu_seqlens[:-1] + [len(q.prompt_tokens) for q in requests]
+    at = np.concatenate([start + np.arange(len(r.tokens)) for start, r in zip(starts, whole, strict=True)])
+    versions = np.concatenate([r.policy_versions for r in whole]) - first
+    found = np.concatenate([r.logprobs for r in whole])
+    right = abs(by_version[versions, at] - found)
+    shifted = abs(by_version[(versions + 1) % len(folders), at] - found)
+    return right, shifted

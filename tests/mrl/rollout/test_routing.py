@@ -1,0 +1,29 @@
+"""Where requests go: by index, or to the engine with the least to do; a prompt's requests stay together."""
+
+from mrl.rollout.routing import Router
+
+
+def test_by_index_nothing_else_counts() -> None:
+    router = Router(3, by_index=True)
+    assert [router.send(prompt, 5) for prompt in (0, 3, 6, 1, -1)] == [0, 0, 0, 1, 2]
+    assert [router.load(engine) for engine in range(3)] == [15, 5, 5]
+
+
+def test_a_prompt_goes_to_the_engine_with_the_fewest_requests() -> None:
+    router = Router(3, by_index=False)
+    assert [router.send(prompt, count) for prompt, count in ((7, 4), (8, 1), (9, 2), (10, 2))] == [0, 1, 2, 1]
+    for _ in range(4):
+        router.ended(7)
+    assert router.send(11, 1) == 0
+
+
+def test_a_prompts_requests_stay_together_until_the_last_came_back() -> None:
+    router = Router(2, by_index=False)
+    assert [router.send(4, 3), router.send(5, 1)] == [0, 1]
+    router.ended(4)
+    assert router.send(4, 1) == 0, "its prefix lies there, though engine 1 has less to do"
+    for _ in range(3):
+        router.ended(4)
+    assert (router.load(0), router.load(1)) == (0, 1)
+    router.send(6, 2)
+    assert router.send(4, 1) == 1, "nothing of it ran any more"
