@@ -12,12 +12,12 @@ from typing import Any
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.config.sections.reward import RewardSection
 from mrl.data.files import from_arrow, read_rows
-from mrl.data.shapes import Row, fields_of, read_row, shape_of
+from mrl.data.shapes import Row, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10
@@ -41,6 +41,8 @@ class LoadReport:
     """Rows left out because they cannot be read or scored, where `data.unusable` is filter."""
     without_ground_truth: int = 0
     """Rows that are kept and have none (their verifier needs none)."""
+    answer_in_prompt: int = 0
+    """Prompts that hold their ground truth as a final answer; left out where `data.answer_in_prompt` is drop."""
     overlapping: int = 0
     """Training prompts that are validation prompts too."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -111,7 +113,7 @@ class _Preparation:
 
     def source(self, entry: DataEntry) -> Source:
         rows = self._usable(entry)
-        rows = self._without_duplicates(rows)
+        rows = self._without_given_away(self._without_duplicates(rows))
         self.report.without_ground_truth += sum(row.ground_truth is None for row in rows)
         prompts = self._without_overlong(self._tokenised(rows, entry))
         name = f"{entry.domain}:{','.join(entry.paths)}"
@@ -168,6 +170,22 @@ class _Preparation:
             self.report.contradicting += first.ground_truth != row.ground_truth
         self.report.duplicates += len(rows) - len(kept)
         return list(kept.values())
+
+    def _without_given_away(self, rows: Sequence[Row]) -> list[Row]:
+        held = [row for row in rows if self._is_given_away(row)]
+        if held and self.section.answer_in_prompt == "refuse":
+            raise DataError(
+                f"{held[0].place}: the prompt holds its ground truth as a final answer ({len(held)} such rows); set "
+                "data.answer_in_prompt=drop to leave them out"
+            )
+        self.report.answer_in_prompt += len(held)
+        if self.section.answer_in_prompt == "report":
+            return list(rows)
+        places = {row.place for row in held}
+        return [row for row in rows if row.place not in places]
+
+    def _is_given_away(self, row: Row) -> bool:
+        return is_given_away(texts_of(row.prompt), row.ground_truth, domain=row.domain, section=self.reward)
 
     def _render(self, row: Row) -> tuple[str, bool]:
         section = self.section

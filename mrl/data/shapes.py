@@ -133,6 +133,11 @@ def read_row(
     )
 
 
+def texts_of(prompt: str | Messages) -> str:
+    """The prompt's own text, or its messages' texts, each from a new line."""
+    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m.get("content"))
+
+
 def _refuse_pictures(columns: Mapping[str, Any], place: str) -> None:
     held = [name for name in _PICTURES if columns.get(name)]
     if held:

@@ -122,6 +122,10 @@ class RewardKind:
         place."""
         return raw
 
+    def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
+        """Whether the texts of a prompt hold the ground truth as a final answer."""
+        return False
+
     def announce(self) -> None:
         """Logs on the driver, before a run, what this machine offers the kind."""
 

@@ -33,6 +33,17 @@ def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: 
     }
 
 
+def is_given_away(prompt: str, ground_truth: Any, *, domain: str, section: RewardSection) -> bool:
+    """Whether the texts of a prompt hold what one of its domain's verifiers compares with as a final answer."""
+    parts = section.for_domain(domain).verifiers()
+    return any(
+        kind_of(part).is_given_away(
+            prompt, ground_truth_of(part, ground_truth=ground_truth, alone=len(parts) == 1)
+        )
+        for part in parts
+    )
+
+
 def ground_truth_of(part: RewardPart, *, ground_truth: Any, alone: bool) -> Any:
     """The ground truth of one verifier out of a Prompt's."""
     return ground_truth if alone else ground_truth[part.label]

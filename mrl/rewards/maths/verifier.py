@@ -12,7 +12,7 @@ from typing import Any
 from mrl.config.sections.reward import MathsRules
 from mrl.errors import DataError
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
-from mrl.rewards.maths.answers import final_answer
+from mrl.rewards.maths.answers import answer_key, final_answer, marked_answers
 from mrl.rewards.maths.numbers import exact_number, tidy
 from mrl.samples import Verdict
 
@@ -98,6 +98,9 @@ class Maths(RewardKind):
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> str:
         return parse_ground_truth(raw, rules=self.rules, place=place)
+
+    def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
+        return answer_key(tidy(ground_truth)) in map(answer_key, marked_answers(prompt, self.rules))
 
 
 class MathsVerifier:

@@ -52,6 +52,8 @@ class RewardPool:
         self._queues: dict[str, StageQueue] = {}
         self._queues_by_part: dict[int, StageQueue] = {}
         self._open: dict[str, Ticket] = {}
+        self._uncollected: set[str] = set()
+        """Samples handed in whose verdict nobody has: the open ones and those whose verdict waits."""
         self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, RewardPart]]] = (
             collections.defaultdict(list)
         )
@@ -69,17 +71,21 @@ class RewardPool:
         self.submit_all([(sample, prompt)], deadline_seconds=deadline_seconds)
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]], *, deadline_seconds: float = 600.0) -> None:
-        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline,
-        for a sample that is being scored already, and for a domain without a verifier.
+        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline; and
+        before any is handed in, for a sample that is there twice or whose verdict was not collected yet, and
+        for a domain without a verifier.
 
         The dispatcher is woken once, after the last: woken by the first it would compete with the caller for
         the interpreter, and send the verifiers many small batches.
         """
         self._check_alive()
         deadline = time.monotonic() + deadline_seconds
+        pairs = list(pairs)
+        specs = [self._spec(prompt) for _, prompt in pairs]
+        self._refuse_twice([sample.sample_id for sample, _ in pairs])
         try:
-            for sample, prompt in pairs:
-                self._submit(sample, prompt, deadline)
+            for (sample, prompt), spec in zip(pairs, specs, strict=True):
+                self._submit(sample, prompt, spec, deadline)
         finally:
             self._dispatcher.wake()
 
@@ -93,6 +99,7 @@ class RewardPool:
             while True:
                 verdicts.append(self._verdicts.get_nowait())
         except queue.Empty:
+            self._uncollected.difference_update(sample_id for sample_id, _ in verdicts)
             return verdicts
 
     def flush_groups(self) -> None:
@@ -124,14 +131,21 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    def _submit(self, sample: Sample, prompt: Prompt, deadline: float) -> None:
-        spec = self._spec(prompt)
+    def _refuse_twice(self, sample_ids: Sequence[str]) -> None:
+        counts = collections.Counter(sample_ids)
+        twice = [name for name, count in counts.items() if count > 1 or name in self._uncollected]
+        if twice:
+            raise RewardError(
+                f"rewards: handed in twice: {', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}; nothing of this "
+                "call was handed in"
+            )
+
+    def _submit(self, sample: Sample, prompt: Prompt, spec: RewardSpec, deadline: float) -> None:
         ticket = Ticket(sample.sample_id, spec.verifiers(), len(sample.response_tokens))
         with self._room:
             self._await_room(deadline)
-            if sample.sample_id in self._open:
-                raise RewardError(f"rewards: sample {sample.sample_id} is being scored already")
             self._open[sample.sample_id] = ticket
+            self._uncollected.add(sample.sample_id)
         if sample.status in (Status.FAILED, Status.ABORTED):
             self._finish(ticket, no_reward(f"no response to verify: generation {sample.status.value}"))
             return

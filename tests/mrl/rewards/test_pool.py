@@ -275,10 +275,33 @@ def test_no_response_has_no_reward_and_twice_is_an_error(make_pair: Any) -> None
         ((sample_id, verdict),) = pool.collect(10.0)
         assert (sample_id, verdict.kind) == ("0.0", VerdictKind.NO_REWARD)
         pool.submit(*make_pair(1, "hang", "1"))
-        with pytest.raises(RewardError, match=r"1\.0 is being scored already"):
+        with pytest.raises(RewardError, match=r"handed in twice: 1\.0"):
             pool.submit(*make_pair(1, "hang", "1"))
     with pytest.raises(RewardError, match="closed"):
         pool.collect(0.0)
+
+
+def test_samples_handed_in_twice_are_refused_before_any_is_handed_in(make_pair: Any) -> None:
+    """In one call, while they are scored, and while their verdict waits to be collected."""
+    one, two = (make_pair(n, "", "1", status=Status.FAILED) for n in (1, 2))
+    with RewardPool(plugin("native")) as pool:
+        with pytest.raises(RewardError, match=r"twice: 1\.0; nothing of this"):
+            pool.submit_all([two, one, one])
+        assert (pool.num_open, pool.collect(0.0)) == (0, [])
+        pool.submit(*one)
+        assert pool.num_open == 0, "its verdict is there, and waits"
+        with pytest.raises(RewardError, match=r"twice: 1\.0"):
+            pool.submit_all([two, one])
+        assert [sample_id for sample_id, _ in pool.collect(10.0)] == ["1.0"]
+        pool.submit_all([two, one])
+        assert sorted(sample_id for sample_id, _ in pool.collect(10.0)) == ["1.0", "2.0"]
+    only = RewardSection.model_validate({"domains": {"style": {"kind": "format"}}})
+    with RewardPool(only) as pool:
+        with pytest.raises(RewardError, match="'other' has no verifier"):
+            pool.submit_all(
+                [make_pair(0, "x", None, domain="style"), make_pair(1, "x", None, domain="other")]
+            )
+        assert pool.num_open == 0
 
 
 def test_a_full_queue_makes_submit_wait_with_a_deadline(make_pair: Any) -> None:
