@@ -15,6 +15,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+FORKED = multiprocessing.get_context("forkserver")
+"""New processes of a process that has imported what ranks need: without its threads, and without the seconds of those imports."""
+FORKED.set_forkserver_preload(
+    ["tests.mrl.training.scenarios", "tests.resharding.test_killed_ends", "tests.resharding.test_planned"]
+)
+
 
 def free_port() -> int:
     """A TCP port that was free a moment ago, below the range that the system hands out to connections."""
@@ -28,12 +34,15 @@ def free_port() -> int:
             return port
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 270.0) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 270.0, fresh: bool = False
+) -> list[Any]:
     """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
 
+    `fresh`: the ranks import everything themselves, from sys.path as it is now (a stand-in for a package lies there).
     AssertionError with the traceback of the first rank that failed, or with the ranks still running at the deadline.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("spawn") if fresh else FORKED
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [

@@ -12,6 +12,7 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.faults import Faults
+from tests.ranks import FORKED
 from tests.resharding.exchanges import (
     SYNC,
     Shelf,
@@ -20,7 +21,7 @@ from tests.resharding.exchanges import (
     model,
     send,
 )
-from tests.resharding.wires import PROCESSES, Wire
+from tests.resharding.wires import Wire
 
 
 class DieAt(Faults):
@@ -64,8 +65,8 @@ def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
 
 @pytest.mark.parametrize("point", ["open", "accepted", "start", "t0", "t2", "t6", "finish", "verified"])
 def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point: str) -> None:
-    ours, theirs = PROCESSES.Pipe()
-    process = PROCESSES.Process(target=receive_and_die, args=(wire, point, theirs), daemon=True)
+    ours, theirs = FORKED.Pipe()
+    process = FORKED.Process(target=receive_and_die, args=(wire, point, theirs), daemon=True)
     process.start()
     address, session = ours.recv()
     sender = wire.sender(address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
@@ -97,9 +98,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
     receiver = wire.receiver(120.0)
     plan, values = model()
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = PROCESSES.Process(
-        target=send_and_die, args=(wire, point, receiver.address, session), daemon=True
-    )
+    process = FORKED.Process(target=send_and_die, args=(wire, point, receiver.address, session), daemon=True)
     process.start()
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|process {process.pid} closed"):
@@ -117,7 +116,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
 def test_a_sender_killed_after_its_commit_changes_nothing(wire: Wire, receiver: Receiver) -> None:
     plan, _ = model()
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = PROCESSES.Process(
+    process = FORKED.Process(
         target=send_and_die, args=(wire, "confirmed", receiver.address, session), daemon=True
     )
     process.start()

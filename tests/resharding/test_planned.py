@@ -37,11 +37,11 @@ from mrl.resharding.transfer.slot_tables import Tables, of_part
 from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.shared_memory import SharedSegment
-from tests.ranks import run_ranks
+from tests.ranks import FORKED, run_ranks
 from tests.resharding.exchanges import Receiving, Shelf, kill_self
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.leasing import LeasedRank
-from tests.resharding.wires import KINDS, MESHES, PROCESSES, Wire, store
+from tests.resharding.wires import KINDS, MESHES, Wire, store
 from tests.resharding.worlds import World, checkpoint, loaded
 
 HF: dict[str, Any] = {
@@ -442,8 +442,8 @@ def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
 def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_place(
     wire: Wire, at: str
 ) -> None:
-    ours, theirs = PROCESSES.Pipe()
-    process = PROCESSES.Process(target=receive_and_die, args=(wire, at, theirs), daemon=True)
+    ours, theirs = FORKED.Pipe()
+    process = FORKED.Process(target=receive_and_die, args=(wire, at, theirs), daemon=True)
     process.start()
     assert ours.poll(60)
     pair = Pair(wire, ours.recv(), 120.0)

@@ -6,7 +6,6 @@ cuda_ipc has run on no GPU yet: its tests are marked gpu and wait for one.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 
 import pytest
 import torch
@@ -20,9 +19,6 @@ from mrl.resharding.wire.slot_link import SlotLink
 
 MESHES = ("distributed", "nixl")
 KINDS = ["shared_memory", *MESHES, pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
-PROCESSES = multiprocessing.get_context("forkserver")
-"""New processes without the threads of this one, and without its start-up time."""
-PROCESSES.set_forkserver_preload(["tests.resharding.test_killed_ends", "tests.resharding.test_planned"])
 
 
 @dataclasses.dataclass(frozen=True)

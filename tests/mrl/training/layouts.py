@@ -41,7 +41,10 @@ def check_layout(
 ) -> list[dict[str, Any]]:
     """Against one rank's results; returns those of the layout's ranks."""
     world = LayoutSection(**layout).world_size
-    results = run_ranks(scenarios.forward_update_export, world, str(folder), layout, str(out), changes)
+    fresh = changes.get("spec") == "transformer_engine"
+    results = run_ranks(
+        scenarios.forward_update_export, world, str(folder), layout, str(out), changes, fresh=fresh
+    )
     check_forward(results, folder, bound=1e-5)
     for result in results:
         for ours, theirs in zip(result["metrics"], one_rank["metrics"], strict=True):

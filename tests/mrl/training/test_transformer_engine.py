@@ -60,7 +60,9 @@ def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, t
     """The stand-in's attention refuses float32, and keys and values of unequal width, as DeepSeek-V3's are."""
     folder, expected = one_rank_of.of(family)
     changes = {"spec": "transformer_engine", "dtype": "bfloat16"}
-    (found,) = run_ranks(scenarios.forward_update_export, 1, str(folder), {}, str(tmp_path), changes)
+    (found,) = run_ranks(
+        scenarios.forward_update_export, 1, str(folder), {}, str(tmp_path), changes, fresh=True
+    )
     gap = np.abs(found["arrays"]["logprobs"] - expected["arrays"]["logprobs"])
     assert 0 < gap.mean() < 0.03  # bfloat16's rounding; a near tie sends a token to other experts
     for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
@@ -77,9 +79,9 @@ def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
     folder, _ = one_rank_of.of(family)
     first, second = specs
     saving = str(folder), {"tp": 2, "ep": 2}, str(tmp_path), "float32", first
-    before = run_ranks(scenarios.save_then_go_on, 2, *saving)
+    before = run_ranks(scenarios.save_then_go_on, 2, *saving, fresh=True)
     resuming = str(folder), {}, str(tmp_path / "step-00000002"), str(tmp_path / "resumed"), "float32", second
-    (after,) = run_ranks(scenarios.resume_and_go_on, 1, *resuming)
+    (after,) = run_ranks(scenarios.resume_and_go_on, 1, *resuming, fresh=True)
     assert after["steps"] == 2
     for ours, theirs in zip(after["metrics"], before[0]["metrics"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)

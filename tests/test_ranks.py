@@ -1,0 +1,24 @@
+"""The ranks of the tests: started with what they need, and a stand-in for a package where one is asked for."""
+
+import os
+import sys
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.support.transformer_engine import FOLDER
+
+
+def look(rank: int, world_size: int, port: int, name: str) -> tuple[bool, bool, str | None]:
+    """(Megatron is imported, the stand-in can be imported, an environment variable)."""
+    here = any(os.path.isdir(os.path.join(folder, "transformer_engine")) for folder in sys.path)
+    return "megatron.core" in sys.modules, here, os.environ.get(name)
+
+
+def test_ranks_are_forked_with_their_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_ranks(look, 2, "OMP_NUM_THREADS") == [(True, False, "1")] * 2
+
+
+def test_fresh_ranks_import_from_the_path_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    assert run_ranks(look, 1, "OMP_NUM_THREADS", fresh=True) == [(False, True, "1")]
