@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 
 import zmq
@@ -54,10 +55,9 @@ class Listener:
 
     def __init__(self, host: str | None = None) -> None:
         """`host`: this machine's address for senders elsewhere; None for a sender on the same slot."""
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        context, self._socket = _new_socket(zmq.ROUTER)
+        self.close = _closer(self, context, [self._socket])
         self._networked = host is not None
-        _configure(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if host is None:
             self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
@@ -115,10 +115,6 @@ class Listener:
 
         return lost
 
-    def close(self) -> None:
-        self._socket.close(linger=_LINGER_MILLISECONDS)
-        self._context.term()
-
 
 class Dialer:
     """The sender's end."""
@@ -126,15 +122,16 @@ class Dialer:
     def __init__(self, address: str) -> None:
         networked = address.startswith(_NETWORK)
         self._peer = None if networked else _listener_of(address)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        _configure(self._socket)
+        context, self._socket = _new_socket(zmq.DEALER)
+        sockets = [self._socket]
+        self.close = _closer(self, context, sockets)
         self.endpoint, _, key = address.rpartition("/") if networked else (address, "", "")
         """Where the receiver is; the key that opens it is not part of it."""
         if networked:
             self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
             self._socket.curve_serverkey = bytes.fromhex(key)
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+            sockets.append(self._monitor)
         self._socket.connect(self.endpoint)
         self._kept: AnyMessage | None = None
 
@@ -161,18 +158,29 @@ class Dialer:
             return None if self._peer.alive() else f"process {self._peer.pid} ended"
         return f"the connection to {self.endpoint} closed" if self._monitor.poll(0) else None
 
-    def close(self) -> None:
-        if self._peer is None:
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
-        self._socket.close(linger=_LINGER_MILLISECONDS)
-        self._context.term()
 
-
-def _configure(socket: zmq.Socket) -> None:
+def _new_socket(kind: int) -> tuple[zmq.Context, zmq.Socket]:
+    context = zmq.Context()
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, _LINGER_MILLISECONDS)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
+    return context, socket
+
+
+def _closer(owner: object, context: zmq.Context, sockets: list[zmq.Socket]) -> weakref.finalize:
+    """An end's `close`, also called when nobody holds that end any more: a context that is collected before its
+    sockets, or with a message for a peer that is gone, would wait for ever."""
+
+    def close() -> None:
+        for socket in sockets:
+            socket.close()
+        context.term()
+
+    closer = weakref.finalize(owner, close)
+    closer.atexit = False
+    return closer
 
 
 def _wait(socket: zmq.Socket, deadline: float, waiting_for: str, lost: Lost | None) -> None:
