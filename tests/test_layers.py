@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_a_module_imports_only_its_own_layer_and_those_below(name: str) -> None:
     inner = {i for i in found if i in known and i != name} - packages
     higher = sorted(i for i in inner if layer(i) > layer(name))
     assert not higher, f"{name} (layer {layer(name)}) imports {higher}"
+
+
+def test_no_test_imports_another_one() -> None:
+    """What two of them share is a module of its own."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    found = {f.name: [i for i in imports(f) if "tests" in i and ".test_" in i] for f in files}
+    assert files and not any(found.values()), {name: used for name, used in found.items() if used}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

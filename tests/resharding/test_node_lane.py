@@ -12,8 +12,8 @@ from mrl.resharding.transfer.copies import run
 from mrl.resharding.transfer.node_lane import Neighbours, Offer, split
 from mrl.resharding.transfer.slot_tables import of_part
 from mrl.resharding.wire.shared_memory import SharedSegment
+from tests.resharding.planned import Parameters, as_torch, equal, plan_of, world_of
 from tests.resharding.simulate import num_elements
-from tests.resharding.test_planned import Parameters, as_torch, equal, plan_of, world_of
 from tests.resharding.worlds import World, checkpoint, loaded
 
 POISON = 0xFF

@@ -10,7 +10,7 @@ from mrl.resharding.planner.slot_plan import WindowPart
 from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.planned import PeerLane
-from tests.resharding.test_planned import plan_of, world_of
+from tests.resharding.planned import plan_of, world_of
 
 CPU = torch.device("cpu")
 PART = plan_of(world_of("tp2-pp2")).part(0)
