@@ -75,9 +75,13 @@ quickstart-gpu: setup-cuda
 test-slow: setup system-packages
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
+# Two tests beside each other. What outlives its time limit, deaf to signals, ends its worker, with its stacks and its name.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
+
 test: setup system-packages
-	$(BIN)/python -m pytest -q -m "not integration and not slow and not gpu"
-	$(BIN)/python -m pytest -q -m "integration and not slow and not gpu"
+	$(PYTEST) -m "not integration and not slow and not gpu"
+	$(PYTEST) -m "integration and not slow and not gpu"
 
 # Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
 gpu-smoke:

@@ -1,6 +1,8 @@
 """What every test runs under: quiet offline engines, few threads, and nothing left behind."""
 
 import os
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,23 +25,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """After the whole session no process of ours runs and no segment of ours lies in shared memory."""
-    before = set(Path("/dev/shm").iterdir())
+    """After the whole session no process of ours runs and no segment of a process that ended lies in shared memory."""
+    before = _orphaned_segments()
     yield
     left = [p for p in psutil.Process().children(recursive=True) if not _ends_with_us(p)]
     _, alive = psutil.wait_procs(left, timeout=10)
     names = [(p.pid, p.name()) for p in alive if p.is_running()]
-    segments = sorted(
-        str(s) for s in set(Path("/dev/shm").iterdir()) - before if "mrl" in s.name or "torch" in s.name
-    )
+    deadline = time.monotonic() + 10
+    while (segments := _orphaned_segments() - before) and time.monotonic() < deadline:
+        time.sleep(0.2)
     assert not names, f"processes left by the tests: {names}"
-    assert not segments, f"shared memory left by the tests: {segments}"
+    assert not segments, f"shared memory left by the tests: {sorted(segments)}"
+
+
+def _orphaned_segments() -> set[str]:
+    """torch's files in shared memory whose maker, whose pid they bear, has ended; other sessions' are in use."""
+    makers = {p.name: re.match(r"torch_(\d+)_", p.name) for p in Path("/dev/shm").iterdir()}
+    return {name for name, maker in makers.items() if maker and not psutil.pid_exists(int(maker[1]))}
 
 
 def _ends_with_us(process: psutil.Process) -> bool:
-    """multiprocessing's own servants stay until this process ends."""
+    """multiprocessing's own servants, children of this process, stay until it ends; what they forked does not."""
     words = " ".join(_words(process))
-    return "resource_tracker" in words or "multiprocessing.forkserver" in words
+    servant = "resource_tracker" in words or "multiprocessing.forkserver" in words
+    return servant and process.ppid() == os.getpid()
 
 
 def _words(process: psutil.Process) -> list[str]:

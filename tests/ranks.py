@@ -25,7 +25,7 @@ FORKED.set_forkserver_preload(
 def free_port() -> int:
     """A TCP port that was free a moment ago, below the range that the system hands out to connections."""
     while True:
-        port = random.randrange(20000, 32000)
+        port = random.SystemRandom().randrange(20000, 32000)  # no seed that a neighbour has too
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -59,12 +59,23 @@ def steps_done(folder: Path) -> list[int]:
     return [row["step"] for row in rows(folder) if row["step"] > 0]
 
 
+_held: list[socket.socket] = []
+"""The last port of the base that was given out, so that no other process takes it meanwhile."""
+
+
 def free_port_base() -> int:
-    """A base whose first two nodes' fixed ports are free now; differs between test processes."""
-    for attempt in range(40):
+    """A base whose first two nodes' fixed ports are free; this process's until it asks for another one."""
+    while _held:
+        _held.pop().close()
+    for attempt in range(28):
         base = 20000 + (os.getpid() * 7 + attempt * 13) % 28 * 400
-        if all(_is_free(base + offset) for offset in (*range(10), *range(200, 210))):
-            return base
+        last = socket.socket()
+        with contextlib.suppress(OSError):
+            last.bind(("", base + 399))
+            if all(_is_free(base + offset) for offset in (*range(10), *range(200, 210))):
+                _held.append(last)
+                return base
+        last.close()
     raise AssertionError("no free ports between 20000 and 31200")
 
 
