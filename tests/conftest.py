@@ -85,7 +85,7 @@ def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
         max_length=160,
         seed=1,
         stop_token_ids=(1,),
-        sync=SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0),
+        sync=SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0),
     )
     yield host
     host.close()

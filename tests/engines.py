@@ -20,7 +20,7 @@ ENGINE_SHAPE: dict[str, int] = {"hidden_size": 64, "head_dim": 32, "moe_intermed
 class EngineHost:
     """`call(function, *args)` runs function(engine, *args) in the engine's process; function must be a module's."""
 
-    def __init__(self, *, seconds: float = 280.0, **engine_arguments: Any) -> None:
+    def __init__(self, *, seconds: float = 540.0, **engine_arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, engine_arguments, os.getpid()))
@@ -32,7 +32,7 @@ class EngineHost:
         """Begins a call; `result` gives its outcome."""
         self._pipe.send((function, arguments))
 
-    def result(self, seconds: float = 120.0) -> Any:
+    def result(self, seconds: float = 240.0) -> Any:
         """The call's value; its error is raised here."""
         if not self._pipe.poll(seconds):
             self.kill()
@@ -42,7 +42,7 @@ class EngineHost:
             raise error from AssertionError(text)
         return value
 
-    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float = 240.0) -> Any:
         self.start(function, *arguments)
         return self.result(seconds)
 

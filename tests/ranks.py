@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 270.0, fresh: bool = False
+    function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 540.0, fresh: bool = False
 ) -> list[Any]:
     """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
 

@@ -94,7 +94,7 @@ def test_engines_are_touched_in_their_packages_only(engine: str) -> None:
 def loaded_by(statement: str, names: tuple[str, ...]) -> list[str]:
     code = f"import sys\n{statement}\nprint(*[n for n in {names!r} if n in sys.modules])"
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     ).stdout.split()
 
 

@@ -105,7 +105,7 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
     where = [sys.executable, "-c", "import mrl.models; print(mrl.models.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     found = subprocess.run(
-        where, cwd=strange_folder, env=environment, capture_output=True, text=True, timeout=60
+        where, cwd=strange_folder, env=environment, capture_output=True, text=True, timeout=240
     )
     assert found.stdout.strip() == str(installed / "mrl/models/__init__.py"), found.stderr
 

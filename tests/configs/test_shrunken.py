@@ -11,7 +11,7 @@ from mrl.files import CONFIGS
 from mrl.observe import metrics_log
 from mrl.prepare import arithmetic
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.integration
 ROOT = CONFIGS.parent
 PLUGIN = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -94,7 +94,7 @@ def test_a_shrunken_recipe_trains_one_step(recipe: str, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=540,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

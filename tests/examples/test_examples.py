@@ -67,7 +67,6 @@ def test_a_weight_sync_is_planned(folder: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(500)
 def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
     python(folder, "examples/reversed_words/make_data.py", "work/reversed")
     python(folder, "examples/reversed_words/make_model.py", "work/reversed/model")

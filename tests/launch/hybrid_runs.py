@@ -52,7 +52,7 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
             "rollout.max_response_tokens=6",
             "rollout.kv_cache_bytes=33554432",
             "sync.bucket_bytes=1048576",
-            "sync.deadline_seconds=60",
+            "sync.deadline_seconds=120",
             "loop.steps=2",
             "loop.prompts_per_step=4",
             "loop.samples_per_prompt=4",
@@ -76,7 +76,7 @@ def running(config: Config, log_folder: Path, clock: PhaseClock | None = None) -
 
 
 def sampled(
-    hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False, seconds: float = 60.0
+    hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False, seconds: float = 180.0
 ) -> list[Response]:
     """One response to each prompt, in order."""
     wanted = Round(

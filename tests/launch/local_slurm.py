@@ -96,7 +96,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def _daemon(self, command: list[str], pid_file: Path) -> None:
         done = subprocess.run(
-            command, env=self.environment, timeout=60, capture_output=True, text=True, check=False
+            command, env=self.environment, timeout=240, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command[0]} ended with {done.returncode}: {done.stderr}"
         self.wait_until(
@@ -107,7 +107,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
     def run(self, *command: str) -> str:
         """Output of a Slurm command."""
         done = subprocess.run(
-            command, env=self.environment, timeout=60, capture_output=True, text=True, check=False
+            command, env=self.environment, timeout=240, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout.strip()

@@ -49,7 +49,7 @@ def main(head: str, num_nodes: int, strategy: str, seed: int) -> None:
     ray.init(address=head, log_to_driver=False)
     wait_for_nodes(num_nodes, deadline_seconds=120)
     config = load([], [*WORDS, f"training.layout={{dp: {SLOTS}}}", "rollout.tp=2"])
-    placement = place(SLOTS, gpus=True, deadline_seconds=60, strategy=strategy)
+    placement = place(SLOTS, gpus=True, deadline_seconds=120, strategy=strategy)
     slots = list(placement.slots)
     if seed:
         random.Random(seed).shuffle(slots)

@@ -13,7 +13,7 @@ from tests.launch.command import run
 from tests.launch.tiny_runs import words
 from tests.published import publish
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 FORMS = {
     "none": (

@@ -8,7 +8,7 @@ from mrl.observe.metrics_log import read
 from tests.data_sets import FOLDER, WHOLE
 from tests.launch.command import run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.integration
 
 
 def test_three_steps_on_all_rows(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mrl.launch.cluster.cluster import cluster
 from tests.launch.hybrid_runs import agree, running, tiny_config
 from tests.tiny_models import write_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.integration
 
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),

@@ -23,7 +23,7 @@ from mrl.observe.phases import PHASES
 from tests.launch.command import Command
 from tests.launch.tiny_runs import words
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 NO_VALIDATION = "loop.validation={every_steps: 0, before_training: false, after_training: false}"
 NAMES = {

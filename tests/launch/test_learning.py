@@ -29,7 +29,7 @@ from mrl.samples import Prompt, Sample, Verdict
 from tests.launch import command
 from tests.launch.hybrid_runs import running
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 STEPS = 24

@@ -38,7 +38,7 @@ from mrl.training.batch import pack, policy_versions, split
 from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
 from tests.support.samples import verdict_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 REWARDS = Path(__file__).parent / "rewards.py"
 
@@ -263,7 +263,7 @@ def pids_of(hybrid: Hybrid) -> list[int]:
     import ray
 
     actors = [*hybrid.train.actors, *hybrid.rollout.actors]
-    return ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors], timeout=60)
+    return ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors], timeout=240)
 
 
 def usage(process: psutil.Process) -> dict[str, int]:

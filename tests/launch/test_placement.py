@@ -96,7 +96,6 @@ def check(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_engine_sees_its_slots_gpus_on_one_node(tmp_path: Path, seed: int) -> None:
     found = look(tmp_path, nodes=1, strategy="PACK", seed=seed)
@@ -110,7 +109,6 @@ def test_every_engine_sees_its_slots_gpus_on_one_node(tmp_path: Path, seed: int)
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(400)
 def test_every_engine_sees_its_slots_gpus_on_two_nodes(tmp_path: Path) -> None:
     """Bundles are dealt out in turn, so that their order is neither the nodes' nor the GPUs'."""
     found = look(tmp_path, nodes=2, strategy="SPREAD")

@@ -16,7 +16,7 @@ from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read
 from tests.launch.command import Command, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from mrl.launch.cluster.ray_node import token_environment
 from tests.launch.two_nodes import ROOT, free_port_base, started, steps_done, write_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 RAY = ["-m", "ray.scripts.scripts"]
 TOKEN = token_environment("0123456789abcdef" * 4)
 

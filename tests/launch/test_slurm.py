@@ -14,8 +14,8 @@ from tests.launch.local_slurm import LocalSlurm, local_slurm, missing
 from tests.launch.two_nodes import ROOT, free_port_base, steps_done, write_run
 from tests.support.node_lists import TABLE
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-SECONDS = 800.0
+pytestmark = pytest.mark.integration
+SECONDS = 540.0
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def start_again(slurm: LocalSlurm, number: str) -> None:
             return True
         return False
 
-    slurm.wait_until(accepted, 60, "a pending job")
+    slurm.wait_until(accepted, 240, "a pending job")
 
 
 def ray_processes(number: str) -> list[str]:
@@ -142,5 +142,5 @@ def test_the_batch_file_is_clean() -> None:
     scripts = sorted(map(str, (ROOT / "slurm").glob("*.sh")))
     assert scripts
     for command in (["bash", "-n"], ["shellcheck"]):
-        done = subprocess.run([*command, *scripts], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*command, *scripts], capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -50,5 +50,5 @@ def test_the_exit_code_holds_where_the_request_came_inside_of_text_that_is_run(t
     (tmp_path / "leaving.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "leaving"]
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=60, capture_output=True)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=240, capture_output=True)
     assert done.returncode == REQUEUE_EXIT_CODE, done

@@ -8,8 +8,8 @@ import pytest
 
 from tests.launch.two_nodes import free_port_base, started, steps_done, write_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-SECONDS = 800.0
+pytestmark = pytest.mark.integration
+SECONDS = 540.0
 
 
 def agents(stack: contextlib.ExitStack, folder: Path, *arguments: str) -> list:

@@ -108,7 +108,7 @@ def started(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(60)
+                process.wait(180)
             except subprocess.TimeoutExpired:
                 for child in psutil.Process(process.pid).children(recursive=True):
                     child.kill()

@@ -39,6 +39,6 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "mrl.cli", "settings"]
-    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=240)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")

@@ -34,7 +34,7 @@ HF: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": False, "num_experts": 4,
     "moe_intermediate_size": 8, "mlp_only_layers": [],
 }  # fmt: skip
-SYNC = SyncSection(bucket_bytes=2048, deadline_seconds=20.0)
+SYNC = SyncSection(bucket_bytes=2048, deadline_seconds=90.0)
 SHAPES = {
     "one": (Layout(), Layout()),
     "tp2-ep2": (Layout(tp=2, ep=2), Layout(tp=2)),
@@ -125,11 +125,11 @@ def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> 
     """Both ends of this rank's slot; the receiver of rank `broken` raises in the middle of the first session."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if size > 1:
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=30))
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
     group = dist.group.WORLD if size > 1 else None
     world = world_of(name)
     plan = plan_of(world)
-    receiver = Receiver(deadline_seconds=20.0, device=torch.device("cpu"))
+    receiver = Receiver(deadline_seconds=90.0, device=torch.device("cpu"))
     sender = WeightSender(receiver.address, SYNC)
     values = [as_torch(a) for a in loaded(world.trainers[rank], checkpoint(world))]
     trainer = LeasedRank(world.trainers[rank].tensors, values)
@@ -151,7 +151,7 @@ def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> 
             trainer.send(sender, session, plan, rank, group=group)
         except WeightSyncError as error:
             outcome.append(f"sender: {error}")
-        thread.join(30)
+        thread.join(120)
     result = [
         receiver.progress.version,
         equal(consumer, world, rank),

@@ -75,7 +75,7 @@ def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point
     with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
         send(sender, session, plan, values, 120.0)
     assert time.monotonic() - started < 60
-    process.join(10)
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL
     sender.close()
     fresh = wire.receiver(30.0)
@@ -104,7 +104,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
     with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|process {process.pid} closed"):
         receiver.receive(session, shelf)
     assert time.monotonic() - started < 60 and shelf.aborts == (point != "manifest")
-    process.join(10)
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL and receiver.progress.state is State.FAILED
     sender = wire.sender(receiver.address, SYNC)
     exchange(sender, receiver, plan, values, 0)
@@ -121,5 +121,5 @@ def test_a_sender_killed_after_its_commit_changes_nothing(wire: Wire, receiver: 
     )
     process.start()
     receiver.receive(session, shelf)
-    process.join(10)
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL and receiver.progress.serving and len(shelf.tensors) == 7

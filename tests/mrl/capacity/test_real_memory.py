@@ -16,7 +16,7 @@ from mrl.samples import TrainBatch
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 TOKENS, SAMPLE = 1024, 64
 SHAPE = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128, "vocab_size": 512}
 """Wide enough that activations, not index arrays, make the sum."""

@@ -15,7 +15,7 @@ from mrl.files import CONFIGS
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 
 def save(rank: int, world_size: int, port: int, folder: Path, training: TrainingSection) -> None:

@@ -40,13 +40,15 @@ def test_the_process_own_output() -> None:
         "survive_full_disks(); print('out', flush=True); print('err', file=sys.stderr); sys.exit(7)"
     )
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=full, timeout=240, check=False
+        )
     assert done.returncode == 7
     without = subprocess.run(
         [sys.executable, "-c", "print('out', flush=True)"],
         stdout=open("/dev/full", "w"),  # noqa: SIM115
         stderr=subprocess.DEVNULL,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert without.returncode != 0, "an ordinary stream would have done as well"

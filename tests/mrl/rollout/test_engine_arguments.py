@@ -60,7 +60,7 @@ def test_every_fault_is_told_and_every_owned_field_exists() -> None:
     assert len(str(caught.value).splitlines()) == 2
     assert OWNED.keys() <= fields().keys(), "vLLM renamed a field that is ours"
     program = "import sys, mrl.rollout.engine_arguments as e; e.require({'block_size': 1}); assert 'vllm' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
 
 
 def block_size(engine: RolloutEngine) -> int:

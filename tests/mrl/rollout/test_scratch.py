@@ -32,7 +32,7 @@ def make(folder: Path, segments: Path) -> None:
     (folder / "names").write_text(f"{segments / 'psm with space'}\n")
 
 
-def wait_for(condition, seconds: float = 20.0) -> None:
+def wait_for(condition, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -54,7 +54,7 @@ def started(places: tuple[Path, Path]) -> tuple[Any, Path, int]:
     ours, theirs = FORK.Pipe()
     process = FORK.Process(target=own, args=(*places, theirs), daemon=True)
     process.start()
-    assert ours.poll(20)
+    assert ours.poll(120)
     return (process, *ours.recv())
 
 
@@ -70,7 +70,7 @@ def test_a_killed_owners_names_are_removed_and_no_others(places: tuple[Path, Pat
     time.sleep(0.3)
     assert folder.exists() and len(list(places[1].iterdir())) == 3, "nothing goes while the owner lives"
     os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
+    process.join(60)
     wait_for(lambda: only_strangers(places))
 
 
@@ -79,7 +79,7 @@ def test_the_next_start_sweeps_what_is_left_when_the_remover_died_too(places: tu
     assert sweep(*places) == [] and folder.exists(), "its owner lives"
     os.kill(shell, signal.SIGKILL)
     os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
+    process.join(60)
     assert folder.exists() and len(list(places[1].iterdir())) == 3
     scratch = Scratch(*places)
     assert not folder.exists() and scratch.folder.exists()

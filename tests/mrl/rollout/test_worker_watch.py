@@ -52,7 +52,7 @@ def test_a_death_is_reported_and_a_shutdown_is_not(
     watch_workers(executor, lost.put)
     workers[1].end()
     if reported:
-        assert lost.get(timeout=20) == "VllmWorker-1"
+        assert lost.get(timeout=120) == "VllmWorker-1"
     else:
         with pytest.raises(queue.Empty):
             lost.get(timeout=0.5)

@@ -16,7 +16,7 @@ from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
 from tests.resharding.leasing import LeasedRank
 
-SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0)
 ASKED = driving.requests(12, seed=2, ignore_stop=True)
 
 
@@ -59,5 +59,5 @@ def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan:
     try:
         host.call(driving.receive, session)
     finally:
-        thread.join(30)
+        thread.join(120)
     return errors
