@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import random
 import socket
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -35,22 +37,27 @@ def free_port() -> int:
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, seconds: float = 540.0, fresh: bool = False
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    seconds: float = 540.0,
+    stand_ins: Path | None = None,
 ) -> list[Any]:
     """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
 
-    `fresh`: the ranks import everything themselves, from sys.path as it is now (a stand-in for a package lies there).
+    `stand_ins`: a folder with stand-ins for packages; the ranks then import everything themselves, from there first.
     AssertionError with the traceback of the first rank that failed, or with the ranks still running at the deadline.
     """
-    context: Any = multiprocessing.get_context("spawn") if fresh else FORKED
+    context: Any = FORKED if stand_ins is None else multiprocessing.get_context("spawn")
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             context.Process(target=_enter, args=(function, rank, world_size, port, args, folder), daemon=True)
             for rank in range(world_size)
         ]
-        for process in ranks:
-            process.start()
+        with _path_begins_with(stand_ins):
+            for process in ranks:
+                process.start()
         try:
             _wait(ranks, folder, seconds, function)
         finally:
@@ -58,6 +65,18 @@ def run_ranks(
                 process.kill()
                 process.join()
         return [pickle.loads(Path(folder, f"{rank}.result").read_bytes()) for rank in range(world_size)]
+
+
+@contextlib.contextmanager
+def _path_begins_with(folder: Path | None) -> Iterator[None]:
+    """New processes take sys.path over."""
+    usual = list(sys.path)
+    if folder is not None:
+        sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = usual
 
 
 def _wait(ranks: list[Any], folder: str, seconds: float, function: Callable[..., Any]) -> None:

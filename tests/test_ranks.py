@@ -3,8 +3,6 @@
 import os
 import sys
 
-import pytest
-
 from tests.ranks import run_ranks
 from tests.support.transformer_engine import FOLDER
 
@@ -15,10 +13,11 @@ def look(rank: int, world_size: int, port: int, name: str) -> tuple[bool, bool, 
     return "megatron.core" in sys.modules, here, os.environ.get(name)
 
 
-def test_ranks_are_forked_with_their_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_forked_with_their_imports() -> None:
     assert run_ranks(look, 2, "OMP_NUM_THREADS") == [(True, False, "1")] * 2
 
 
-def test_fresh_ranks_import_from_the_path_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    assert run_ranks(look, 1, "OMP_NUM_THREADS", fresh=True) == [(False, True, "1")]
+def test_ranks_with_a_stand_in_import_everything_themselves() -> None:
+    usual = list(sys.path)
+    assert run_ranks(look, 1, "OMP_NUM_THREADS", stand_ins=FOLDER) == [(False, True, "1")]
+    assert sys.path == usual

@@ -37,14 +37,17 @@ def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) 
 
 
 def check_layout(
-    layout: dict[str, int], folder: Path, one_rank: dict[str, Any], out: Path, **changes: Any
+    layout: dict[str, int],
+    folder: Path,
+    one_rank: dict[str, Any],
+    out: Path,
+    stand_ins: Path | None = None,
+    **changes: Any,
 ) -> list[dict[str, Any]]:
     """Against one rank's results; returns those of the layout's ranks."""
     world = LayoutSection(**layout).world_size
-    fresh = changes.get("spec") == "transformer_engine"
-    results = run_ranks(
-        scenarios.forward_update_export, world, str(folder), layout, str(out), changes, fresh=fresh
-    )
+    arguments = str(folder), layout, str(out), changes
+    results = run_ranks(scenarios.forward_update_export, world, *arguments, stand_ins=stand_ins)
     check_forward(results, folder, bound=1e-5)
     for result in results:
         for ours, theirs in zip(result["metrics"], one_rank["metrics"], strict=True):

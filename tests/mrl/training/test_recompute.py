@@ -26,13 +26,10 @@ def test_modules_are_named_only_where_some_are_selected() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("spec", MODULES)
-def test_recompute_by_module_changes_nothing(
-    spec: str, one_rank_of: OneRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
+def test_recompute_by_module_changes_nothing(spec: str, one_rank_of: OneRank, tmp_path: Path) -> None:
     folder, expected = one_rank_of.of("qwen3_moe")
     changes: dict[str, Any] = {"recompute": "selective", "recompute_modules": MODULES[spec], "spec": spec}
-    check_layout({}, folder, expected, tmp_path, **changes)
+    check_layout({}, folder, expected, tmp_path, FOLDER, **changes)
 
 
 @pytest.mark.integration

@@ -16,11 +16,6 @@ from tests.support.transformer_engine import FOLDER
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
 LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen3_moe", {}),
     ("qwen3_moe", {"tp": 2, "ep": 2}),
@@ -39,7 +34,7 @@ LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
 
 def check(family: str, layout: dict[str, int], one_rank_of: OneRank, out: Path) -> None:
     folder, expected = one_rank_of.of(family)
-    check_layout(layout, folder, expected, out, spec="transformer_engine")
+    check_layout(layout, folder, expected, out, stand_ins=FOLDER, spec="transformer_engine")
 
 
 @pytest.mark.parametrize(("family", "layout"), LAYOUTS, ids=lambda v: v if isinstance(v, str) else name_of(v))
@@ -61,7 +56,7 @@ def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, t
     folder, expected = one_rank_of.of(family)
     changes = {"spec": "transformer_engine", "dtype": "bfloat16"}
     (found,) = run_ranks(
-        scenarios.forward_update_export, 1, str(folder), {}, str(tmp_path), changes, fresh=True
+        scenarios.forward_update_export, 1, str(folder), {}, str(tmp_path), changes, stand_ins=FOLDER
     )
     gap = np.abs(found["arrays"]["logprobs"] - expected["arrays"]["logprobs"])
     assert 0 < gap.mean() < 0.03  # bfloat16's rounding; a near tie sends a token to other experts
@@ -79,9 +74,9 @@ def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
     folder, _ = one_rank_of.of(family)
     first, second = specs
     saving = str(folder), {"tp": 2, "ep": 2}, str(tmp_path), "float32", first
-    before = run_ranks(scenarios.save_then_go_on, 2, *saving, fresh=True)
+    before = run_ranks(scenarios.save_then_go_on, 2, *saving, stand_ins=FOLDER)
     resuming = str(folder), {}, str(tmp_path / "step-00000002"), str(tmp_path / "resumed"), "float32", second
-    (after,) = run_ranks(scenarios.resume_and_go_on, 1, *resuming, fresh=True)
+    (after,) = run_ranks(scenarios.resume_and_go_on, 1, *resuming, stand_ins=FOLDER)
     assert after["steps"] == 2
     for ours, theirs in zip(after["metrics"], before[0]["metrics"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)
