@@ -120,8 +120,8 @@ def test_both_memory_sizes_and_all_scales_are_there() -> None:
 
 
 def test_the_largest_plan_is_quick() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     files = [CONFIGS / "deepseek_v3.yaml", CONFIGS / "layouts" / "deepseek_v3_64x8x141gb.yaml"]
     report = capacity_report(load(files), load_hardware("8x141gb"))
     assert report.tree["world_size"] == 512
-    assert time.monotonic() - start < 30
+    assert time.process_time() - start < 30
