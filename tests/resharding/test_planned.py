@@ -18,6 +18,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import receiver as receiver_module
 from mrl.resharding.transfer.lease import Lease, describe_files
 from mrl.resharding.transfer.receiver import Receiver

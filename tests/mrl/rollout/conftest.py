@@ -10,7 +10,7 @@ from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
 
-SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=20.0)
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0)
 
 
 @pytest.fixture(scope="module")
