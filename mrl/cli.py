@@ -95,6 +95,14 @@ def _parser() -> argparse.ArgumentParser:
         commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation"
     )
     evaluate.add_argument("--out", help="new folder for samples.jsonl and summary.json")
+    rewards = _config_command(
+        commands, "rewards", _rewards, "the verdict on one response to one row of the data"
+    )
+    rewards.add_argument("--row", required=True, help="its number in its file, from 1, or file:line")
+    rewards.add_argument(
+        "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
+    )
+    rewards.add_argument("--explain", action="store_true", help="print what each stage read and said")
     plan = _config_command(
         commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU"
     )
@@ -192,6 +200,13 @@ def _eval(options: argparse.Namespace) -> int:
     for name, value in evaluate(_load(options), out=options.out).items():
         print(f"{name} {value:.4f}")
     return 0
+
+
+def _rewards(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.rewards import verify_row
+
+    said = verify_row(_load(options), row=options.row, response=options.response, every_stage=options.explain)
+    return _answer(said)
 
 
 def _plan(options: argparse.Namespace) -> int:

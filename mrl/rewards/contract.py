@@ -122,6 +122,11 @@ class RewardKind:
         place."""
         return raw
 
+    def reading(self, request: Request) -> Mapping[str, str]:
+        """What of a response is looked at, and what that is compared with, by what it is: for people, found by
+        text alone."""
+        return {"visible": request.visible}
+
     def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
         """Whether the texts of a prompt hold the ground truth as a final answer."""
         return False

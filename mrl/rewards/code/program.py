@@ -43,6 +43,11 @@ def program_in(response: str, task: CodeTask) -> str | None:
     return chosen[-1].text.strip("\n") if chosen else None
 
 
+def reading_of(text: str, task: CodeTask) -> dict[str, str]:
+    """What a person is told of the program in a visible text."""
+    return {"program": program_in(text, task) or "none", "entry point": task.entry_point or "standard input"}
+
+
 def blocks(text: str, *, closed: bool = False) -> Iterator[Block]:
     """All blocks in order, each before those inside it. `closed`: the end of the text closes an open one, as
     the end of the block around it does."""

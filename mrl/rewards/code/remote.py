@@ -22,7 +22,7 @@ from typing import Any
 from mrl.config.sections.reward import CodeRules
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome
-from mrl.rewards.code.program import program_in
+from mrl.rewards.code.program import program_in, reading_of
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.values import ForeignValue, decode, encode
 from mrl.rewards.code.verifier import verify_with
@@ -118,6 +118,9 @@ class CodeService(RewardKind):
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> CodeTask:
         return parse_task(raw, place=place)
+
+    def reading(self, request: Request) -> dict[str, str]:
+        return reading_of(request.visible, request.ground_truth)
 
 
 class CodeServiceVerifier:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from mrl.config.sections.reward import CodeRules
 from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome, Session
-from mrl.rewards.code.program import program_in
+from mrl.rewards.code.program import program_in, reading_of
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
 from mrl.rewards.code.values import same
@@ -206,6 +206,9 @@ class Code(RewardKind):
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> CodeTask:
         return parse_task(raw, place=place)
+
+    def reading(self, request: Request) -> dict[str, str]:
+        return reading_of(request.visible, request.ground_truth)
 
     def announce(self) -> None:
         boundary = find_boundary()

@@ -102,6 +102,9 @@ class Instructions(RewardKind):
     def parse_ground_truth(self, raw: Any, *, place: str) -> tuple[Check, ...]:
         return parse_checks(raw, place=place)
 
+    def reading(self, request: Request) -> dict[str, str]:
+        return {"prose": Reading(request.visible).prose}
+
 
 class InstructionVerifier:
     """Scores with `verify`."""

@@ -7,6 +7,7 @@ Owns what is right and what a ground truth may be; deadlines and processes are t
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from mrl.config.sections.reward import MathsRules
@@ -98,6 +99,14 @@ class Maths(RewardKind):
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> str:
         return parse_ground_truth(raw, rules=self.rules, place=place)
+
+    def reading(self, request: Request) -> Mapping[str, str]:
+        answer = final_answer(request.visible, self.rules)
+        return {
+            "place": answer.place or f"none of {', '.join(self.rules.extraction)}",
+            "read": answer.reason if answer.text is None else answer.text,
+            "compared with": str(request.ground_truth),
+        }
 
     def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
         return answer_key(tidy(ground_truth)) in map(answer_key, marked_answers(prompt, self.rules))

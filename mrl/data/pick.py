@@ -1,0 +1,65 @@
+"""One row of a configuration's data, by its place: the prompt that the loader would make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mrl.config.sections.data import DataEntry, DataSection
+from mrl.config.sections.reward import RewardSection
+from mrl.data.files import RawRow, from_arrow, read_rows
+from mrl.data.shapes import Row, read_row, shape_of, texts_of
+from mrl.data.tokenise import render
+from mrl.errors import DataError
+from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.samples import Prompt
+
+
+def pick_row(section: DataSection, reward: RewardSection, tokenizer: Any, which: str) -> Prompt:
+    """The first row, of training data and then of validation data, at `which`: a line's (row's) number from 1,
+    or file:line.
+
+    Without a tokenizer the text is the messages' own, and there are no tokens in any case. Raises DataError
+    where there is no such row, and for one that the loader refuses.
+    """
+    for entry in (*section.train_entries(), *section.validation_entries()):
+        for raw, path in _rows(entry):
+            if which in (raw[0], raw[0].rpartition(":")[2]) or raw[0].endswith(f"/{which}"):
+                return _prompt(_row(raw, path, entry), section, reward, tokenizer)
+    raise DataError(f"no row {which!r} in data.train or data.validation; rows count from 1, or are file:line")
+
+
+def _rows(entry: DataEntry) -> Iterator[tuple[RawRow, str]]:
+    for path in entry.paths:
+        for raw in read_rows(path):
+            yield raw, path
+
+
+def _row(raw: RawRow, path: str, entry: DataEntry) -> Row:
+    place, columns = raw
+    shape = entry.format
+    if shape == "auto":
+        first_place, first = next(read_rows(entry.paths[0]))
+        shape = shape_of(first, place=first_place)
+    return read_row(columns, place=place, entry=entry, shape=shape, from_arrow=from_arrow(path))
+
+
+def _prompt(row: Row, section: DataSection, reward: RewardSection, tokenizer: Any) -> Prompt:
+    ground_truth = parse_ground_truth(row.ground_truth, domain=row.domain, section=reward, place=row.place)
+    text = texts_of(row.prompt)
+    if tokenizer is not None:
+        arguments = section.chat_template_kwargs
+        text, _ = render(row, tokenizer, chat_template=section.chat_template, chat_template_kwargs=arguments)
+    return Prompt(
+        index=0,
+        tokens=np.zeros(0, np.int32),
+        text=text,
+        ground_truth=ground_truth,
+        domain=row.domain,
+        tag=row.tag,
+        row=row.place,
+        metadata=row.metadata,
+        messages=() if isinstance(row.prompt, str) else row.prompt,
+    )

@@ -1,0 +1,104 @@
+"""One response through every stage of its verifiers, each told apart: why an answer was refused.
+
+The work is done where it always is, in reward workers; only what was read of the response is found here, by
+text alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+
+from mrl.config.sections.reward import RewardPart, RewardSection
+from mrl.errors import RewardError
+from mrl.rewards.contract import Request, RewardKind
+from mrl.rewards.kinds.ground_truth import ground_truth_of
+from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.pool.dispatch import Dispatcher
+from mrl.rewards.pool.queues import StageQueue, Task
+from mrl.rewards.pool.tickets import combine
+from mrl.samples import Prompt, Verdict
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageVerdict:
+    """What one stage of one verifier said."""
+
+    label: str
+    """The verifier's name, with the stage where it has several."""
+    reading: Mapping[str, str]
+    """What it looked at and what that was compared with, by what it is."""
+    verdict: Verdict | None
+    """None where it left the response to the next stage, or does not apply."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """What every stage said, and what it adds up to."""
+
+    stages: tuple[StageVerdict, ...]
+    verdict: Verdict
+
+
+def explain(
+    section: RewardSection, prompt: Prompt, response: str, *, deadline_seconds: float = 600.0
+) -> Explanation:
+    """Verify one response to a prompt with the verifiers of its domain. Raises RewardError for a stage that
+    has not answered by the deadline."""
+    parts = section.for_domain(prompt.domain).verifiers()
+    dispatcher = Dispatcher()
+    dispatcher.start()
+    try:
+        said = {
+            part.label: list(
+                _stages(dispatcher, section, part, _request(prompt, response, part, parts), deadline_seconds)
+            )
+            for part in parts
+        }
+    finally:
+        dispatcher.stop()
+    verdict = combine(parts, {label: stages[-1].verdict for label, stages in said.items()})
+    return Explanation(tuple(itertools.chain.from_iterable(said.values())), verdict)
+
+
+def _request(prompt: Prompt, response: str, part: RewardPart, parts: Sequence[RewardPart]) -> Request:
+    return Request(
+        sample_id="0.0",
+        group_id=0,
+        response=response,
+        ground_truth=ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1),
+        prompt=prompt.text,
+        messages=prompt.messages,
+        domain=prompt.domain,
+        tag=prompt.tag,
+        metadata=prompt.metadata,
+        deadline_seconds=part.deadline_seconds,
+    )
+
+
+def _stages(
+    dispatcher: Dispatcher,
+    section: RewardSection,
+    part: RewardPart,
+    request: Request,
+    deadline_seconds: float,
+) -> Iterator[StageVerdict]:
+    """Every stage up to the one that decides; each has a queue of its own that hands nothing on."""
+    kind: RewardKind = kind_of(part)
+    for stage in kind.used_stages():
+        stage_queue = StageQueue(kind, stage, section, collections.Counter())
+        answers: queue.SimpleQueue[Verdict | None] = queue.SimpleQueue()
+        dispatcher.put(stage_queue, Task((request,), lambda found, answers=answers: answers.put(found[0])))
+        dispatcher.wake()
+        try:
+            verdict = answers.get(timeout=deadline_seconds)
+        except queue.Empty:
+            raise RewardError(
+                f"verifier {stage_queue.label} gave no verdict in {deadline_seconds:g} s"
+            ) from dispatcher.failure
+        yield StageVerdict(stage_queue.label, kind.reading(request), verdict)
+        if verdict is not None:
+            return

@@ -1,0 +1,27 @@
+"""A row by its place is the prompt that the loader makes of it."""
+
+from typing import Any
+
+import pytest
+
+from mrl.config.sections.data import DataSection
+from mrl.config.sections.reward import RewardSection
+from mrl.data.load import load_data
+from mrl.data.pick import pick_row
+from mrl.errors import DataError
+
+MATHS = RewardSection.model_validate({"kind": "maths"})
+
+
+def test_a_row_by_its_number_or_its_place(write_rows: Any, chat_tokenizer: Any) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "answer": str(n)} for n in range(3)]
+    first, second = write_rows(rows, "a.jsonl"), write_rows(rows[::-1], "b.jsonl")
+    section = DataSection(train=first, validation=second)
+    loaded = load_data(section, MATHS, chat_tokenizer)
+    for which, like in (("2", loaded.train[0].rows[1]), ("b.jsonl:1", loaded.validation[0].rows[0])):
+        picked = pick_row(section, MATHS, chat_tokenizer, which)
+        assert (picked.row, picked.text, picked.ground_truth) == (like.row, like.text, like.ground_truth)
+        assert (picked.messages, dict(picked.metadata)) == (like.messages, dict(like.metadata))
+    assert pick_row(section, MATHS, None, f"{second}:3").text == "0?"
+    with pytest.raises(DataError, match=r"no row 'b\.jsonl:4'"):
+        pick_row(section, MATHS, None, "b.jsonl:4")
