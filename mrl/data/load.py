@@ -17,7 +17,7 @@ from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth
+from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10
@@ -132,11 +132,23 @@ class _Preparation:
                 raise DataError(said)
             self.report.unusable += len(bad)
             self.report.notes.append(said)
+        self._note_remarks(good, entry)
         if columns:
             self.report.notes.append(
                 f"{entry.path}: read by reward functions alone: {', '.join(sorted(columns))}"
             )
         return good
+
+    def _note_remarks(self, rows: Sequence[Row], entry: DataEntry) -> None:
+        """Counts what the rewards remark on ground truths."""
+        places: dict[str, list[str]] = {}
+        for row in rows:
+            for remark in remarks(row.ground_truth, domain=row.domain, section=self.reward):
+                places.setdefault(remark, []).append(row.place)
+        for remark, found in places.items():
+            self.report.notes.append(
+                f"{entry.path}: {len(found)} of {len(rows)} rows: {remark} (the first is {found[0]})"
+            )
 
     def _checked(self, entry: DataEntry, others: set[str]) -> Iterator[Row | DataError]:
         """The rows, or what is wrong with them; columns that are not the loader's go into `others`."""

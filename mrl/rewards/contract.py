@@ -131,6 +131,11 @@ class RewardKind:
         """Whether the texts of a prompt hold the ground truth as a final answer."""
         return False
 
+    def remark(self, ground_truth: Any) -> str:
+        """What a user should know of a parsed ground truth, in words that many rows may share: rows are
+        counted by them at load. Empty where there is nothing to say."""
+        return ""
+
     def announce(self) -> None:
         """Logs on the driver, before a run, what this machine offers the kind."""
 

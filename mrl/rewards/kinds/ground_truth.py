@@ -44,6 +44,18 @@ def is_given_away(prompt: str, ground_truth: Any, *, domain: str, section: Rewar
     )
 
 
+def remarks(ground_truth: Any, *, domain: str, section: RewardSection) -> list[str]:
+    """What the domain's kinds remark on a parsed ground truth; for rows that `parse_ground_truth` took."""
+    parts = section.for_domain(domain).verifiers()
+    kinds = [kind_of(part) for part in parts]
+    said = [
+        kind.remark(ground_truth_of(kind.part, ground_truth=ground_truth, alone=len(kinds) == 1))
+        for kind in kinds
+        if kind.needs_ground_truth
+    ]
+    return [remark for remark in said if remark]
+
+
 def ground_truth_of(part: RewardPart, *, ground_truth: Any, alone: bool) -> Any:
     """The ground truth of one verifier out of a Prompt's."""
     return ground_truth if alone else ground_truth[part.label]

@@ -1,77 +1,53 @@
-"""Exact numbers in text: integers and rationals, without any parser that evaluates.
+"""Exact numbers in text: integers and rationals with their unit, without any parser that evaluates.
 
 Every pattern is linear in the length of its (capped) input. What is not plainly one number is None, never a
 guess.
 
     "1,234" -> 1234     "1 234" -> 1234     "1.50" -> 3/2     "\\frac{3}{4}" -> 3/4     "007" -> 7
-    "1,23" -> None      "1 1/2" -> None     "1/0" -> None     "1_000" -> None           "5 or 6" -> None
+    "4.5e33", "4.5 \\times 10^{33}" -> 45 * 10**32     "5 million" -> 5000000     "0.\\overline{3}" -> 1/3
+    "1,23" -> None      "1 1/2" -> None     "1/0" -> None     "1_000" -> None     "5 or 6" -> None     "5y" -> None
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from fractions import Fraction
 
+from mrl.rewards.maths.units import Unit, read_unit, split_unit
+
 MAX_DIGITS = 300
 """Longer digit runs are no plain numbers."""
+MAX_CHARS = 2 * MAX_DIGITS
+"""Longer texts are no plain numbers."""
 
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)"
-_DECIMAL = re.compile(rf"([+-]?)({_INTEGER})?(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{{1,3}}))?")
-_FRACTION = re.compile(r"([+-]?)\\frac\{([+-]?[0-9]+)\}\{([+-]?[0-9]+)\}")
-_SHORT_FRACTION = re.compile(r"([+-]?)\\frac([0-9])([0-9])")
+_TEN = r"10 ?\^ ?(?:\{ ?([+-]?[0-9]{1,3}) ?\}|\(([+-]?[0-9]{1,3})\)|([+-]?[0-9]{1,3}))"
+_DECIMAL = re.compile(
+    rf"([+-]?) ?({_INTEGER})?(?:\.([0-9]*)(?:\\overline ?\{{([0-9]+)\}})?)?"
+    rf"(?:[eE]([+-]?[0-9]{{1,3}})| ?(?:\\times|\\cdot|[*\u00d7\u00b7x]) ?{_TEN})?"
+)
+_POWER_OF_TEN = re.compile(rf"([+-]?) ?{_TEN}")
+_PART = r"(?:\{ ?([+-]?[0-9]+) ?\}| ?([0-9]))"
+_FRACTION = re.compile(rf"([+-]?) ?\\frac ?{_PART} ?{_PART}")
 _RATIO = re.compile(rf"([+-]?{_INTEGER}) ?/ ?({_INTEGER})")
-_UNIT = re.compile(
-    r"(?:\\(?:text|mathrm|textrm|mbox)\{ ?([A-Za-z][A-Za-z .]{0,24})\}|([A-Za-z][A-Za-z .]{0,24}))"
-)
-_UNIT_START = re.compile(r"\\(?:text|mathrm|textrm|mbox)\{|[A-Za-z]")
-_LEADING_CURRENCY = re.compile(r"^([+-]?) ?(?:\\?\$|\u20ac|\u00a3)")
-_NO_UNITS = frozenset(
-    [
-        "or",
-        "and",
-        "not",
-        "to",
-        "of",
-        "e",
-        "i",
-        "pi",
-        "x",
-        "about",
-        "between",
-        "hundred",
-        "thousand",
-        "million",
-        "billion",
-        "trillion",
-        "dozen",
-        "half",
-        "third",
-        "quarter",
-        "percent",
-        "pct",
-        "thirds",
-        "halves",
-        "quarters",
-        "squared",
-        "cubed",
-        "th",
-        "k",
-        "m",
-        "bn",
-        "mod",
-        "times",
-        "plus",
-        "minus",
-        "over",
-        "per",
-        "if",
-        "where",
-        "undefined",
-    ]
-)
-_LAYOUT = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!")
+_WORDS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_WORD = re.compile(rf" ?(?:\\text ?\{{ ?)?({'|'.join(_WORDS)})(?: ?\}})?(?![a-z])", re.IGNORECASE)
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|big|Big|bigl|bigr)(?![A-Za-z])|\\!")
 _LATEX_SPACE = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad(?![A-Za-z])")
-_SPACES = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u2212": "-", "\t": " ", "\n": " "})
+_SPACES = str.maketrans(
+    {"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u2212": "-", "\u2013": "-", "\t": " ", "\n": " "}
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number and what it counts."""
+
+    value: Fraction
+    unit: Unit | None = None
+    is_quotient: bool = False
+    """Written as a quotient, so that an integer is not worked out yet."""
 
 
 def tidy(text: str) -> str:
@@ -80,7 +56,7 @@ def tidy(text: str) -> str:
     text = _LAYOUT.sub("", text)
     text = _LATEX_SPACE.sub(" ", text)
     text = text.replace("{,}", ",").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = text.strip().rstrip(".").strip()
+    text = text.replace("\\cfrac", "\\frac").strip().rstrip(".").strip()
     text = text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]").strip()
     while len(text) > 1 and text[0] == "$" and text[-1] == "$":
         text = text[1:-1].strip()
@@ -88,69 +64,90 @@ def tidy(text: str) -> str:
 
 
 def exact_number(text: str, *, percent: str = "ignore") -> Fraction | None:
-    """The one number a tidy text states, or None.
+    """The one number a tidy text states, its unit left out, or None. `percent` as in `exact_quantity`."""
+    quantity = exact_quantity(text, percent=percent)
+    return quantity.value if quantity else None
+
+
+def exact_quantity(text: str, *, percent: str = "ignore", single_letters: bool = False) -> Quantity | None:
+    """The one number a tidy text states, with its unit, or None.
 
     `percent` is MathsRules.percent: a sign is dropped ("ignore"), divides by 100 ("value") or is no number
-    ("wrong").
+    ("wrong"). `single_letters` as in `split_unit`.
     """
-    text = _LEADING_CURRENCY.sub(r"\1", text, count=1).strip()
-    body = text.removesuffix("%").removesuffix("\\").strip()
-    has_percent = body != text and text.endswith("%")
-    if has_percent and percent == "wrong":
+    if len(text) > MAX_CHARS:
         return None
-    value = _plain(body)
-    if value is None and not has_percent:
-        value = _plain(_without_unit(body))
-    if value is not None and has_percent and percent == "value":
-        return value / 100
-    return value
+    number = _plain(text)
+    if number is not None:
+        return number
+    unsigned, has_percent = without_percent(text)
+    if has_percent:
+        number = None if percent == "wrong" else _plain(unsigned)
+        scale = 100 if percent == "value" else 1
+        return dataclasses.replace(number, value=number.value / scale) if number else None
+    word = _WORD.search(text)
+    if word and word.end() < len(text):
+        body, unit = text[: word.end()], read_unit(text[word.end() :])
+    else:
+        body, unit = split_unit(text, single_letters=single_letters)
+    number = _plain(body) if unit is not None else None
+    return dataclasses.replace(number, unit=unit) if number else None
 
 
-def _plain(text: str) -> Fraction | None:
-    if not text or len(text) > 2 * MAX_DIGITS:
+def without_percent(text: str) -> tuple[str, bool]:
+    """The text before a percent sign at its end, and whether there is one."""
+    for ending in ("%", " percent", " pct", "\\text{percent}", "\\text{ percent}"):
+        if text.endswith(ending):
+            return text.removesuffix(ending).removesuffix("\\").strip(), True
+    return text, False
+
+
+def _plain(text: str) -> Quantity | None:
+    if not text or len(text) > MAX_CHARS:
         return None
+    word = _WORD.search(text) if text[-1:].isalpha() or text[-1] == "}" else None
+    if word and word.end() == len(text):
+        number = _plain(text[: word.start()])
+        return Quantity(number.value * 10 ** _WORDS[word[1].lower()]) if number else None
     match = _DECIMAL.fullmatch(text)
-    if match and (match[2] or match[3]):
+    if match and (match[2] or match[3] or match[4]):
         return _decimal(match)
-    match = _FRACTION.fullmatch(text) or _SHORT_FRACTION.fullmatch(text)
+    match = _POWER_OF_TEN.fullmatch(text)
     if match:
-        return _ratio(f"{match[1]}{match[2]}".replace("--", "").replace("+", ""), match[3])
+        return Quantity(_signed(match[1], Fraction(10) ** int(match[2] or match[3] or match[4])))
+    match = _FRACTION.fullmatch(text)
+    if match:
+        return _ratio(match[1], match[2] or match[3], match[4] or match[5])
     match = _RATIO.fullmatch(text)
-    return _ratio(match[1], match[2]) if match else None
+    return _ratio("", match[1], match[2]) if match else None
 
 
-def _decimal(match: re.Match[str]) -> Fraction | None:
-    sign, whole, part, exponent = match.groups()
-    digits = _digits(whole or "0")
-    if len(digits) > MAX_DIGITS or len(part or "") > MAX_DIGITS:
+def _decimal(match: re.Match[str]) -> Quantity | None:
+    sign, whole, part, period, *exponents = match.groups()
+    digits, part = _digits(whole or "0"), part or ""
+    if max(len(digits), len(part), len(period or "")) > MAX_DIGITS:
         return None
-    value = Fraction(int(digits + (part or "")), 10 ** len(part or ""))
+    value = Fraction(int(digits + part), 10 ** len(part))
+    if period:
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(part))
+    exponent = next((text for text in exponents if text), "")
+    if exponents[0] and match[3] is None and exponent[0] in "+-" and len(exponent) == 2:
+        return None  # 2e-1 is 2e - 1; 2e1, 2e-01 and 2.0e-1 are numerals
     if exponent:
         value *= Fraction(10) ** int(exponent)
-    return -value if sign == "-" else value
+    return Quantity(_signed(sign, value))
 
 
-def _ratio(above: str, below: str) -> Fraction | None:
+def _ratio(sign: str, above: str, below: str) -> Quantity | None:
     numerator, denominator = _digits(above), _digits(below)
     if max(len(numerator), len(denominator)) > MAX_DIGITS or not int(denominator):
         return None
-    return Fraction(int(numerator), int(denominator))
+    return Quantity(_signed(sign, Fraction(int(numerator), int(denominator))), is_quotient=True)
+
+
+def _signed(sign: str, value: Fraction) -> Fraction:
+    return -value if sign == "-" else value
 
 
 def _digits(text: str) -> str:
     return text.replace(",", "").replace(" ", "")
-
-
-def _without_unit(text: str) -> str:
-    """A number followed by one unit in letters; words that change the value are no units."""
-    opening = _UNIT_START.search(text)
-    start = opening.start() if opening else -1
-    if start <= 0:
-        return text
-    match = _UNIT.fullmatch(text[start:].strip())
-    if not match:
-        return text
-    words = (match[1] or match[2]).lower().replace(".", " ").split()
-    if len(words) > 3 or any(word in _NO_UNITS for word in words):
-        return text
-    return text[:start].strip()

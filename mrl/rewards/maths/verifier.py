@@ -1,4 +1,4 @@
-"""The maths verifier in two stages: an exact integer and rational path, then symbolic comparison (only where
+"""The maths verifier in two stages: an exact integer and rational path, then comparison by shape (only where
 it can be killed).
 
 Owns what is right and what a ground truth may be; deadlines and processes are the pool's.
@@ -7,6 +7,7 @@ Owns what is right and what a ground truth may be; deadlines and processes are t
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,35 +15,63 @@ from mrl.config.sections.reward import MathsRules
 from mrl.errors import DataError
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
 from mrl.rewards.maths.answers import answer_key, final_answer, marked_answers
-from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.maths.numbers import Quantity, exact_quantity, tidy
 from mrl.samples import Verdict
 
 NAME = "maths"
-VERSION = "1"
+VERSION = "2"
 
+_SPACE = re.compile(r"(?<![0-9A-Za-z]) +| +(?![0-9A-Za-z])")
 _LAST_BOX = {"extraction": ("boxed",), "on_conflict": "last"}
 
-_exact_ground_truth = functools.lru_cache(maxsize=4096)(exact_number)
+_ground_truth_quantity = functools.lru_cache(maxsize=4096)(exact_quantity)
 
 
 def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdict | None:
-    """The verdict where plain numbers decide; None where a symbolic comparison has to."""
+    """The verdict where plain numbers decide; None where a comparison of shapes has to."""
     answer = final_answer(response, rules)
     if answer.text is None:
         return scored(0.0, answer.reason)
-    percent = "value" if rules.percent == "value" else "ignore"
-    right = _exact_ground_truth(tidy(ground_truth), percent=percent)
-    answered = exact_number(answer.text, percent=rules.percent if "%" not in ground_truth else percent)
-    if right is not None and answered is not None:
-        equal = abs(answered - right) <= rules.relative_tolerance * abs(right)
-        return scored(
-            float(equal), "equal numbers" if equal else f"{_short(answer.text)}, not {_short(ground_truth)}"
-        )
-    if answer.text == tidy(ground_truth):
+    wanted = tidy(ground_truth)
+    if _spaceless(answer.text) == _spaceless(wanted):
         return scored(1.0, "same text")
+    percent = "value" if rules.percent == "value" else "ignore"
+    right = _ground_truth_quantity(wanted, percent=percent, single_letters=True)
+    given = exact_quantity(
+        answer.text,
+        percent=rules.percent if "%" not in wanted else percent,
+        single_letters=right is not None and right.unit is not None,
+    )
+    if right is not None and given is not None:
+        return _compared(given, right, rules, f"{_short(answer.text)}, not {_short(wanted)}")
     if not rules.symbolic:
         return scored(0.0, f"{_short(answer.text)} is no number")
     return None
+
+
+def _compared(given: Quantity, right: Quantity, rules: MathsRules, otherwise: str) -> Verdict | None:
+    """Two numbers; None where units have to be converted by something that is not rational."""
+    if rules.unevaluated == "wrong" and given.is_quotient and is_integer(right):
+        return scored(0.0, "a quotient that is not worked out, where the ground truth is an integer")
+    left, wanted = given.value, right.value
+    if given.unit and right.unit:
+        if given.unit.dimensions != right.unit.dimensions:
+            return scored(0.0, f"another kind of unit: {otherwise}")
+        if given.unit.pi != right.unit.pi:
+            return None if rules.symbolic else scored(0.0, otherwise)
+        left, wanted = left * given.unit.scale, wanted * right.unit.scale
+    equal = abs(left - wanted) <= rules.relative_tolerance * abs(wanted)
+    return scored(float(equal), "equal numbers" if equal else otherwise)
+
+
+def is_integer(right: Quantity) -> bool:
+    """Whether a ground truth asks for an integer."""
+    return right.value.denominator == 1 and not right.is_quotient
+
+
+def _spaceless(text: str) -> str:
+    """Text without spaces between tokens; between digits and letters they stay."""
+    return text if " " not in text else _SPACE.sub("", text)
 
 
 def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> Verdict:
@@ -63,20 +92,10 @@ def parse_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
         text = final_answer(text, rules.model_copy(update=_LAST_BOX)).text
     if not text:
         raise DataError(f"{place}: a ground truth is a number or text, not {raw!r}")
-    if exact_number(text) is not None:
-        return text
-    if not rules.symbolic:
+    if exact_quantity(text) is None and not rules.symbolic:
         raise DataError(
             f"{place}: the ground truth {text[:80]!r} is no number and reward.maths.symbolic is false"
         )
-    from mrl.rewards.maths.symbolic import parse_ground_truth as check
-
-    try:
-        check(text)
-    except ValueError as error:
-        raise DataError(
-            f"{place}: the ground truth {text[:80]!r} cannot be compared with: {error}"
-        ) from error
     return text
 
 
@@ -85,7 +104,7 @@ def _short(text: str) -> str:
 
 
 class Maths(RewardKind):
-    """Exact numbers first, in batches; what they leave open is compared symbolically in a child that can be
+    """Exact numbers first, in batches; what they leave open is compared by shape in a child that can be
     killed."""
 
     needs_ground_truth = True
@@ -111,6 +130,13 @@ class Maths(RewardKind):
     def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
         return answer_key(tidy(ground_truth)) in map(answer_key, marked_answers(prompt, self.rules))
 
+    def remark(self, ground_truth: Any) -> str:
+        from mrl.rewards.maths.symbolic import read_ground_truth
+
+        number = exact_quantity(ground_truth)
+        shape = number or read_ground_truth(ground_truth, self.rules.imaginary_unit)
+        return "" if shape else "the maths verifier cannot read the ground truth and compares its text"
+
 
 class MathsVerifier:
     """One stage of the maths verifier."""
@@ -123,7 +149,9 @@ class MathsVerifier:
         if in_child:
             from mrl.rewards.maths.symbolic import compare
 
-            compare("1+x", "x+1", rules)  # before the fork, so that no child spends its deadline on imports
+            compare(
+                "\\sqrt{8}", "\\sqrt{2}", rules
+            )  # before the fork: no child spends its deadline on imports
 
     async def score(self, request: Request) -> Verdict | None:
         return self._verify(request.visible, request.ground_truth, self._rules)

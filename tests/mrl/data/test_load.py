@@ -139,7 +139,7 @@ def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(
 
 
 def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -> None:
-    train = write_rows([row(1), row(2, answer=None), row(3, answer="\\frac{1}{0}"), row(4, prompt="")])
+    train = write_rows([row(1), row(2, answer=None), row(3, answer="so \\boxed{}"), row(4, prompt="")])
     with pytest.raises(DataError) as caught:
         load_data(DataSection(train=train), MATHS, plain_tokenizer)
     message = str(caught.value)

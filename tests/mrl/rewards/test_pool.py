@@ -424,12 +424,13 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
 
 
 def hanging(n: int) -> str:
-    """Passes the gate, and expands for hours."""
-    return f"\\boxed{{(x+{n})^{{999}}(x^2-3)^{{998}}(x-7)^{{997}}}}"
+    """An answer that takes seconds to tell from its neighbours: 80 sines to twelve thousand digits."""
+    sines = "\\sin" * 80
+    return f"\\boxed{{{sines} {n + 2}+10^{{-2900}}}}"
 
 
 def test_symbolic_samples_that_hang_are_wrong_and_cost_their_deadline(make_pair: Any, score_all: Any) -> None:
-    pairs = [make_pair(n, hanging(n), "x+1") for n in range(3)]
+    pairs = [make_pair(n, hanging(n), "\\sin 1") for n in range(3)]
     pairs += [make_pair(10 + n, f"\\boxed{{1+x+{n}}}", f"x+{n + 1}") for n in range(5)]
     with RewardPool(RewardSection(kind="maths", deadline_seconds=0.5, workers=1)) as pool:
         verdicts = score_all(pool, pairs)
@@ -465,7 +466,7 @@ def test_throughput_and_delays(make_pair: Any, score_all: Any, capsys: pytest.Ca
         score_all(pool, [make_pair(-1, "#### 1", "1"), make_pair(-2, "\\boxed{1+x}", "x+1")])
         start = time.monotonic()
         for n in range(64):
-            pool.submit(*make_pair(n, hanging(n), "x+1"))
+            pool.submit(*make_pair(n, hanging(n), "\\sin 1"))
         for n in range(64, 1000):
             pool.submit(*make_pair(n, f"#### {n}", str(n)))
         when: dict[int, float] = {}

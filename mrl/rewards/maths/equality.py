@@ -1,0 +1,204 @@
+"""Whether two answers are equal: like is compared with like, and shapes of different kinds are different."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from mrl.config.sections.reward import MathsRules
+from mrl.rewards.maths import scalars
+from mrl.rewards.maths.expressions import Number, Symbol, Tree, symbols
+from mrl.rewards.maths.relations import difference, equations, product, ratio, same_equation, solved
+from mrl.rewards.maths.shapes import (
+    Based,
+    Interval,
+    Matrix,
+    Relation,
+    Scalar,
+    Series,
+    Shape,
+    Union,
+    Words,
+    scaled,
+)
+from mrl.rewards.maths.units import DEGREE
+
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+"""Signs read from right to left."""
+MAX_ITEMS = 64
+
+
+def equal(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
+    """Whether an answer says what the ground truth says."""
+    if isinstance(ground_truth, Relation | Series) and (found := _solutions(answer, ground_truth, rules)):
+        return found
+    if isinstance(ground_truth, Based):
+        return _in_base(answer, ground_truth)
+    if isinstance(answer, Based) and isinstance(ground_truth, Scalar):
+        return scalars.same(Number(Fraction(answer.value)), ground_truth.tree, rules)
+    if type(answer) is not type(ground_truth):
+        return False
+    return _LIKE[type(ground_truth)](answer, ground_truth, rules)
+
+
+def _words(answer: Words, ground_truth: Words, rules: MathsRules) -> bool:
+    return answer.text == ground_truth.text
+
+
+def _scalar(answer: Scalar, ground_truth: Scalar, rules: MathsRules) -> bool:
+    """A unit may be left out; where both have one, both are the same quantity. An angle in degrees is also
+    its number of radians."""
+    if answer.unit and ground_truth.unit:
+        alike = answer.unit.dimensions == ground_truth.unit.dimensions
+        return alike and scalars.same(scaled(answer), scaled(ground_truth), rules)
+    if scalars.same(answer.tree, ground_truth.tree, rules):
+        return True
+    in_degrees = answer.unit == DEGREE and ground_truth.unit is None
+    return in_degrees and scalars.same(scaled(answer), ground_truth.tree, rules)
+
+
+def _in_base(answer: Shape, ground_truth: Based) -> bool:
+    """The digits of the base asked for, with or without the base: another base is the question again."""
+    if isinstance(answer, Based):
+        return answer == ground_truth
+    digits = ""
+    if isinstance(answer, Scalar) and isinstance(answer.tree, Number) and not answer.unit:
+        digits = answer.tree.numeral
+    if isinstance(answer, Words):
+        digits = answer.text
+    try:
+        return digits.isalnum() and int(digits, ground_truth.base) == ground_truth.value
+    except ValueError:
+        return False
+
+
+def _series(answer: Series, ground_truth: Series, rules: MathsRules) -> bool:
+    if len(answer.items) != len(ground_truth.items) or len(answer.items) > MAX_ITEMS:
+        return False
+    loose = rules.lists == "any_order"
+    free = ("", "{") if loose else ("{",)
+    if answer.brackets in free and ground_truth.brackets in free:
+        return _matched(answer.items, ground_truth.items, rules)
+    if answer.brackets != ground_truth.brackets:
+        return False
+    return all(equal(a, g, rules) for a, g in zip(answer.items, ground_truth.items, strict=True))
+
+
+def _matched(answers: Sequence[Shape], ground_truths: Sequence[Shape], rules: MathsRules) -> bool:
+    """Whether each has its own equal among the others: multisets."""
+    left = list(answers)
+    for ground_truth in ground_truths:
+        found = next((answer for answer in left if equal(answer, ground_truth, rules)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def _interval(answer: Interval, ground_truth: Interval, rules: MathsRules) -> bool:
+    same_ends = answer.closed == ground_truth.closed
+    return (
+        same_ends
+        and scalars.same(answer.low, ground_truth.low, rules)
+        and scalars.same(answer.high, ground_truth.high, rules)
+    )
+
+
+def _union(answer: Union, ground_truth: Union, rules: MathsRules) -> bool:
+    return (
+        _matched(answer.parts, ground_truth.parts, rules)
+        if len(answer.parts) == len(ground_truth.parts)
+        else False
+    )
+
+
+def _matrix(answer: Matrix, ground_truth: Matrix, rules: MathsRules) -> bool:
+    if [len(row) for row in answer.rows] != [len(row) for row in ground_truth.rows]:
+        return False
+    pairs = zip(_entries(answer), _entries(ground_truth), strict=True)
+    return all(scalars.same(a, g, rules) for a, g in pairs)
+
+
+def _entries(matrix: Matrix) -> list[Tree]:
+    return [entry for row in matrix.rows for entry in row]
+
+
+def _relation(answer: Relation, ground_truth: Relation, rules: MathsRules) -> bool:
+    flipped = Relation(answer.sides[::-1], tuple(_FLIPPED.get(sign, "") for sign in answer.signs[::-1]))
+    if _side_by_side(answer, ground_truth, rules) or _side_by_side(flipped, ground_truth, rules):
+        return True
+    if len(answer.sides) != 2 or len(ground_truth.sides) != 2:
+        return False
+    left, right = difference(answer), difference(ground_truth)
+    if left is None or right is None or symbols(left) != symbols(right):
+        return False
+    return _same_kind(left, answer.signs[0], right, ground_truth.signs[0])
+
+
+def _same_kind(left: Tree, sign: str, right: Tree, wanted: str) -> bool:
+    """left `sign` 0 against right `wanted` 0."""
+    if wanted in ("=", "!="):
+        return sign == wanted and same_equation(left, right)
+    if wanted == "in" or sign in ("in", "=", "!="):
+        return False
+    factor = ratio(left, right)
+    return factor is not None and (sign if factor > 0 else _FLIPPED[sign]) == wanted
+
+
+def _side_by_side(answer: Relation, ground_truth: Relation, rules: MathsRules) -> bool:
+    if answer.signs != ground_truth.signs:
+        return False
+    return all(equal(a, g, rules) for a, g in zip(answer.sides, ground_truth.sides, strict=True))
+
+
+def _solutions(answer: Shape, ground_truth: Relation | Series, rules: MathsRules) -> bool:
+    """What the shapes differ in and the solutions do not: a value alone for x = value, x = 1 or x = -1 for
+    x^2 = 1, and x in (1, 2) for 1 < x < 2."""
+    if _alone(answer, ground_truth, rules):
+        return True
+    found, wanted = solved(answer), solved(ground_truth)
+    if found and wanted:
+        return found[0] == wanted[0] and _matched_intervals(found[1], wanted[1], rules)
+    left, right = equations(answer), equations(ground_truth)
+    if not left or not right or len(left) + len(right) < 3:
+        return False
+    names = {name for tree in (*left, *right) for name in symbols(tree)}
+    return len(names) == 1 and same_equation(product(left), product(right))
+
+
+def _matched_intervals(left: list[Interval], right: list[Interval], rules: MathsRules) -> bool:
+    return len(left) == len(right) and _matched(left, right, rules)
+
+
+def _alone(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
+    """A constant for a ground truth that gives a variable this value."""
+    if not isinstance(ground_truth, Relation) or ground_truth.signs != ("=",) or isinstance(answer, Relation):
+        return False
+    variable, value = ground_truth.sides
+    if not (isinstance(variable, Scalar) and isinstance(variable.tree, Symbol)):
+        return False
+    constant = not isinstance(value, Scalar) or not symbols(value.tree)
+    return constant and equal(answer, value, rules)
+
+
+def has_value(shape: Shape) -> bool:
+    """Whether every expression of a ground truth has a value, so that something can be equal to it."""
+    if isinstance(shape, Scalar):
+        return scalars.has_value(shape.tree)
+    if isinstance(shape, Matrix):
+        return all(scalars.has_value(entry) for entry in _entries(shape))
+    if isinstance(shape, Interval):
+        return scalars.has_value(shape.low) and scalars.has_value(shape.high)
+    inner = {Series: "items", Union: "parts", Relation: "sides"}.get(type(shape), "")
+    return all(has_value(part) for part in (getattr(shape, inner) if inner else ()))
+
+
+_LIKE = {
+    Words: _words,
+    Scalar: _scalar,
+    Series: _series,
+    Interval: _interval,
+    Union: _union,
+    Matrix: _matrix,
+    Relation: _relation,
+}

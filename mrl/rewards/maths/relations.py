@@ -1,0 +1,155 @@
+"""Whether two equations or inequalities say the same: they have the same solutions, or one is the other times
+a factor that is not zero. Where neither can be shown, they do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from mrl.rewards.maths.expressions import Call, Constant, Symbol, Tree, symbols
+from mrl.rewards.maths.polynomials import Polynomial, Quotient, TooLarge, polynomial, same_roots
+from mrl.rewards.maths.scalars import POINTS, points
+from mrl.rewards.maths.shapes import Interval, Relation, Scalar, Series, Shape, Union, scaled
+from mrl.rewards.maths.values import Digits, NoValue, exactly
+
+_INFINITE = Constant("inf")
+
+
+def same_equation(answer: Tree, ground_truth: Tree) -> bool:
+    """Whether answer = 0 and ground_truth = 0 have the same solutions; an equation that always or never holds
+    has none to compare."""
+    names = symbols(ground_truth)
+    if not names or symbols(answer) != names:
+        return False
+    return ratio(answer, ground_truth) is not None or _same_solutions(answer, ground_truth, sorted(names))
+
+
+def ratio(answer: Tree, ground_truth: Tree) -> int | None:
+    """The sign of the constant factor between two expressions, 1 for one that is not real; None where there is
+    no such factor that is not zero."""
+    names = sorted(symbols(ground_truth) | symbols(answer))
+    found: list[tuple[Any, Any]] = []
+    for point in points(names):
+        with contextlib.suppress(NoValue):
+            found.append(_values(answer, ground_truth, point))
+        if len(found) > POINTS:
+            break
+    if not found or any(left == 0 or right == 0 for left, right in found):
+        return None
+    first = found[0][0] / found[0][1]
+    if any(not _is_zero(left - first * right, left) for left, right in found):
+        return None
+    return -1 if not getattr(first, "imag", 0) and first < 0 else 1
+
+
+def _values(answer: Tree, ground_truth: Tree, point: dict[str, Fraction]) -> tuple[Any, Any]:
+    try:
+        return exactly(answer, point), exactly(ground_truth, point)
+    except NoValue:
+        work = Digits(120)
+        return work.value(answer, point), work.value(ground_truth, point)
+
+
+def _is_zero(value: Any, scale: Any) -> bool:
+    return value == 0 if isinstance(value, Fraction) else abs(value) * 10**60 < abs(scale)
+
+
+def _same_solutions(answer: Tree, ground_truth: Tree, names: Sequence[str]) -> bool:
+    """Along random lines: of one variable real roots are compared, of several complex ones."""
+    numbers = random.Random("lines")
+    for _ in range(1 if len(names) == 1 else 3):
+        line = {name: Quotient(polynomial(_random(numbers), _random(numbers))) for name in names}
+        try:
+            left, right = _numerator(answer, line), _numerator(ground_truth, line)
+        except (NoValue, TooLarge):
+            return False
+        if not left or not right or not same_roots(left, right, real=len(names) == 1):
+            return False
+    return True
+
+
+def _random(numbers: random.Random) -> Fraction:
+    return Fraction(numbers.randint(-(1 << 20), 1 << 20), 1 << 10)
+
+
+def _numerator(tree: Tree, line: dict[str, Quotient]) -> Polynomial:
+    value = exactly(tree, line)
+    return value.numerator() if isinstance(value, Quotient) else polynomial(value)
+
+
+def product(trees: Sequence[Tree]) -> Tree:
+    """The tree that is zero where one of them is."""
+    tree = trees[0]
+    for other in trees[1:]:
+        tree = Call("*", (tree, other))
+    return tree
+
+
+def difference(relation: Relation) -> Tree | None:
+    """Left side minus right side, where both are expressions."""
+    left, right = relation.sides
+    if isinstance(left, Scalar) and isinstance(right, Scalar):
+        return Call("-", (scaled(left), scaled(right)))
+    return None
+
+
+def equations(shape: Shape) -> list[Tree]:
+    """Equations of which one has to hold, as trees that are to be zero; empty for anything else."""
+    relations = shape.items if isinstance(shape, Series) and shape.brackets == "" else (shape,)
+    found: list[Tree] = []
+    for relation in relations:
+        if not isinstance(relation, Relation) or relation.signs != ("=",):
+            return []
+        for side in _spread(relation):
+            tree = difference(side)
+            if tree is None:
+                return []
+            found.append(tree)
+    return found
+
+
+def _spread(relation: Relation) -> list[Relation]:
+    """x = +-2 is two equations."""
+    left, right = relation.sides
+    if isinstance(right, Series) and right.brackets == "":
+        return [Relation((left, item), relation.signs) for item in right.items]
+    return [relation]
+
+
+def solved(shape: Shape) -> tuple[str, list[Interval]] | None:
+    """The variable and the intervals of an inequality that is solved for it."""
+    if isinstance(shape, Series) and shape.joined == "or" and shape.brackets == "":
+        parts = [solved(item) for item in shape.items]
+        names = {part[0] for part in parts if part}
+        if None in parts or len(names) != 1:
+            return None
+        return names.pop(), [interval for part in parts if part for interval in part[1]]
+    if not isinstance(shape, Relation):
+        return None
+    sides, signs = shape.sides, shape.signs
+    if signs == ("in",) and isinstance(sides[0], Scalar) and isinstance(sides[0].tree, Symbol):
+        parts = sides[1].parts if isinstance(sides[1], Union) else (sides[1],)
+        intervals = [part for part in parts if isinstance(part, Interval)]
+        return (sides[0].tree.name, intervals) if len(intervals) == len(parts) else None
+    return _between(sides, signs)
+
+
+def _between(sides: Sequence[Shape], signs: Sequence[str]) -> tuple[str, list[Interval]] | None:
+    """1 < x <= 2 and its parts."""
+    trees = [side.tree for side in sides if isinstance(side, Scalar) and not side.unit]
+    at = next((n for n, tree in enumerate(trees) if isinstance(tree, Symbol)), None)
+    if len(trees) != len(sides) or at is None or any(symbols(t) for n, t in enumerate(trees) if n != at):
+        return None
+    if len({sign[0] for sign in signs}) != 1 or signs[0][0] not in "<>" or len(sides) - at > 2 or at > 1:
+        return None
+    variable = trees[at]
+    before = (trees[at - 1], "=" in signs[at - 1]) if at else (None, False)
+    after = (trees[at + 1], "=" in signs[at]) if at + 1 < len(trees) else (None, False)
+    (low, low_closed), (high, high_closed) = (before, after) if signs[0][0] == "<" else (after, before)
+    interval = Interval(low or Call("neg", (_INFINITE,)), high or _INFINITE, (low_closed, high_closed))
+    assert isinstance(variable, Symbol)
+    return variable.name, [interval]

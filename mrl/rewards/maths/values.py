@@ -1,0 +1,258 @@
+"""Values of trees: exactly, wherever arithmetic on rationals is enough, and otherwise in digits.
+
+`exactly` works with anything that adds, multiplies and divides: Fractions, and the quotients of polynomials
+that equations are compared with. `in_digits` is mpmath's arithmetic, real and complex. Nothing larger than
+the limits below is ever computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+from mpmath.libmp import NoConvergence
+
+from mrl.rewards.maths.expressions import Constant, Number, Symbol, Tree
+
+MAX_BITS = 20_000
+"""Size of an exact value."""
+MAX_MAGNITUDE = 3000
+"""Decimal digits before or after the point of a power."""
+MAX_FACTORIAL = 500
+
+
+class NoValue(ArithmeticError):
+    """The tree has no value here: undefined, or beyond the limits."""
+
+
+class Inexact(NoValue):
+    """The tree is no rational expression."""
+
+
+# Exact values.
+
+
+def exactly(tree: Tree, at: Mapping[str, Any]) -> Any:
+    """The value of a rational expression, where its symbols have those of `at`.
+
+    Raises Inexact for anything but + - * /, powers of constant integers, factorials and binomials of
+    integers, and NoValue for a division by zero or a value over the limits.
+    """
+    if isinstance(tree, Number):
+        return tree.value
+    if isinstance(tree, Symbol):
+        return at[tree.name]
+    if isinstance(tree, Constant):
+        raise Inexact(tree.name)
+    operation = _EXACT.get(tree.name)
+    if operation is None:
+        raise Inexact(tree.name)
+    values = [exactly(argument, at) for argument in tree.arguments]
+    try:
+        result = operation(*values)
+    except ZeroDivisionError as error:
+        raise NoValue("division by zero") from error
+    if isinstance(result, Fraction) and _bits(result) > MAX_BITS:
+        raise NoValue("too large")
+    return result
+
+
+def _bits(value: Fraction) -> int:
+    return value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def _exact_power(base: Any, exponent: Any) -> Any:
+    if not isinstance(exponent, Fraction) or exponent.denominator != 1:
+        raise Inexact("^")
+    power = int(exponent)
+    size = _bits(base) if isinstance(base, Fraction) else 64
+    if abs(power) * size > MAX_BITS:
+        raise NoValue("too large")
+    if base == 0 and power <= 0:
+        raise NoValue("zero to no positive power")
+    return base**power
+
+
+def _exact_integer(value: Any) -> int:
+    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
+        raise Inexact("not a small natural number")
+    return int(value)
+
+
+def _exact_factorial(value: Any) -> Fraction:
+    return Fraction(math.factorial(_exact_integer(value)))
+
+
+def _exact_binomial(above: Any, below: Any) -> Fraction:
+    return Fraction(math.comb(_exact_integer(above), _exact_integer(below)))
+
+
+def _exact_abs(value: Any) -> Fraction:
+    if not isinstance(value, Fraction):
+        raise Inexact("abs")
+    return abs(value)
+
+
+_EXACT: dict[str, Callable[..., Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "^": _exact_power,
+    "!": _exact_factorial,
+    "binom": _exact_binomial,
+    "abs": _exact_abs,
+}
+
+
+# Values in digits.
+
+_CONTEXT = mpmath.MPContext()
+"""One for all: making one takes longer than a comparison. A comparison has its process to itself."""
+
+
+class Digits:
+    """Evaluates trees in mpmath with a number of digits, and notes how far powers reach.
+
+    `reach` sums the decimal digits before or after the point of every literal and power met: a difference of
+    two expressions that is not zero is not smaller than a power of ten in proportion to it and to their length
+    (D. Richardson, A. Elsonbaty, "Counterexamples to the uniformity conjecture", 2006, state the conjecture
+    for expressions whose powers are written out, as `reach` counts them, and how rarely it fails).
+    """
+
+    def __init__(self, digits: int) -> None:
+        self.context = _CONTEXT
+        self.context.dps = digits
+        self.reach = 0.0
+
+    def value(self, tree: Tree, at: Mapping[str, Fraction]) -> Any:
+        """The value as mpf or mpc. Raises NoValue where there is none or it is beyond the limits."""
+        try:
+            return self._value(tree, at)
+        except (ZeroDivisionError, ValueError, OverflowError, NoConvergence) as error:
+            raise NoValue(type(error).__name__) from error
+
+    def _value(self, tree: Tree, at: Mapping[str, Fraction]) -> Any:
+        if isinstance(tree, Number):
+            self.reach += _bits(tree.value) * math.log10(2)
+            return self._rational(tree.value)
+        if isinstance(tree, Symbol):
+            return self._rational(at[tree.name])
+        if isinstance(tree, Constant):
+            return self._constant(tree.name)
+        if tree.name == "^":
+            return self._power(tree.arguments[0], tree.arguments[1], at)
+        values = [self._value(argument, at) for argument in tree.arguments]
+        result = self._operation(tree.name, values)
+        if self.context.isnan(result) or (self.context.isinf(result) and tree.name not in ("neg", "+")):
+            raise NoValue("undefined")
+        return result
+
+    def _rational(self, value: Fraction) -> Any:
+        return self.context.mpf(value.numerator) / value.denominator
+
+    def _constant(self, name: str) -> Any:
+        return {"pi": +self.context.pi, "e": +self.context.e, "i": self.context.j, "inf": self.context.inf}[
+            name
+        ]
+
+    def _power(self, base_tree: Tree, exponent_tree: Tree, at: Mapping[str, Fraction]) -> Any:
+        base, exponent = self._value(base_tree, at), self._value(exponent_tree, at)
+        if base == 0:
+            if self.context.re(exponent) <= 0:
+                raise NoValue("zero to no positive power")
+            return base
+        self._bound(abs(self.context.re(exponent * self.context.log(base))))
+        rational = _rational_exponent(exponent_tree)
+        if rational is not None and rational.denominator % 2 and not self.context.im(base) and base < 0:
+            size = self.context.power(-base, exponent)
+            return -size if rational.numerator % 2 else size
+        return self.context.power(base, exponent)
+
+    def _bound(self, nats: Any) -> None:
+        """Refuses a power whose logarithm is beyond the limit, before it is computed."""
+        digits = float(nats) / math.log(10)
+        if not digits <= MAX_MAGNITUDE:
+            raise NoValue("too large")
+        self.reach += digits
+
+    def _operation(self, name: str, values: list[Any]) -> Any:
+        context = self.context
+        if name in _PLAIN:
+            return _PLAIN[name](*values)
+        if name == "degrees":
+            return values[0] * context.pi / 180
+        if name == "log":
+            return context.log(values[0]) / context.log(values[1])
+        if name == "exp":
+            self._bound(abs(context.re(values[0])))
+            return context.exp(values[0])
+        if name in ("sinh", "cosh", "tanh", "sin", "cos", "tan", "sec", "csc", "cot"):
+            return self._periodic(name, values[0])
+        if name in ("!", "binom"):
+            return self._counting(name, values)
+        if name in ("floor", "ceil", "max", "min", "gcd", "lcm"):
+            return self._ordered(name, values)
+        return getattr(context, _MPMATH[name])(*values)
+
+    def _periodic(self, name: str, value: Any) -> Any:
+        """Functions that grow or lose digits with a large argument, and those with poles."""
+        self._bound(abs(self.context.im(value)) if name[-1] != "h" else abs(self.context.re(value)))
+        self._bound(self.context.log(1 + abs(value)))
+        if name in _OVER:
+            below = self._operation(_OVER[name][1], [value])
+            if abs(below) < self.context.mpf(10) ** (-self.context.dps // 2):
+                raise NoValue("a pole")
+            return self._operation(_OVER[name][0], [value]) / below if _OVER[name][0] else 1 / below
+        return getattr(self.context, name)(value)
+
+    def _counting(self, name: str, values: list[Any]) -> Any:
+        if any(value != int(abs(value)) or value > MAX_FACTORIAL for value in values):
+            raise NoValue("not a small natural number")
+        result = self.context.mpf((math.factorial if name == "!" else math.comb)(*map(int, values)))
+        self._bound(self.context.log(1 + abs(result)))
+        return result
+
+    def _ordered(self, name: str, values: list[Any]) -> Any:
+        if any(self.context.im(value) for value in values):
+            raise NoValue("no order among complex numbers")
+        if name in ("max", "min"):
+            return {"max": max, "min": min}[name](values)
+        if name in ("floor", "ceil"):
+            return getattr(self.context, name)(values[0])
+        if any(value != int(value) for value in values):
+            raise NoValue("no integers")
+        return self.context.mpf(getattr(math, name)(*map(int, values)))
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "abs": abs,
+}
+_OVER = {
+    "tan": ("sin", "cos"),
+    "cot": ("cos", "sin"),
+    "sec": ("", "cos"),
+    "csc": ("", "sin"),
+    "tanh": ("sinh", "cosh"),
+}
+_MPMATH = {
+    "sqrt": "sqrt", "ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsec": "asec",
+    "arccsc": "acsc", "arccot": "acot",
+}  # fmt: skip
+
+
+def _rational_exponent(tree: Tree) -> Fraction | None:
+    try:
+        value = exactly(tree, {})
+    except (NoValue, KeyError):
+        return None
+    return value if isinstance(value, Fraction) else None
