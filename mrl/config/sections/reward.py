@@ -49,9 +49,9 @@ class CodeRules(Section):
     """Limits of one program run."""
 
     seconds: float = Field(default=5.0, gt=0)
-    """Wall time of one process of the candidate."""
+    """Time of one process of the candidate by the clock, without what it waited for a processor."""
     cpu_seconds: float = Field(default=5.0, gt=0)
-    """Processor time of one process of the candidate."""
+    """Processor time of one process of the candidate with its children."""
     memory_mib: int = Field(default=512, ge=32)
     """Memory of the candidate's processes; where no cgroup can be made, its files are a part of it."""
     processes: int = Field(default=32, ge=1)
@@ -124,7 +124,7 @@ class RewardPart(Section):
     value_range: tuple[float, float] | None = None
     """A value outside makes the verifier, not the sample, count as failed."""
     deadline_seconds: float = Field(default=10.0, gt=0)
-    """Longest work on one sample, counted from the start of the work."""
+    """Longest work on one sample, counted from the start of the work, without waits for a processor."""
     memory_mib: int = Field(default=2048, ge=128)
     """Private memory of a reward worker."""
     workers: int | None = Field(default=None, ge=1)

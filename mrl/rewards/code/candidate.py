@@ -1,9 +1,9 @@
-"""One conversation with a candidate: requests and replies in lock step, output drained and capped, one
-deadline.
+"""One conversation with a candidate: requests and replies in lock step, output drained and capped, one limit
+of the candidate's own time.
 
 consumes      calls of the verifier
-produces      decoded replies, or CandidateEnded with the outcome
-waits for     the reply descriptor, standard output and error together, until the deadline of the whole process
+produces      decoded replies, or CandidateEnded with the outcome; Starved where the machine leaves it open
+waits for     the reply descriptor, standard output and error together, until the process' own time is used up
 never does    believe an exit status or printed text: they only ever explain a failure
 """
 
@@ -22,9 +22,10 @@ from mrl.errors import RewardError
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun
 from mrl.rewards.code.values import ForeignValue, decode, encode
 from mrl.rewards.frames import FrameBuffer, frame, parse_reply
+from mrl.rewards.own_time import Allowance, OwnTime, Starved
 
 _READY_SECONDS = 30.0
-_LAST_SECONDS = 0.5
+_LAST_SECONDS = 2.0
 _RECURSION = 3000
 _SIGSYS_STATUS = 128 + 31
 
@@ -61,10 +62,12 @@ class CandidateRaised(Exception):
 class Session:
     """A sandboxed process with a program in it. Use as a context manager."""
 
-    def __init__(self, boundary: Boundary, rules: CodeRules, *, seconds: float) -> None:
+    def __init__(self, boundary: Boundary, rules: CodeRules, allowance: Allowance) -> None:
+        """Own time that the program uses is taken from the allowance at the end of the block."""
         self._boundary = boundary
         self._rules = rules
-        self._seconds = min(seconds, rules.seconds)
+        self._allowance = allowance
+        self._seconds = min(allowance.left, rules.seconds)
         self._run = BoundaryRun(boundary, rules)
         process = self._run.process
         assert process.stdin and process.stdout and process.stderr
@@ -80,7 +83,7 @@ class Session:
         self._reply_open = True
         self._calls = 0
         self._ended: CandidateEnded | None = None
-        self._deadline = time.monotonic() + _READY_SECONDS
+        self._time = OwnTime(process.pid)
 
     def __enter__(self) -> Session:
         try:
@@ -91,6 +94,8 @@ class Session:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._time.look()
+        self._allowance.left -= self._time.seconds
         self._run.__exit__()
 
     def load(self, program: str, entry_point: str) -> None:
@@ -140,13 +145,15 @@ class Session:
         while self._open_outputs:
             left = self._write_some(left)
             self._wait(writing=self._stdin if left else None, reading_replies=False)
-        status = self._status()
-        if status:
+        while not select.select([self._run.end], [], [], 0)[0]:
+            self._wait(writing=None, reading_replies=False)
+        self._check_time()
+        if status := self._run.process.wait():
             self._explain(status)
         return bytes(self._output[self._stdout])
 
     def _setup(self, program: str, entry_point: str | None) -> dict[str, Any]:
-        self._deadline = time.monotonic() + self._seconds
+        self._time = OwnTime(self._run.process.pid)
         return {
             "program": program,
             "entry_point": entry_point,
@@ -156,13 +163,14 @@ class Session:
 
     def _await_ready(self) -> None:
         """The runner's first word; without it the verifier has failed, not the candidate."""
+        deadline = time.monotonic() + _READY_SECONDS
         while not self._replies:
-            if time.monotonic() > self._deadline or not (self._reply_open or self._replies):
+            if time.monotonic() > deadline or not self._reply_open:
                 words = bytes(self._output[self._stderr][-200:])
                 raise RewardError(
                     f"code verifier: the sandbox did not start: {words.decode('utf-8', 'replace')!a}"
                 )
-            self._wait(writing=None, reading_replies=True, ending=False)
+            self._select(None, [self._run.replies], deadline - time.monotonic())
         if parse_reply(self._replies.pop(0)) != {"ready": True}:
             raise RewardError("code verifier: the sandbox's runner did not say that it is ready")
 
@@ -182,6 +190,7 @@ class Session:
             if not self._reply_open:
                 self._ended_early()
             self._wait(writing=None, reading_replies=True)
+        self._check_time()
         try:
             return parse_reply(self._replies.pop(0))
         except RewardError:
@@ -195,19 +204,42 @@ class Session:
         if self._replies:
             self._end(Outcome.WRONG, "an answer nobody asked for")
 
-    def _wait(self, *, writing: int | None, reading_replies: bool, ending: bool = True) -> None:
-        left = self._deadline - time.monotonic()
-        if left <= 0 and ending:
+    def _wait(self, *, writing: int | None, reading_replies: bool) -> None:
+        """Reads what is there, at the latest when the time is looked at again."""
+        self._check_time()
+        replies = [self._run.replies] if reading_replies and self._reply_open else []
+        ends = [] if self._open_outputs else [self._run.end]
+        self._select(writing, [*replies, *ends], self._time.pause)
+
+    def _check_time(self) -> None:
+        """Raises CandidateEnded where the run has used up its time, Starved where the machine gave it too
+        little to say so."""
+        limit = min(self._seconds, self._rules.cpu_seconds)
+        if self._time.pause and self._time.waited < limit:
+            return
+        self._time.look()
+        if self._has_used_its_processor():
+            self._end(Outcome.TIME_LIMIT, f"{self._rules.cpu_seconds:g} s of processor time")
+        if self._time.seconds >= self._seconds:
             self._end(Outcome.TIME_LIMIT, f"no end within {self._seconds:g} s")
-        reading = [
-            *self._open_outputs,
-            *([self._run.replies] if reading_replies and self._reply_open else []),
-        ]
-        ready, _, _ = select.select(reading, [writing] if writing is not None else [], [], max(0.0, left))
+        if time.monotonic() > self._allowance.until:
+            raise Starved(self._time.seconds, self._time.waited)
+
+    def _has_used_its_processor(self) -> bool:
+        return max(self._time.cpu, self._run.cpu_seconds()) >= self._rules.cpu_seconds
+
+    def _select(self, writing: int | None, reading: list[int], seconds: float) -> None:
+        with self._time:
+            ready, _, _ = select.select(
+                [*self._open_outputs, *reading],
+                [writing] if writing is not None else [],
+                [],
+                max(0.0, seconds),
+            )
         for descriptor in ready:
             if descriptor == self._run.replies:
                 self._read_replies()
-            else:
+            elif descriptor in self._open_outputs:
                 self._drain(descriptor)
 
     def _read_replies(self) -> None:
@@ -248,12 +280,6 @@ class Session:
         if stream is not None and not stream.closed:
             stream.close()
 
-    def _status(self) -> int:
-        try:
-            return self._run.process.wait(timeout=max(0.1, self._deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._end(Outcome.TIME_LIMIT, f"no end within {self._seconds:g} s")
-
     def _ended_early(self) -> NoReturn:
         """The process is gone, or has closed its side, without the answer it owed."""
         try:
@@ -267,8 +293,8 @@ class Session:
             self._end(Outcome.MEMORY_LIMIT, f"more than {self._rules.memory_mib} MiB")
         if status == _SIGSYS_STATUS:
             self._end(Outcome.FORBIDDEN, "a system call that is not allowed")
-        if status == 128 + 24 or (status == 128 + 9 and time.monotonic() > self._deadline - 0.5):
-            self._end(Outcome.TIME_LIMIT, "processor time")
+        if self._has_used_its_processor():
+            self._end(Outcome.TIME_LIMIT, f"{self._rules.cpu_seconds:g} s of processor time")
         self._end(Outcome.RUNTIME_ERROR, f"the program ended with status {status} before it answered")
 
     def _end(self, outcome: Outcome, reason: str) -> NoReturn:

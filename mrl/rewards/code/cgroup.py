@@ -31,6 +31,16 @@ class Cgroup:
                         return True
         return False
 
+    def cpu_seconds(self) -> float:
+        """Processor time of all processes that were ever in the group; 0 where it is not counted."""
+        for folder in self.folders:
+            with contextlib.suppress(OSError, ValueError):
+                return int((folder / "cpuacct.usage").read_text()) / 1e9
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                lines = (folder / "cpu.stat").read_text().splitlines()
+                return int(dict(line.split() for line in lines)["usage_usec"]) / 1e6
+        return 0.0
+
     def close(self, *, deadline_seconds: float = 2.0) -> None:
         """Kill what is left and remove the folders. Raises OSError for one that does not go away in time."""
         for descriptor in self.procs:
@@ -56,9 +66,10 @@ def make(*, memory_bytes: int, processes: int) -> Cgroup | None:
     made: list[Path] = []
     try:
         for parent, settings in _settings(memory_bytes, processes):
-            folder = parent / name
-            folder.mkdir()
-            made.append(folder)
+            folder = parent.resolve() / name
+            if folder not in made:  # controllers may share a hierarchy
+                folder.mkdir()
+                made.append(folder)
             for file, value, needed in settings:
                 try:
                     (folder / file).write_text(value)
@@ -105,6 +116,7 @@ def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[
         ),
         (_under("pids", own), [("pids.max", str(processes), True)]),
         (_under("cpu", own), [("cpu.cfs_quota_us", "100000", False)]),
+        (_under("cpuacct", own), []),
     ]
 
 

@@ -27,6 +27,7 @@ from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.values import ForeignValue, decode, encode
 from mrl.rewards.code.verifier import verify_with
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
+from mrl.rewards.own_time import Allowance
 from mrl.samples import Verdict
 
 MAX_REPLY_BYTES = 16 * 2**20
@@ -37,10 +38,12 @@ _MARGIN_SECONDS = 10.0
 class RemoteSession:
     """One program at the service. Every call is a run of its own, so there is no state between calls."""
 
-    def __init__(self, url: str, rules: CodeRules, *, seconds: float) -> None:
+    def __init__(self, url: str, rules: CodeRules, allowance: Allowance) -> None:
         self._url = url.rstrip("/") + "/run_code"
         self._rules = rules
-        self._seconds = min(seconds, rules.seconds)
+        self._allowance = allowance
+        self._seconds = min(allowance.left, rules.seconds)
+        self._began = time.monotonic()
         self._program = ""
         self._entry_point = ""
 
@@ -48,7 +51,7 @@ class RemoteSession:
         return self
 
     def __exit__(self, *error: object) -> None:
-        return None
+        self._allowance.left -= time.monotonic() - self._began
 
     def load(self, program: str, entry_point: str) -> None:
         self._program, self._entry_point = program, entry_point
@@ -139,8 +142,8 @@ class CodeServiceVerifier:
         if program is None:
             return scored(0.0, "no program in the response")
 
-        def session(seconds: float) -> RemoteSession:
-            return RemoteSession(self._url, self._rules, seconds=seconds)
+        def session(allowance: Allowance) -> RemoteSession:
+            return RemoteSession(self._url, self._rules, allowance)
 
         verdict = await asyncio.to_thread(
             verify_with, session, program, request.ground_truth, self._rules, seconds=request.deadline_seconds

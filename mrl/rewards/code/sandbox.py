@@ -64,7 +64,8 @@ class Boundary:
         limits = {
             "RLIMIT_AS": rules.memory_mib * _MIB,
             "RLIMIT_SIGPENDING": 64,
-            "RLIMIT_CPU": max(1, int(rules.cpu_seconds + 0.999)),
+            "RLIMIT_CPU": int(rules.cpu_seconds)
+            + 2,  # a second line: who waits for the run looks at its time
             "RLIMIT_FSIZE": rules.file_mib * _MIB,
             "RLIMIT_CORE": 0,
             "RLIMIT_NOFILE": 64,
@@ -182,6 +183,8 @@ class BoundaryRun:
             os.close(replies_in)
             os.close(filter_fd)
             os.close(runner_fd)
+        self.end = os.pidfd_open(self.process.pid)
+        """Readable once the sandbox has ended."""
 
     def __enter__(self) -> BoundaryRun:
         return self
@@ -192,7 +195,7 @@ class BoundaryRun:
             if stream is not None and not stream.closed:
                 stream.close()
         self.process.wait()
-        for descriptor in (self.requests, self.replies):
+        for descriptor in (self.requests, self.replies, self.end):
             os.close(descriptor)
         if self._cgroup is not None:
             self._cgroup.close()
@@ -206,6 +209,10 @@ class BoundaryRun:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=_END_SECONDS)
         self.process.kill()
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the whole run, ended processes too; 0 where no cgroup counts it."""
+        return self._cgroup.cpu_seconds() if self._cgroup is not None else 0.0
 
     def memory_was_exceeded(self) -> bool:
         return self._cgroup is not None and self._cgroup.memory_was_exceeded()

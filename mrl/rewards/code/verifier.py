@@ -23,6 +23,7 @@ from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
 from mrl.rewards.code.values import same
 from mrl.rewards.contract import Request, RewardKind, Stage, rejected, scored
+from mrl.rewards.own_time import Allowance
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)
@@ -33,17 +34,17 @@ MAX_PROGRAM_BYTES = 256 * 1024
 
 
 def verify(program: str, task: CodeTask, rules: CodeRules = CodeRules(), *, seconds: float = 60.0) -> Verdict:  # noqa: B008
-    """Verify one program against a task; `seconds` bounds all its processes together.
+    """Verify one program against a task; `seconds` bounds the own time of all its processes together.
 
-    Raises RewardError where the sandbox cannot be set up: nothing is ever run without it.
+    Raises Starved where the machine gave it too little processor time to tell, and RewardError where the sandbox cannot be set up: nothing is ever run without it.
     """
     return verify_with(
-        lambda left: Session(find_boundary(), rules, seconds=left), program, task, rules, seconds=seconds
+        lambda left: Session(find_boundary(), rules, left), program, task, rules, seconds=seconds
     )
 
 
 def verify_with(
-    make_session: Callable[[float], CandidateSession],
+    make_session: Callable[[Allowance], CandidateSession],
     program: str,
     task: CodeTask,
     rules: CodeRules,
@@ -57,7 +58,7 @@ def verify_with(
         verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
     else:
         source = source.encode("utf-8", "replace").decode()
-        run = _Run(make_session, source, task, rules, start + seconds)
+        run = _Run(make_session, source, task, rules, Allowance.of(seconds))
         verdict = run.asserts() if task.test else run.cases()
     return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
 
@@ -75,17 +76,16 @@ class CandidateSession(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Run:
-    make_session: Callable[[float], CandidateSession]
+    make_session: Callable[[Allowance], CandidateSession]
     source: str
     task: CodeTask
     rules: CodeRules
-    ends_at: float
+    allowance: Allowance
 
     def session(self) -> CandidateSession:
-        left = self.ends_at - time.monotonic()
-        if left <= 0:
+        if self.allowance.left <= 0:
             raise CandidateEnded(Outcome.TIME_LIMIT, "all its processes together")
-        return self.make_session(left)
+        return self.make_session(self.allowance)
 
     def asserts(self) -> Verdict:
         """The data set's own test, run here against the proxy."""

@@ -16,12 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mrl.errors import RewardError
 from mrl.rewards.frames import FrameBuffer, frame, parse_reply, read_frame
+from mrl.rewards.own_time import Allowance, OwnTime, Starved
 from mrl.rewards.pool.lifeline import die_with_parent
-
-STARVED_SHARE = 0.05
-"""A child that got less than this share of its deadline as processor time was starved: the machine's fault,
-not the sample's."""
 
 
 class ForkedExecutor:
@@ -32,69 +30,60 @@ class ForkedExecutor:
         self._memory_bytes = memory_bytes
         self._pid = 0
         self._to_child = self._from_child = -1
-        self._cpu_before = 0.0
-        self._ended_by_itself = False
 
     def run(self, request: Any, *, deadline_seconds: float) -> dict[str, Any]:
-        """The child's reply, or {"limit": ...} where the sample used up its time or memory, or {"failed":
-        ...}.
+        """The child's reply, or {"limit": ...} where the sample used up its time or memory or answered too
+        much, or {"failed": ...}, with {"starved": True} where the machine gave the child no processor.
 
-        The deadline counts by the clock from the start of this work, so that what waits behind it is delayed
-        by no more.
+        The deadline is own time from the start of this work: what waits behind it is delayed by no more.
         """
-        last = time.monotonic() + deadline_seconds
         if not self._pid:
             self._fork()
-        self._cpu_before = _cpu_seconds(self._pid)
-        payload = pickle.dumps(request)
         try:
-            _write_all(self._to_child, frame(payload))
-            reply = self._wait(last)
-        except BrokenPipeError:
-            self._ended_by_itself = True
-            reply = None
-        if reply is not None:
-            return reply
-        return self._end(deadline_seconds)
+            _write_all(self._to_child, frame(pickle.dumps(request)))
+            return self._answer(Allowance.of(deadline_seconds))
+        except (BrokenPipeError, EOFError):
+            return {"failed": f"the reward worker died with status {self._end()}"}
+        except TimeoutError:
+            self._end()
+            return {"limit": f"time limit of {deadline_seconds:g} s"}
+        except Starved as starved:
+            self._end()
+            return {"failed": str(starved), "starved": True}
+        except RewardError as error:  # a reply over the limit, or none that can be read
+            self._end()
+            return {"limit": str(error)}
 
     def close(self) -> None:
         if self._pid:
-            self._end(0.0)
+            self._end()
 
-    def _wait(self, last: float) -> dict[str, Any] | None:
-        buffer = FrameBuffer()
-        while (left := last - time.monotonic()) > 0:
-            ready, _, _ = select.select([self._from_child], [], [], left)
-            if not ready:
-                return None
-            data = os.read(self._from_child, 1 << 16)
-            if not data:
-                self._ended_by_itself = True
-                return None
-            for payload in buffer.feed(data):
-                return parse_reply(payload)
-        return None
+    def _answer(self, allowance: Allowance) -> dict[str, Any]:
+        buffer, own = FrameBuffer(), OwnTime(self._pid)
+        while True:
+            with own:
+                ready, _, _ = select.select([self._from_child], [], [], own.pause)
+            if ready:
+                data = os.read(self._from_child, 1 << 16)
+                if not data:
+                    raise EOFError
+                for payload in buffer.feed(data):
+                    return parse_reply(payload)
+            if not own.pause:
+                own.look()
+            if own.seconds >= allowance.left:
+                raise TimeoutError
+            if time.monotonic() > allowance.until:
+                raise Starved(own.seconds, own.waited)
 
-    def _cpu_used(self) -> float:
-        return _cpu_seconds(self._pid) - self._cpu_before
-
-    def _end(self, deadline_seconds: float) -> dict[str, Any]:
-        """Kill and reap the child; say why it had to go."""
-        used = self._cpu_used()
-        died, self._ended_by_itself = self._ended_by_itself, False
-        if not died:
-            os.kill(self._pid, signal.SIGKILL)
+    def _end(self) -> int:
+        """Kill and reap the child; its exit status."""
+        os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
         os.close(self._to_child)
         os.close(self._from_child)
         self._pid = 0
-        if died:
-            return {"failed": f"the reward worker died with status {os.waitstatus_to_exitcode(status)}"}
-        if used < STARVED_SHARE * deadline_seconds:
-            return {
-                "failed": f"the reward worker got {used:.2f} s of processor time in {deadline_seconds:g} s"
-            }
-        return {"limit": f"time limit of {deadline_seconds:g} s"}
+        return os.waitstatus_to_exitcode(status)
 
     def _fork(self) -> None:
         requests_out, requests_in = os.pipe()
@@ -131,12 +120,3 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

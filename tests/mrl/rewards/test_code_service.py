@@ -13,6 +13,7 @@ from mrl.config.sections.reward import CodeRules, RewardSection
 from mrl.rewards.code.candidate import CandidateEnded, Outcome, Session
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import parse_task
+from mrl.rewards.own_time import Allowance
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
 
@@ -56,7 +57,7 @@ class Service(http.server.BaseHTTPRequestHandler):
         assert self.path == "/run_code" and body["language"] == "python"
         rules = CodeRules(seconds=body["run_timeout"], memory_mib=body["memory_limit_MB"])
         try:
-            with Session(find_boundary(), rules, seconds=body["run_timeout"]) as session:
+            with Session(find_boundary(), rules, Allowance.of(body["run_timeout"])) as session:
                 source = body["code"] + (FETCH if body["fetch_files"] else "")
                 written = session.run_as_main(source, body["stdin"]).decode()
         except CandidateEnded as ended:

@@ -1,0 +1,128 @@
+"""No verdict depends on what else the machine does: the same programs, alone and beside busy processes on one core."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mrl.config.sections.reward import CodeRules
+from mrl.rewards import own_time
+from mrl.rewards.code.tasks import CodeTask, parse_task
+from mrl.rewards.code.verifier import verify
+from mrl.rewards.own_time import OwnTime, Starved
+
+RULES = CodeRules(seconds=0.8, cpu_seconds=0.5)
+CALLS = parse_task(
+    {"entry_point": "f", "cases": [{"args": [n], "expected": n + 1} for n in range(2)]}, place="x"
+)
+LINES = parse_task({"inputs": ["1\n"], "outputs": ["2\n"]}, place="x")
+COMPUTE = "import time\ndef compute(seconds):\n    while time.process_time() < seconds: pass\n"
+RIGHT = "def f(x): return x + 1\n"
+PROGRAMS = {
+    "right after half its time": (COMPUTE + "compute(0.2)\n" + RIGHT, CALLS, "accepted"),
+    "wrong": (COMPUTE + "compute(0.1)\ndef f(x): return x", CALLS, "wrong"),
+    "never ends": (COMPUTE + "def f(x): compute(1e9)", CALLS, "time limit"),
+    "sleeps": ("import time\ndef f(x): time.sleep(1e9)", CALLS, "time limit"),
+    "waits on a pipe": ("import os\nout, into = os.pipe()\nos.read(out, 1)\n" + RIGHT, CALLS, "time limit"),
+}
+MORE = {
+    "right and quick": (RIGHT, CALLS, "accepted"),
+    "right on standard input": (COMPUTE + "compute(0.2)\nprint(int(input()) + 1)", LINES, "accepted"),
+    "naps": ("import time\ndef f(x):\n    while True: time.sleep(0.01)", CALLS, "time limit"),
+    "sleeps on standard input": ("import time\ntime.sleep(1e9)", LINES, "time limit"),
+    "stops itself": ("import os\nos.kill(os.getpid(), 19)\n" + RIGHT, CALLS, "time limit"),
+    "closes its outputs and sleeps": (
+        "import os, time\nos.close(1); os.close(2); time.sleep(1e9)",
+        LINES,
+        "time limit",
+    ),
+    "right in a child": (
+        "import subprocess, sys\nprogram = 'import time\\nwhile time.process_time() < 0.1: pass\\nprint(1)'\n"
+        "def f(x): return x + int(subprocess.run([sys.executable, '-c', program], capture_output=True).stdout) * (x == 0) + (x > 0)\n",
+        CALLS,
+        "accepted",
+    ),
+    "children that never end": (
+        "import os\nfor _ in range(3): os.fork()\nwhile True: pass",
+        CALLS,
+        "time limit",
+    ),
+    "children that end and end": (
+        "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "while True:\n    if os.fork() == 0:\n        for _ in range(10**5): pass\n        os._exit(0)\n    os.sched_yield()\n",
+        CALLS,
+        "time limit",
+    ),
+}
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many busy processes on one core, which this thread and what it starts must share."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, allowed)
+
+
+def judge(programs: dict[str, tuple[str, CodeTask, str]]) -> None:
+    for name, (program, task, outcome) in programs.items():
+        verdict = verify(program, task, RULES)
+        assert verdict.reason.startswith(outcome), (name, verdict.reason)
+        assert verdict.value == float(outcome == "accepted")
+
+
+def test_verdicts_beside_busy_processes() -> None:
+    with busy(6):
+        judge(PROGRAMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 10])
+def test_verdicts_do_not_depend_on_the_load(count: int) -> None:
+    with busy(count):
+        for _ in range(2):
+            judge(PROGRAMS | MORE)
+
+
+def test_a_program_that_gets_no_processor_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half its time, and a fifth of a core: patience ends first, and nothing is said of the program."""
+    monkeypatch.setattr(own_time, "PATIENCE_SECONDS", 0.1)
+    program, task, _ = PROGRAMS["right after half its time"]
+    with busy(4), pytest.raises(Starved, match="starved"):
+        verify(program, task, RULES, seconds=0.3)
+
+
+def test_own_time_of_programs_that_compute_sleep_and_starve() -> None:
+    """A program's own account of its processor time is the measure; the clock is none."""
+    compute = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
+    with busy(3):
+        assert 0.3 < own_seconds(compute) < 1.2
+    assert own_seconds("import time\ntime.sleep(0.5)\nprint(flush=True)\ninput()") > 0.4
+
+
+def own_seconds(program: str) -> float:
+    """Own time until a program's first line."""
+    command = [sys.executable, "-S", "-c", program]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    measured, deadline = OwnTime(process.pid), time.monotonic() + 60.0
+    try:
+        with measured:
+            assert process.stdout.readline() == b"\n"
+        measured.look()
+        assert time.monotonic() < deadline
+        return measured.seconds
+    finally:
+        process.kill()
+        process.communicate()
