@@ -65,13 +65,14 @@ class OwnTime:
         self._figures = _figures(pid)
         self._began = self._entered = self._looked = time.monotonic()
         self._delayed = 0.0
-        self._starved = 0.0
         self.waited = 0.0
         """Seconds inside the block, by the clock: no less than the own time."""
         self.seconds = 0.0
         """Own time, at the last look."""
         self.cpu = 0.0
         """Seconds on a processor, at the last look."""
+        self.starved = 0.0
+        """Seconds without one though it was wanted, at the last look."""
 
     def __enter__(self) -> OwnTime:
         self._entered, self._delayed = time.monotonic(), _own_delay()
@@ -101,9 +102,9 @@ class OwnTime:
         self._figures = after
         cpu = sum(cpu for cpu, _ in moved)
         # What one thread of the run computes may hold up each of the others: that is no starving.
-        self._starved += max(0.0, sum(delay for _, delay in moved) - (len(moved) - 1) * cpu)
+        self.starved += max(0.0, sum(delay for _, delay in moved) - (len(moved) - 1) * cpu)
         self.cpu += cpu
-        self.seconds = max(0.0, self.waited - self._starved) if _HAS_FIGURES else self.cpu
+        self.seconds = max(0.0, self.waited - self.starved) if _HAS_FIGURES else self.cpu
 
 
 def process_cpu(pid: int) -> float:

@@ -23,7 +23,8 @@ from typing import Any
 from mrl.errors import RewardError
 from mrl.rewards.frames import parse_reply
 from mrl.rewards.pool.process import End, WorkerProcess
-from mrl.rewards.pool.queues import StageQueue, Task, Worker
+from mrl.rewards.pool.queues import StageQueue
+from mrl.rewards.pool.work import Cause, Fault, Task, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +124,8 @@ class Dispatcher:
         for worker in queue.workers:
             worker.process.flush()
             while (batch := queue.next_batch(worker, now)) is not None:
+                if len(worker.running) == 1:
+                    worker.process.begin()
                 worker.process.send((batch.number, batch.requests))
         for _ in range(queue.num_to_start(now)):
             self._begin(queue, now)
@@ -154,7 +157,7 @@ class Dispatcher:
             for payload in worker.process.buffer.feed(data):
                 self._reply(queue, worker, parse_reply(payload))
         except RewardError as error:
-            self._lose(queue, worker, str(error))
+            self._lose(queue, worker, Fault(Cause.DIED, str(error)))
 
     def _reply(self, queue: StageQueue, worker: Worker, reply: dict[str, Any]) -> None:
         if worker.ready:
@@ -165,15 +168,17 @@ class Dispatcher:
             self._end(queue, worker)
             queue.start_failed(fault)
 
-    def _lose(self, queue: StageQueue, worker: Worker, reason: str = "") -> None:
-        """Ends a worker that has ended already, or has to for the reason."""
+    def _lose(self, queue: StageQueue, worker: Worker, fault: Fault | None = None) -> None:
+        """Ends a worker that has ended already, or has to for the fault."""
         end = self._end(queue, worker)
-        queue.lost(worker, reason or end.described(queue.part.memory_mib))
+        queue.lost(worker, fault or Fault(Cause.DIED, end.described(queue.part.memory_mib)))
 
     def _expire(self, now: float) -> None:
         for queue in self._queues:
             for worker in list(queue.workers):
                 if queue.is_idle(worker, now):
                     self._end(queue, worker)
-                elif reason := queue.overdue(worker, now):
-                    self._lose(queue, worker, reason)
+                elif queue.is_late(worker, now):
+                    worker.used = worker.process.used()
+                    if fault := queue.overdue(worker, now):
+                        self._lose(queue, worker, fault)

@@ -26,8 +26,9 @@ from mrl.rewards.contract import Request, no_reward, rejected, request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.pool.dispatch import Dispatcher
-from mrl.rewards.pool.queues import StageQueue, Task, queues_of
+from mrl.rewards.pool.queues import StageQueue, queues_of
 from mrl.rewards.pool.tickets import Ticket
+from mrl.rewards.pool.work import Task
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
 _log = logging.getLogger(__name__)

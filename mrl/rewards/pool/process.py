@@ -13,6 +13,7 @@ from typing import Any
 
 from mrl.rewards.contract import RewardKind, Stage
 from mrl.rewards.frames import FrameBuffer, frame
+from mrl.rewards.own_time import OwnTime, process_cpu
 from mrl.rewards.plugins.plugin import child_environment
 
 _KEPT_ERROR_BYTES = 2000
@@ -36,6 +37,16 @@ class End:
         if out_of_memory or self.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
             text += f" (reward.memory_mib = {memory_mib} is what it may allocate)"
         return text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Used:
+    """Of the time since a reward worker began."""
+
+    computed: float = 0.0
+    """Seconds on a processor of its own process, without those it started."""
+    starved: float = 0.0
+    """Seconds it waited for a processor."""
 
 
 class WorkerProcess:
@@ -63,7 +74,17 @@ class WorkerProcess:
         self.buffer = FrameBuffer()
         self._out = bytearray()
         self._error_text = b""
+        self.begin()
         self.send((kind, stage))
+
+    def begin(self) -> None:
+        """Count what it uses from now on."""
+        self._own_time, self._cpu_before = OwnTime(self.pid), process_cpu(self.pid)
+
+    def used(self) -> Used:
+        """What it used since `begin`."""
+        self._own_time.look()
+        return Used(process_cpu(self.pid) - self._cpu_before, self._own_time.starved)
 
     def send(self, message: Any) -> None:
         """Queue a message and write what the pipe takes now."""

@@ -1,126 +1,41 @@
 """What waits and what works, by stage, and what becomes of a task when its worker fails.
 
-Policy: a deadline counts from the start of the work. What failed together (a batch, or all that a worker was
-waiting for) is tried one by one. When a task has used up its attempts the verifier's health decides: where
-the worker died on this sample while others were scored (or a sample scored before is scored again), the
-sample is wrong; otherwise it has no reward. Nothing here reads, writes, starts or kills: see `dispatch`.
+Policy: a deadline counts own time from the start of the work. What failed together (a batch, or all that a
+worker was waiting for) is tried one by one. When a task has used up its attempts the verifier's health
+decides: where the worker died of this sample, or raised alike in every attempt, while others are scored (or a
+sample scored before is scored again), the sample is wrong; otherwise it has no reward. Nothing here reads,
+writes, starts or kills: see `dispatch`.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mrl.config.sections.reward import RewardSection
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request, RewardKind, Stage, no_reward, scored
 from mrl.rewards.frames import decode_verdict
-from mrl.rewards.pool.process import WorkerProcess
+from mrl.rewards.own_time import PATIENCE_SECONDS
+from mrl.rewards.pool.process import Used
+from mrl.rewards.pool.work import Batch, Cause, FairQueue, Fault, Task, Worker
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 """A reward worker that is not ready by then counts as failed."""
-GRACE_SECONDS = 40.0
-"""Beyond the deadline, for verifiers that keep it themselves, before their worker is killed."""
+GRACE_SECONDS = PATIENCE_SECONDS + 15.0
+"""Beyond the deadline, for verifiers that keep it themselves, before their worker is killed; one that computes
+for the deadline does not keep it."""
 WAITING_GRACE_SECONDS = 5.0
 """The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself,
 and one that is silent for so long is blocked."""
-
-Done = Callable[[Sequence[Verdict | None]], None]
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Task:
-    """Work that one verifier call does: one sample, or all samples of a group."""
-
-    requests: tuple[Request, ...]
-    done: Done
-    """Called once, with one verdict per request."""
-    attempts: int = 0
-    alone: bool = False
-    """Failed in a batch: goes by itself from now on."""
-    successes_at_failure: int = -1
-    """The queue's successes when this task failed first; -1 before."""
-    is_control: bool = False
-    """Runs to find out whether the verifier is healthy."""
-
-    @property
-    def group_id(self) -> int:
-        return self.requests[0].group_id
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Batch:
-    """What one message asks of a reward worker."""
-
-    number: int
-    """The reply carries it."""
-    tasks: tuple[Task, ...]
-    since: float
-    """When it was sent (monotonic seconds)."""
-
-    @property
-    def requests(self) -> list[Request]:
-        return [request for task in self.tasks for request in task.requests]
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Worker:
-    """A reward worker and what it is doing."""
-
-    process: WorkerProcess
-    started: float
-    ready: bool = False
-    name: str = ""
-    version: str = ""
-    capacity: int = 1
-    """Batches it has at once: one, or many where the verifier spends its time waiting."""
-    running: dict[int, Batch] = dataclasses.field(default_factory=dict)
-    """By the number that the reply will carry."""
-    idle_since: float = 0.0
-    """When it was last heard of (monotonic seconds)."""
-    num_sent: int = 0
-    """Tasks it was given so far."""
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """All it is working on."""
-        return tuple(task for batch in self.running.values() for task in batch.tasks)
-
-
-class FairQueue:
-    """First in, first out inside a group; groups take turns."""
-
-    def __init__(self) -> None:
-        self._groups: collections.OrderedDict[int, collections.deque[Task]] = collections.OrderedDict()
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def push(self, task: Task) -> None:
-        self._groups.setdefault(task.group_id, collections.deque()).append(task)
-        self._length += 1
-
-    def first(self) -> Task:
-        """The task that `pop` gives next."""
-        return next(iter(self._groups.values()))[0]
-
-    def pop(self) -> Task:
-        group_id, tasks = self._groups.popitem(last=False)
-        task = tasks.popleft()
-        if tasks:
-            self._groups[group_id] = tasks  # to the end of the round
-        self._length -= 1
-        return task
 
 
 class StageQueue:
@@ -142,6 +57,8 @@ class StageQueue:
         self._jitter = random.Random(0)
         self._successes = 0
         self._last_scored: tuple[Request, ...] | None = None
+        self._undecided: list[tuple[Task, list[Verdict], list[Verdict]]] = []
+        """Failed before anything was scored, so that the verifier's health is not known: no reward, or wrong."""
         self._start_failures = 0
         self._start_again_at = 0.0
         self._start_fault = ""
@@ -163,6 +80,10 @@ class StageQueue:
         self._delayed = [(at, task) for at, task in self._delayed if at > now]
         for task in due:
             self.put(task)
+        if self._undecided and not (self._tasks or self._delayed or any(w.running for w in self.workers)):
+            for task, failed, _ in self._undecided:
+                task.done(failed)
+            self._undecided.clear()
 
     def next_batch(self, worker: Worker, now: float) -> Batch | None:
         """What the worker takes now: several tasks where they are cheap, or one; None where it takes
@@ -177,11 +98,16 @@ class StageQueue:
         batch = Batch(next(self._numbers), tuple(tasks), now)
         worker.running[batch.number] = batch
         worker.num_sent += len(tasks)
+        worker.used = Used()
         return batch
 
     def _has_work_for(self, worker: Worker) -> bool:
         """A task that goes alone waits until nothing else runs beside it, and nothing is started beside it."""
         if not worker.ready or not self._tasks or worker.num_sent >= self._section.tasks_per_worker:
+            return False
+        if self._tasks.first().is_starved:
+            return not any(other.running for other in self.workers)
+        if any(task.is_starved for other in self.workers for task in other.tasks):
             return False
         if not worker.running:
             return True
@@ -211,24 +137,47 @@ class StageQueue:
         idle = worker.ready and not worker.running
         return idle and now - worker.idle_since > self._section.idle_seconds
 
-    def overdue(self, worker: Worker, now: float) -> str:
-        """Why the worker has to be killed; empty where it has not."""
+    def is_late(self, worker: Worker, now: float) -> bool:
+        """Whether the deadline is over by the clock, so that what the worker used is worth asking for."""
+        if not worker.ready:
+            return now >= worker.started + START_SECONDS
+        since = self._since(worker)
+        return since is not None and now >= since + self.part.deadline_seconds
+
+    def overdue(self, worker: Worker, now: float) -> Fault | None:
+        """Why the worker has to be killed; None where it has not."""
+        seconds = self.part.deadline_seconds
         limit = self._limit(worker)
-        if limit is None or now < limit:
-            return ""
-        return f"no verdict in {self.part.deadline_seconds:g} s" if worker.ready else "not ready in time"
+        if limit is None:
+            return None
+        if not worker.ready:
+            return Fault(Cause.DIED, "not ready in time") if now >= limit else None
+        if worker.used.computed >= seconds and worker.capacity == 1:
+            return Fault(Cause.COMPUTED, f"no verdict in {seconds:g} s, computing")
+        if now < limit:
+            return None
+        if worker.used.starved >= PATIENCE_SECONDS:
+            return Fault(Cause.STARVED, f"starved for {worker.used.starved:.0f} s")
+        is_busy = worker.used.computed >= seconds / 2 and worker.capacity == 1
+        return Fault(Cause.COMPUTED if is_busy else Cause.DIED, f"no verdict in {seconds:g} s")
+
+    def _since(self, worker: Worker) -> float | None:
+        """From when the deadline counts."""
+        if not worker.running:
+            return None
+        oldest = next(iter(worker.running.values())).since
+        return oldest if worker.capacity == 1 else max(oldest, worker.idle_since)
 
     def _limit(self, worker: Worker) -> float | None:
         if not worker.ready:
             return worker.started + START_SECONDS
-        if not worker.running:
+        since = self._since(worker)
+        if since is None:
             return None
-        oldest = next(iter(worker.running.values()))
-        allowed = self.part.deadline_seconds * (len(oldest.tasks) if self._is_cheap else 1)
-        allowed += GRACE_SECONDS if self.stage.keeps_deadline else 0.0
-        if worker.capacity == 1:
-            return oldest.since + allowed
-        return max(oldest.since, worker.idle_since) + allowed + WAITING_GRACE_SECONDS
+        allowed = self.part.deadline_seconds + min(worker.used.starved, PATIENCE_SECONDS)
+        if worker.capacity > 1:
+            return since + allowed + WAITING_GRACE_SECONDS
+        return since + allowed + (GRACE_SECONDS if self.stage.keeps_deadline else 0.0)
 
     def opened(self, worker: Worker, reply: dict[str, Any]) -> str:
         """Notes a worker's first words; why it cannot be used, or nothing where it is ready."""
@@ -262,19 +211,19 @@ class StageQueue:
             for task in tasks:
                 task.done([scored(self.part.min_reward, str(reply["limit"]))] * len(task.requests))
         else:
-            self._failed(tasks, str(reply.get("failed", reply))[:500], died=False)
+            self._failed(tasks, _fault_of(reply))
 
     def _verdicts(self, worker: Worker, tasks: Sequence[Task], replies: Any) -> None:
         asked = sum(len(task.requests) for task in tasks)
         if not isinstance(replies, list) or len(replies) != asked:
-            self._failed(tasks, f"{len(replies)} verdicts for {asked} samples", died=False)
+            self._failed(tasks, Fault(Cause.FAILED, f"{len(replies)} verdicts for {asked} samples"))
             return
         remaining = iter(replies)
         for task in tasks:
             try:
                 verdicts = [self._decoded(worker, r, next(remaining)) for r in task.requests]
             except RewardError as error:
-                self._failed((task,), str(error), died=False)
+                self._failed((task,), Fault(Cause.FAILED, str(error)))
                 continue
             self._scored(task, verdicts)
 
@@ -291,18 +240,20 @@ class StageQueue:
     def _scored(self, task: Task, verdicts: Sequence[Verdict | None]) -> None:
         self._successes += not task.is_control
         self._last_scored = task.requests
+        while self._undecided:
+            self._try_healthy(task.requests, *self._undecided.pop())
         if self.following is not None and verdicts == [None]:
             self.following.put(Task(task.requests, task.done))
         else:
             task.done(verdicts)
 
-    def lost(self, worker: Worker, reason: str) -> None:
+    def lost(self, worker: Worker, fault: Fault) -> None:
         """Tries the tasks of a worker that ended or was killed again."""
         if not worker.ready:
-            self.start_failed(reason)
+            self.start_failed(fault.reason)
             return
         self._counts["processes_lost"] += 1
-        self._failed(worker.tasks, reason, died=True)
+        self._failed(worker.tasks, fault)
 
     def start_failed(self, reason: str) -> None:
         """Waits longer before the next start."""
@@ -321,7 +272,7 @@ class StageQueue:
             task = self._tasks.pop()
             task.done([verdict] * len(task.requests))
 
-    def _failed(self, tasks: Sequence[Task], reason: str, *, died: bool) -> None:
+    def _failed(self, tasks: Sequence[Task], fault: Fault) -> None:
         for task in tasks:
             if task.successes_at_failure < 0:
                 task.successes_at_failure = self._successes
@@ -329,25 +280,34 @@ class StageQueue:
                 task.alone = True  # who of the batch it was is not known: no attempt is counted
                 self.put(task)
                 continue
-            task.attempts += 1
+            task.faults.append(fault)
             self._counts["failures"] += 1
-            if task.attempts <= self._section.retries and not task.is_control:
-                pause = 0.0 if died else 0.1 * 2**task.attempts * self._jitter.uniform(0.5, 1.5)
+            if len(task.faults) <= self._retries(fault) and not task.is_control:
+                is_ours = fault.cause in (Cause.FAILED, Cause.RAISED)
+                pause = 0.1 * 2 ** len(task.faults) * self._jitter.uniform(0.5, 1.5) if is_ours else 0.0
                 self._delayed.append((time.monotonic() + pause, task))
                 continue
-            self._exhausted(task, reason, died=died)
+            self._exhausted(task, fault)
 
-    def _exhausted(self, task: Task, reason: str, *, died: bool) -> None:
-        size = len(task.requests)
-        failed = [no_reward(f"verifier {self.label} failed {task.attempts} times, last: {reason}")] * size
-        wrong = [scored(self.part.min_reward, f"verifier {self.label} dies of this sample: {reason}")] * size
-        if died and not task.is_control and self._successes > task.successes_at_failure:
+    def _retries(self, fault: Fault) -> int:
+        """Further attempts after such a fault: none where it would be the same again, one beside nothing else."""
+        at_most = {Cause.COMPUTED: 0, Cause.STARVED: 1}
+        return min(self._section.retries, at_most.get(fault.cause, self._section.retries))
+
+    def _exhausted(self, task: Task, fault: Fault) -> None:
+        size, label = len(task.requests), self.label
+        failed = [no_reward(f"verifier {label} failed {len(task.faults)} times, last: {fault.reason}")] * size
+        verb = "raises on" if fault.cause is Cause.RAISED else "dies of"
+        wrong = [scored(self.part.min_reward, f"verifier {label} {verb} this sample: {fault.reason}")] * size
+        if task.is_control or not _may_be_the_sample(task):
+            task.done(failed)
+        elif fault.cause is Cause.DIED and self._successes > task.successes_at_failure:
             self._counts["poisonous"] += 1
             task.done(wrong)
-        elif died and not task.is_control and self._last_scored is not None:
+        elif self._last_scored is not None:
             self._try_healthy(self._last_scored, task, failed, wrong)
         else:
-            task.done(failed)
+            self._undecided.append((task, failed, wrong))
 
     def _try_healthy(
         self, requests: tuple[Request, ...], task: Task, failed: list[Verdict], wrong: list[Verdict]
@@ -368,3 +328,22 @@ def queues_of(kind: RewardKind, section: RewardSection, counts: collections.Coun
     for queue, following in itertools.pairwise(queues):
         queue.following = following
     return queues[0]
+
+
+def _fault_of(reply: dict[str, Any]) -> Fault:
+    """What a worker says of its failure."""
+    reason = str(reply.get("failed", reply))[:500]
+    if reply.get("starved"):
+        return Fault(Cause.STARVED, reason)
+    where = str(reply.get("raised", ""))[:500]
+    return Fault(Cause.RAISED if where else Cause.FAILED, reason, where)
+
+
+def _may_be_the_sample(task: Task) -> bool:
+    """Whether the attempts say that it is this sample, if the verifier is healthy: its process died last, or
+    its code raised at the same place every time, of one sample alone and more than once."""
+    cause = task.faults[-1].cause
+    if cause is not Cause.RAISED:
+        return cause in (Cause.DIED, Cause.COMPUTED)
+    places = {fault.where for fault in task.faults}
+    return len(places) == 1 and len(task.faults) > 1 and len(task.requests) == 1

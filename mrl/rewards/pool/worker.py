@@ -27,7 +27,8 @@ from typing import Any, BinaryIO
 from mrl.config.sections.reward import RewardPart
 from mrl.errors import MrlError, RewardError
 from mrl.rewards.contract import GroupVerifier, Request, Stage, Verifier
-from mrl.rewards.frames import encode_verdict, frame, read_frame, read_frame_async
+from mrl.rewards.frames import MAX_REPLY_BYTES, encode_verdict, frame, read_frame, read_frame_async
+from mrl.rewards.own_time import Starved
 from mrl.rewards.pool.executor import ForkedExecutor
 from mrl.rewards.pool.lifeline import die_with_parent
 from mrl.samples import Verdict
@@ -45,7 +46,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def send(reply: dict[str, Any]) -> None:
-        channel.write(frame(json.dumps(reply).encode()))
+        channel.write(frame(_within_limit(reply)))
         channel.flush()
 
     opening = read_frame(requests)
@@ -136,6 +137,17 @@ def _answerer(
     return lambda requests: executor.run(requests, deadline_seconds=part.deadline_seconds)
 
 
+def _within_limit(reply: dict[str, Any]) -> bytes:
+    """The reply as JSON; one over the limit becomes a failure, which costs no process."""
+    payload = json.dumps(reply).encode()
+    if len(payload) <= MAX_REPLY_BYTES:
+        return payload
+    fault = f"a reply of {len(payload)} bytes; the limit is {MAX_REPLY_BYTES}"
+    return json.dumps(
+        {"number": reply.get("number"), "failed": fault, "raised": "reply over the limit"}
+    ).encode()
+
+
 async def _scored(verifier: AnyVerifier, requests: Sequence[Request], part: RewardPart) -> dict[str, Any]:
     start = time.monotonic()
     try:
@@ -145,8 +157,13 @@ async def _scored(verifier: AnyVerifier, requests: Sequence[Request], part: Rewa
             verdicts = [await verifier.score(request) for request in requests]
     except MemoryError:
         raise
-    except Exception as error:  # becomes "failed": the pool retries and counts, it never scores
+    except Starved as error:
+        return {"failed": str(error), "starved": True}
+    except (MrlError, OSError) as error:  # the verifier says so, or what it asks is not there
         return {"failed": _described(error, part)}
+    except Exception as error:
+        where = "" if getattr(verifier, "waits", False) else f"{type(error).__name__}{_place(error)}"
+        return {"failed": _described(error, part), "raised": where}
     if len(verdicts) != len(requests):
         return {"failed": f"verifier {verifier.name}: {len(verdicts)} verdicts for {len(requests)} samples"}
     wrong = next((v for v in verdicts if v is not None and not isinstance(v, Verdict)), None)
@@ -168,9 +185,12 @@ def _described(error: BaseException, part: RewardPart) -> str:
         return str(error)[:_MAX_ERROR]
     if isinstance(error, MemoryError):
         error = MemoryError(f"{error} (reward.memory_mib = {part.memory_mib} is what it may allocate)")
+    return f"{type(error).__name__}: {error}{_place(error)}"[:_MAX_ERROR]
+
+
+def _place(error: BaseException) -> str:
     where = traceback.extract_tb(error.__traceback__)
-    place = f" at {where[-1].filename}:{where[-1].lineno}" if where else ""
-    return f"{type(error).__name__}: {error}{place}"[:_MAX_ERROR]
+    return f" at {where[-1].filename}:{where[-1].lineno}" if where else ""
 
 
 if __name__ == "__main__":

@@ -141,3 +141,24 @@ def runs_out_of_memory_in_c(request: Request) -> float:
 
 def above_range(request: Request) -> float:
     return 3.0
+
+
+ATTEMPTS = iter(range(1000))
+
+
+def raises_on(request: Request) -> Verdict:
+    """Raises on some samples: alike every time, or not."""
+    if "poison" in request.response:
+        raise ValueError(f"attempt {next(ATTEMPTS)}")
+    if "fickle" in request.response:
+        raise (KeyError, ValueError, IndexError)[next(ATTEMPTS) % 3](request.response)
+    if "down" in request.response:
+        raise ConnectionError("the service is down")
+    names = {"x" * 9_000_000: 1.0} if "huge" in request.response else {}
+    return scored(float(str(request.ground_truth) in request.response), "", **names)
+
+
+def spins(request: Request) -> float:
+    while "spin" in request.response:
+        pass
+    return float(str(request.ground_truth) in request.response)

@@ -1,0 +1,134 @@
+"""Whose fault it is: what a sample causes is scored, what the machine or the verifier causes is not."""
+
+import collections
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mrl.config.sections.reward import RewardPart, RewardSection
+from mrl.rewards.contract import Request, RewardKind, Stage, scored
+from mrl.rewards.frames import encode_verdict
+from mrl.rewards.own_time import PATIENCE_SECONDS
+from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.process import Used
+from mrl.rewards.pool.queues import GRACE_SECONDS, StageQueue
+from mrl.rewards.pool.work import Cause, Task, Worker
+from mrl.samples import Verdict, VerdictKind
+
+PLUGINS = str(Path(__file__).with_name("plugins_for_tests.py"))
+
+
+def plugin(name: str, **fields: Any) -> RewardSection:
+    return RewardSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"workers": 1, **fields})
+
+
+def test_a_sample_that_its_verifier_raises_on_is_wrong_and_the_others_are_untouched(
+    make_pair: Any, score_all: Any
+) -> None:
+    """At the same place every time; a service that is down and a verifier that raises here and there say nothing
+    of the sample. A reply over the limit is such a place, and costs no process."""
+    texts = {0: "poison", 3: "fickle", 5: "down", 7: "huge 7"}
+    with RewardPool(plugin("raises_on", retries=2)) as pool:
+        verdicts = score_all(pool, [make_pair(n, texts.get(n, f"it is {n}"), str(n)) for n in range(10)])
+        counts = pool.counts()
+    assert {n for n in range(10) if verdicts[f"{n}.0"].value == 1.0} == set(range(10)) - set(texts)
+    assert [verdicts[f"{n}.0"].value for n in texts] == [0.0, None, None, 0.0]
+    assert "raises on this sample: ValueError" in verdicts["0.0"].reason
+    assert "a reply of 9" in verdicts["7.0"].reason
+    assert "processes_lost" not in counts
+
+
+def test_a_verifier_that_raises_on_everything_scores_nothing(make_pair: Any, score_all: Any) -> None:
+    with RewardPool(plugin("raises_on", retries=1)) as pool:
+        verdicts = score_all(pool, [make_pair(n, "poison", "1") for n in range(4)])
+    assert {verdict.kind for verdict in verdicts.values()} == {VerdictKind.NO_REWARD}
+
+
+def test_samples_that_compute_for_ever_cost_one_deadline_each(make_pair: Any, score_all: Any) -> None:
+    """Four at the head and two workers: the others wait for two deadlines and no more, whatever the machine."""
+    section = plugin("spins", retries=2, workers=2, deadline_seconds=0.7)
+    pairs = [make_pair(n, "spin" if n < 4 else f"it is {n}", str(n)) for n in range(44)]
+    order: list[str] = []
+    with RewardPool(section) as pool:
+        pool.submit_all(pairs)
+        verdicts: dict[str, Verdict] = {}
+        while len(verdicts) < 44:
+            found = pool.collect(90.0)
+            assert found
+            order += [sample_id for sample_id, _ in found]
+            verdicts |= dict(found)
+        counts = pool.counts()
+    assert [verdicts[f"{n}.0"].value for n in range(44)] == [0.0] * 4 + [1.0] * 40
+    assert counts["processes_lost"] == 4, "an attempt that would be the same again is not made"
+    assert set(order[40:]) == {f"{n}.0" for n in range(4)}, "what a verdict on a bad sample needs comes last"
+
+
+class Slow(RewardKind):
+    """Keeps its deadline itself, as far as its queue knows."""
+
+    stages = (Stage(keeps_deadline=True),)
+
+
+@pytest.fixture
+def queue() -> StageQueue:
+    """Two workers, three samples; nothing runs: the policy reads and starts nothing."""
+    part = RewardPart(kind="code", deadline_seconds=10.0)
+    section = RewardSection(kind="code", workers=2, retries=2)
+    made = StageQueue(Slow(part), Slow.stages[0], section, collections.Counter())
+    made.workers = [Worker(cast(Any, None), started=0.0, ready=True) for _ in range(2)]
+    return made
+
+
+def task(name: str, found: dict[str, Verdict | None]) -> Task:
+    request = Request(sample_id=name, group_id=hash(name), response="", ground_truth=None)
+    return Task((request,), lambda verdicts: found.update({name: verdicts[0]}))
+
+
+@pytest.mark.parametrize(
+    ("computed", "starved", "after", "cause"),
+    [
+        (0.0, 0.0, 10.5, None),  # it waits for its sandbox
+        (9.0, 0.0, 10.5, None),
+        (10.0, 0.0, 10.5, Cause.COMPUTED),  # it is no waiting
+        (0.0, 0.0, 10.5 + GRACE_SECONDS, Cause.DIED),
+        (6.0, 0.0, 10.5 + GRACE_SECONDS, Cause.COMPUTED),
+        (0.0, 20.0, 10.5 + GRACE_SECONDS, None),  # it had less than that for itself
+        (0.0, 99.0, 10.5 + GRACE_SECONDS + PATIENCE_SECONDS, Cause.STARVED),
+    ],
+)
+def test_a_worker_over_its_deadline(
+    queue: StageQueue, computed: float, starved: float, after: float, cause: Cause | None
+) -> None:
+    queue.put(task("a", {}))
+    worker = queue.workers[0]
+    assert queue.next_batch(worker, 100.0) is not None
+    assert not queue.is_late(worker, 109.9) and queue.is_late(worker, 110.0)
+    worker.used = Used(computed, starved)
+    fault = queue.overdue(worker, 100.0 + after)
+    assert (fault and fault.cause) == cause
+
+
+def test_a_starved_sample_is_tried_once_more_beside_nothing_else(queue: StageQueue) -> None:
+    first, second = queue.workers
+    found: dict[str, Verdict | None] = {}
+    for name in "abc":
+        queue.put(task(name, found))
+    starving, beside = queue.next_batch(first, 1.0), queue.next_batch(second, 1.0)
+    assert starving is not None and beside is not None
+    queue.replied(first, {"number": starving.number, "failed": "no processor", "starved": True})
+    queue.release_delayed(float("inf"))
+    other = queue.next_batch(first, 2.0)
+    assert other is not None and other.requests[0].sample_id == "c"
+    right = {"verdicts": [encode_verdict(scored(1.0))]}
+    queue.replied(first, {"number": other.number} | right)
+    assert queue.next_batch(first, 3.0) is None, "another sample still runs"
+    queue.replied(second, {"number": beside.number} | right)
+    again = queue.next_batch(first, 4.0)
+    assert again is not None and again.requests[0].sample_id == "a"
+    queue.put(task("d", found))
+    assert queue.next_batch(second, 5.0) is None, "nothing is started beside it"
+    queue.replied(first, {"number": again.number, "failed": "no processor", "starved": True})
+    assert found["a"] is not None and found["a"].kind is VerdictKind.NO_REWARD
+    assert "failed 2 times, last: no processor" in found["a"].reason
+    assert queue.next_batch(second, 6.0) is not None
