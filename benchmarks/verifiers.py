@@ -26,7 +26,8 @@ from mrl.config.sections.reward import RewardSection
 from mrl.errors import RewardError
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.pool.pool import RewardPool
-from mrl.samples import Prompt, Sample, Status, Verdict
+from mrl.rewards.pool.trial import trial_sample
+from mrl.samples import Prompt, Sample, Verdict
 
 SHARES = {"code": 20, "code_service": 20}
 """Kinds whose cases each start processes have so many times fewer of them."""
@@ -112,22 +113,15 @@ def run(name: str, cases: Sequence[Case]) -> Result:
 def _pair(number: int, case: Case) -> tuple[Sample, Prompt]:
     """The case as a sample of its own prompt."""
     part = part_of(case)
-    one = np.zeros(1, np.int32)
-    truth = ground_truth_of(case, kind_of(part))
-    prompt = Prompt(number, one, "", truth, domain=part.model_dump_json(), row=f"{case.label}:{number}")
-    sample = Sample(
-        prompt_index=number,
-        sample_index=0,
-        prompt_tokens=one,
-        response_tokens=one,
-        loss_mask=one.astype(bool),
-        rollout_logprobs=one.astype(np.float32),
-        policy_versions=one,
-        status=Status.FINISHED,
-        response_text=case.response,
-        domain=prompt.domain,
+    prompt = Prompt(
+        index=number,
+        tokens=np.zeros(1, np.int32),
+        text="",
+        ground_truth=ground_truth_of(case, kind_of(part)),
+        domain=part.model_dump_json(),
+        row=f"{case.label}:{number}",
     )
-    return sample, prompt
+    return trial_sample(prompt, case.response), prompt
 
 
 def _complaints(result: Result) -> Iterator[str]:

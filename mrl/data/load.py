@@ -12,7 +12,7 @@ from typing import Any
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.config.sections.reward import RewardSection
 from mrl.data.files import from_arrow, read_rows
-from mrl.data.shapes import Row, fields_of, read_row, shape_of, texts_of
+from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
 from mrl.data.unread import Unread
@@ -214,17 +214,7 @@ class _Preparation:
         texts = [text for text, _ in rendered]
         tokens = encode(texts, [templated for _, templated in rendered], self.tokenizer)
         return [
-            Prompt(
-                index=number,
-                tokens=ids,
-                text=text,
-                ground_truth=row.ground_truth,
-                domain=row.domain,
-                tag=row.tag,
-                row=row.place,
-                metadata=row.metadata,
-                messages=() if isinstance(row.prompt, str) else row.prompt,
-            )
+            as_prompt(row, index=number, tokens=ids, text=text)
             for number, (row, text, ids) in enumerate(zip(rows, texts, tokens, strict=True))
         ]
 

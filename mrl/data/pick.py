@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.config.sections.reward import RewardSection
 from mrl.data.files import RawRow, from_arrow, read_rows
-from mrl.data.shapes import Row, read_row, shape_of, texts_of
+from mrl.data.shapes import Row, as_prompt, read_row, shape_of, texts_of
 from mrl.data.tokenise import render
 from mrl.errors import DataError
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
@@ -52,14 +53,5 @@ def _prompt(row: Row, section: DataSection, reward: RewardSection, tokenizer: An
     if tokenizer is not None:
         arguments = section.chat_template_kwargs
         text, _ = render(row, tokenizer, chat_template=section.chat_template, chat_template_kwargs=arguments)
-    return Prompt(
-        index=0,
-        tokens=np.zeros(0, np.int32),
-        text=text,
-        ground_truth=ground_truth,
-        domain=row.domain,
-        tag=row.tag,
-        row=row.place,
-        metadata=row.metadata,
-        messages=() if isinstance(row.prompt, str) else row.prompt,
-    )
+    row = dataclasses.replace(row, ground_truth=ground_truth)
+    return as_prompt(row, index=0, tokens=np.zeros(0, np.int32), text=text)

@@ -19,9 +19,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mrl.config.sections.data import ColumnMap, DataEntry
 from mrl.data.messages import Messages, read_messages, read_template_arguments, read_tools, without_nulls
 from mrl.errors import DataError
+from mrl.samples import Prompt
 
 _PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 
@@ -130,6 +133,21 @@ def read_row(
         chat_template_kwargs=read_template_arguments(
             clean(_optional(columns, fields.chat_template_kwargs)), place=place
         ),
+    )
+
+
+def as_prompt(row: Row, *, index: int, tokens: np.ndarray, text: str) -> Prompt:
+    """The prompt of a row whose ground truth is parsed: `text` is what the model reads, `tokens` its ids."""
+    return Prompt(
+        index=index,
+        tokens=tokens,
+        text=text,
+        ground_truth=row.ground_truth,
+        domain=row.domain,
+        tag=row.tag,
+        row=row.place,
+        metadata=row.metadata,
+        messages=() if isinstance(row.prompt, str) else row.prompt,
     )
 
 

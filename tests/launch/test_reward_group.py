@@ -18,7 +18,7 @@ from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.observe.phases import PhaseClock
-from mrl.rewards.pool.pool import _smoke_sample
+from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Sample, Verdict
 from tests.launch.two_nodes import ROOT, write_run
 
@@ -58,7 +58,7 @@ def prompt(index: int) -> Prompt:
 
 def pairs(index: int) -> list[tuple[Sample, Prompt]]:
     """Four samples of a prompt, each longer than the one before."""
-    sample = _smoke_sample(prompt(index))
+    sample = trial_sample(prompt(index))
     return [
         (dataclasses.replace(sample, sample_index=n, response_text="x" * n), prompt(index)) for n in range(4)
     ]

@@ -40,13 +40,14 @@ _BOX = re.compile(r"\\(?:boxed|fbox)[ ]?\{")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 _SINGLE = re.compile(r"\{([A-Za-z0-9])\}")
 _SPACE = re.compile(r"(?<![0-9A-Za-z]) +| +(?![0-9A-Za-z])")
-_FILLER = " \t.\u2026?_*$`'\"\\()[]{}<>~"
+_FILLER = " \t.\u2026?_*$`'\"{}~"
+_BRACKETED = re.compile(r"[\[<(](.*[^\W\d_].*)[\])>]")
 _PLACEHOLDERS = frozenset(
     ["", "answer", "the answer", "your answer", "final answer", "the final answer", "your final answer"]
-    + ["answer here", "your answer here", "final answer here", "insert answer here", "ldots", "dots", "cdots"]
-    + ["square", "quad", "see below", "see above", "below", "above", "as follows"]
+    + ["answer here", "your answer here", "final answer here", "insert answer here", "see below", "see above"]
+    + ["as follows", "\\", "\\,", "\\quad", "\\ldots", "\\dots", "\\cdots", "\\square"]
 )
-"""What stands where an answer belongs and is none, without `_FILLER` around it."""
+"""What stands where an answer belongs and is none, without `_FILLER` and a bracket around it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +90,11 @@ def _candidates(visible: str, place: str, rules: MathsRules) -> list[str]:
 
 
 def _is_placeholder(text: str) -> bool:
-    return len(text) <= 60 and _TEXT.sub(r"\1", text).strip(_FILLER).lower() in _PLACEHOLDERS
+    if len(text) > 60:
+        return False
+    words = _TEXT.sub(r"\1", text).strip(_FILLER)
+    bracketed = _BRACKETED.fullmatch(words)
+    return (bracketed[1].strip(_FILLER) if bracketed else words).lower() in _PLACEHOLDERS
 
 
 def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
@@ -100,7 +105,8 @@ def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
     answers = _different(candidates) if rules.on_conflict == "wrong" else candidates
     if len(answers) > 1 and rules.on_conflict == "wrong":
         return Answer(None, f"{len(answers)} different final answers ({place})", place)
-    return Answer(tidy(candidates[-1]), place=place)
+    last = tidy(candidates[-1])
+    return Answer(last, place=place) if last else Answer(None, f"empty final answer ({place})", place)
 
 
 def _different(candidates: Iterable[str]) -> list[str]:

@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mrl.config.sections.reward import RewardPart, RewardSection
 from mrl.errors import RewardError
-from mrl.rewards.contract import Request, RewardKind
+from mrl.rewards.contract import Request, RewardKind, request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.pool.dispatch import Dispatcher
-from mrl.rewards.pool.queues import StageQueue, Task
+from mrl.rewards.pool.queues import StageQueue
 from mrl.rewards.pool.tickets import combine
+from mrl.rewards.pool.trial import trial_sample
+from mrl.rewards.pool.work import Task
 from mrl.samples import Prompt, Verdict
 
 
@@ -65,18 +67,9 @@ def explain(
 
 
 def _request(prompt: Prompt, response: str, part: RewardPart, parts: Sequence[RewardPart]) -> Request:
-    return Request(
-        sample_id="0.0",
-        group_id=0,
-        response=response,
-        ground_truth=ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1),
-        prompt=prompt.text,
-        messages=prompt.messages,
-        domain=prompt.domain,
-        tag=prompt.tag,
-        metadata=prompt.metadata,
-        deadline_seconds=part.deadline_seconds,
-    )
+    ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
+    sample = trial_sample(prompt, response)
+    return request_for(sample, prompt, ground_truth=ground_truth, deadline_seconds=part.deadline_seconds)
 
 
 def _stages(

@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
-import numpy as np
-
 from mrl.config.sections.reward import RewardPart, RewardSection, RewardSpec
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request, no_reward, rejected, request_for
@@ -28,6 +26,7 @@ from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue, queues_of
 from mrl.rewards.pool.tickets import Ticket
+from mrl.rewards.pool.trial import trial_sample
 from mrl.rewards.pool.work import Task
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
@@ -255,7 +254,7 @@ def try_verifiers(
     with RewardPool(once, group_size=1) as pool:
         waiting = {}
         for number, prompt in enumerate(first_of_each_domain(prompts)):
-            sample = _smoke_sample(dataclasses.replace(prompt, index=number))
+            sample = trial_sample(dataclasses.replace(prompt, index=number))
             pool.submit(sample, prompt)
             waiting[sample.sample_id] = prompt.domain
         deadline = time.monotonic() + deadline_seconds
@@ -275,20 +274,3 @@ def try_verifiers(
 def first_of_each_domain(prompts: Sequence[Prompt]) -> list[Prompt]:
     """One prompt for each domain among them."""
     return list({prompt.domain: prompt for prompt in reversed(prompts)}.values())
-
-
-def _smoke_sample(prompt: Prompt) -> Sample:
-    one = np.zeros(1, np.int32)
-    return Sample(
-        prompt_index=prompt.index,
-        sample_index=0,
-        prompt_tokens=prompt.tokens,
-        response_tokens=one,
-        loss_mask=one.astype(bool),
-        rollout_logprobs=one.astype(np.float32),
-        policy_versions=one,
-        status=Status.FINISHED,
-        response_text="0",
-        domain=prompt.domain,
-        tag=prompt.tag,
-    )

@@ -33,6 +33,10 @@ RULES = MathsRules()
         ("\\boxed{1{,}000} or \\boxed{1000}", "1000"),
         ("\\boxed{x^2 + 1}, so \\boxed{x^{2}+1}", "x^{2}+1"),
         ("\\boxed{}\n#### 5", "5"),
+        ("\\boxed{\\text{square}}", "\\text{square}"),
+        ("\\boxed{below}", "below"),
+        ("\\boxed{[]}", "[]"),
+        ("\\boxed{(\\text{answer})} \\boxed{\\square} \\boxed{[your answer]} \\boxed{5}", "5"),
         ("#### Step 1: add\n2+3=5\n#### 5", "5"),
         ("#### 1. Add the two\n#### Answer: 5", "5"),
         ("#### Answer: \\boxed{5}", "5"),
@@ -55,7 +59,7 @@ def test_final_answer_is_found(response: str, answer: str) -> None:
         "Answer: 1\nAnswer: 2", "<think>\\boxed{2}</think> I am done", "\\boxed{" + "1" * 500 + "}", "####",
         "".join(f"\\boxed{{{n}}}" for n in range(100)), "\\boxed{5} " * 50, "17 or 18", "the number 17",
         "<think>it is \\boxed{5}", "<think>a</think> so <think>#### 5", "## Answer:", "Answer: see above", "#### Solution\nadd",
-        "\\boxed{...}", "\\boxed{0.5} \\boxed{\\frac13}", "#### 5 or 6\n#### 6", "Answer:\nfirst 5, then 6\n",
+        "\\boxed{...}", "\\boxed{\\!}", "\\boxed{0.5} \\boxed{\\frac13}", "#### 5 or 6\n#### 6", "Answer:\nfirst 5, then 6\n",
     ],
 )  # fmt: skip
 def test_no_single_final_answer(response: str) -> None:

@@ -396,14 +396,15 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
         import sys, numpy as np
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from mrl.config.sections.reward import RewardSection
-        from mrl.rewards.pool.pool import RewardPool, _smoke_sample
+        from mrl.rewards.pool.pool import RewardPool
+        from mrl.rewards.pool.trial import trial_sample
         from mrl.samples import Prompt
-        import dataclasses, time, psutil
+        import time, psutil
         pool = RewardPool(RewardSection(kind="plugin", path={PLUGINS + ":dies_of"!r}, deadline_seconds=100))
         prompt = Prompt(index=0, tokens=np.zeros(1, np.int32), text="", ground_truth="1")
-        pool.submit(dataclasses.replace(_smoke_sample(prompt), response_text="1"), prompt)
+        pool.submit(trial_sample(prompt, "1"), prompt)
         pool.collect(60)
-        pool.submit(dataclasses.replace(_smoke_sample(prompt), response_text="hang"), prompt)
+        pool.submit(trial_sample(prompt, "hang"), prompt)
         time.sleep(0.3)
         assert "torch" not in sys.modules
         print(*[c.pid for c in psutil.Process().children(recursive=True)], flush=True)

@@ -31,3 +31,13 @@ def test_a_thought_that_the_prompt_opened_is_no_answer(response: str, value: flo
     request = Request("0.0", 0, response, "4", prompt="[user]2+2?[assistant]<think>\n")
     verdict = asyncio.run(kind.verifier(kind.stages[0]).score(request))
     assert verdict is not None and verdict.value == value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "value"), [("2+2?", 0.0), ("2+2?<think>\n", 1.0), ("Use <think> tags. 2+2?", 0.0)]
+)
+def test_a_thought_that_the_prompt_opened_is_part_of_the_shape(prompt: str, value: float) -> None:
+    kind = kind_of(RewardPart(kind="format"))
+    request = Request("0.0", 0, "it is 4</think><answer>4</answer>", None, prompt=prompt)
+    verdict = asyncio.run(kind.verifier(kind.stages[0]).score(request))
+    assert verdict is not None and verdict.value == value
