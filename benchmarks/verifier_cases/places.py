@@ -72,6 +72,18 @@ def _twice(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
     return "\n".join(form.format(spelled(rng, number)) for _ in range(rng.randint(2, 4)))
 
 
+def _measured(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
+    unit = rng.choice((" km", "\\text{ kg}", " hours"))
+    both = [f"\\boxed{{{_plain(number)}{rng.choice((unit, ''))}}}" for _ in range(2)]
+    return ", so ".join([*both, f"\\boxed{{{spelled(rng, number)}}}"])
+
+
+def _measured_twice(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
+    units = rng.sample((" km", " cm", " kg", " hours", " minutes"), 2)
+    both = [f"\\boxed{{{_plain(abs(number) + 1)}{unit}}}" for unit in units]
+    return " or ".join([*both, f"\\boxed{{{_plain(number)}}}"])
+
+
 def _under_heading(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
     heading = rng.choice(("**Answer:**", "## Answer:", "Final answer:"))
     return f"{rng.choice(_STEPS)}\n{heading}{rng.choice((chr(10), chr(10) * 2))}{spelled(rng, number)}\n"
@@ -102,6 +114,8 @@ _MAKERS = (
     (_before_open_thought, True, "before a thought that stays open"),
     (_among_noise, True, "beside an instruction or heading"),
     (_twice, True, "twice, equal"),
+    (_measured, True, "with its unit and without"),
+    (_measured_twice, False, "with two units"),
     (_under_heading, True, "in the line under its heading"),
     (_unclosed, False, "in a thought that stays open"),
     (_closed_after, False, "in a thought alone"),

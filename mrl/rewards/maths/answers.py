@@ -11,10 +11,9 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 
 from mrl.config.sections.reward import MathsRules
-from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, tidy
 from mrl.rewards.visible import visible_text
 
 MAX_CANDIDATES = 32
@@ -77,11 +76,22 @@ def marked_answers(text: str, rules: MathsRules) -> list[str]:
     return _different(c for place in MARKED_PLACES for c in _candidates(text, place, rules))
 
 
-def answer_key(text: str) -> Fraction | str:
-    """What equal tidy answers have in common: the number, or else the text without spaces and braces that
-    make no difference."""
-    number = exact_number(text)
-    return _SPACE.sub("", _SINGLE.sub(r"\1", text)) if number is None else number
+def read_answer(text: str) -> Quantity | str:
+    """A tidy answer as `are_equal` compares it: a number with its unit, or else the text without spaces and
+    braces that make no difference."""
+    quantity = exact_quantity(text)
+    return _SPACE.sub("", _SINGLE.sub(r"\1", text)) if quantity is None else quantity
+
+
+def are_equal(one: Quantity | str, other: Quantity | str) -> bool:
+    """Whether two answers of one response say the same; a number without a unit leaves the unit to the
+    other."""
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    if one.unit is None or other.unit is None:
+        return one.value == other.value
+    same_kind = (one.unit.dimensions, one.unit.pi) == (other.unit.dimensions, other.unit.pi)
+    return same_kind and one.value * one.unit.scale == other.value * other.unit.scale
 
 
 def _candidates(visible: str, place: str, rules: MathsRules) -> list[str]:
@@ -110,11 +120,19 @@ def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
 
 
 def _different(candidates: Iterable[str]) -> list[str]:
-    """The answers, tidied, without those that equal an earlier one."""
-    texts = dict.fromkeys(tidy(text) for text in candidates)
+    """The answers, tidied, without those that equal another one; of those the one with a unit stays."""
+    texts = list(dict.fromkeys(tidy(text) for text in candidates))
     if len(texts) < 2:
-        return list(texts)
-    return list({answer_key(text): text for text in reversed(texts)}.values())[::-1]
+        return texts
+    kept: list[tuple[Quantity | str, str]] = []
+    for read, text in sorted(((read_answer(text), text) for text in texts), key=_has_no_unit):
+        if not any(are_equal(read, other) for other, _ in kept):
+            kept.append((read, text))
+    return [text for _, text in kept]
+
+
+def _has_no_unit(answer: tuple[Quantity | str, str]) -> bool:
+    return getattr(answer[0], "unit", None) is None
 
 
 def _boxed(text: str, rules: MathsRules) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from mrl.config.sections.reward import MathsRules
 from mrl.errors import DataError
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
-from mrl.rewards.maths.answers import answer_key, final_answer, marked_answers
+from mrl.rewards.maths.answers import are_equal, final_answer, marked_answers, read_answer
 from mrl.rewards.maths.numbers import Quantity, exact_quantity, tidy
 from mrl.samples import Verdict
 
@@ -128,7 +128,8 @@ class Maths(RewardKind):
         }
 
     def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
-        return answer_key(tidy(ground_truth)) in map(answer_key, marked_answers(prompt, self.rules))
+        wanted = read_answer(tidy(ground_truth))
+        return any(are_equal(read_answer(text), wanted) for text in marked_answers(prompt, self.rules))
 
     def remark(self, ground_truth: Any) -> str:
         from mrl.rewards.maths.symbolic import read_ground_truth

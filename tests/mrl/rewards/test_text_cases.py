@@ -39,7 +39,7 @@ def unchanged(text: str, *_: Any) -> str:
 FAULTS: list[tuple[str, ModuleType, str, Any]] = [
     ("maths: where the answer stands", visible, "OPENING", "<never>"),
     ("maths: where the answer stands", answers, "_is_placeholder", lambda text: False),
-    ("maths: where the answer stands", answers, "answer_key", unchanged),
+    ("maths: where the answer stands", answers, "read_answer", unchanged),
     ("maths: where the answer stands", answers, "_HEADING", NEVER),
     ("maths: where the answer stands", answers, "_ALONE", NEVER),
     ("instructions: words", plain, "_EMPHASIS", ()),
