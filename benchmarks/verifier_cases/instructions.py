@@ -47,6 +47,7 @@ def _disguised(rng: random.Random, word: str) -> tuple[str, str]:
             (f"{rng.choice(('*', '**', '`', '_', '~~'))}{word}", "as it stands"),
             (f"_{word}_", "emphasis around"),
             (f"{word[:cut]}<!-- -->{word[cut:]}", "a comment inside"),
+            (f"{word[:cut]}<span class='x'>{word[cut:]}</span>", "a tag inside"),
             (f"{word[:cut]}&#{ord(word[cut])};{word[cut + 1 :]}", "an entity inside"),
             (word.translate(_LOOKALIKES), "letters that look the same"),
             (word.translate(_FULL_WIDTH), "full-width letters"),
@@ -180,7 +181,7 @@ def empty_marks(rng: random.Random) -> Iterator[Case]:
     while True:
         word, text = rng.choice(WORDS), sentence(rng, _some(rng, 4))
         nothing = rng.choice(("", " ", rng.choice(INVISIBLE), ".", "\u00a0", "-", "&nbsp;"))
-        for inside, right in ((word, True), (nothing, False)):
+        for inside, right in ((rng.choice((word, "mark", "s 1")), True), (nothing, False)):
             label = "with something" if right else "with nothing"
             yield _case(f"<<{inside}>>\n{text}", right, f"title {label}", {"check": "has_title"})
             one: dict[str, Any] = {"relation": "at_least", "count": 1}

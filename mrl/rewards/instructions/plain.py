@@ -27,7 +27,8 @@ _STACKED = 30
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _COMMENT = re.compile(r"<!--(?:(?!<!--|-->).){0,2000}-->", re.DOTALL)
 _INLINE_TAG = re.compile(
-    r"</?(?:b|i|u|s|em|strong|span|mark|wbr|sub|sup)(?: [^<>\n]{0,100})?/?>", re.IGNORECASE
+    r"(?<!<)</?(?:b|i|u|s|em|strong|span|mark|wbr|sub|sup)(?: [a-z]{1,20}=[\"'][^\"'<>\n]{0,80}[\"']){0,4} ?/?>(?!>)",
+    re.IGNORECASE,
 )
 _SAME_SIGNS = str.maketrans(
     {

@@ -108,6 +108,18 @@ def test_checks_are_linear(name: str) -> None:
         assert time.process_time() - start < 2.0, f"{name} is slow on {piece!r}"
 
 
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("a<b and c>d", "a<b and c>d"), ("<<b>>", "<<b>>"), ("snake_case_name", "snake_case_name"), ("2 * 3 * 4", "2 * 3 * 4"),
+        ("* * *", "* * *"), ("**Bold *it* more**", "Bold it more"), ("- *item*", "- item"), ("u\u0308ber", "\u00fcber"),
+        ("\u043f\u0440\u0438\u0432\u0435\u0442 \u0430", "\u043f\u0440\u0438\u0432\u0435\u0442 \u0430"), ("\ufdfa", "\ufdfa"),
+    ],
+)  # fmt: skip
+def test_what_is_seen_of_a_text(text: str, seen: str) -> None:
+    assert Reading(text).prose == seen
+
+
 def test_checks_are_composed() -> None:
     checks = (Check("no_commas", {}), Check("num_words", {"relation": "at_most", "count": 3}))
     assert verify("three short words", checks).value == 1.0
