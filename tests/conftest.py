@@ -17,6 +17,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+SERVANTS = ("resource_tracker", "multiprocessing.forkserver", "mrl.rewards.code.sitting")
+"""multiprocessing's own, and the one that forks the exams of code tasks."""
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Every report says how many rows the tests of data sets have."""
@@ -45,10 +48,9 @@ def _orphaned_segments() -> set[str]:
 
 
 def _ends_with_us(process: psutil.Process) -> bool:
-    """multiprocessing's own servants, children of this process, stay until it ends; what they forked does not."""
+    """Servants, children of this process, stay until it ends; what they forked does not."""
     words = " ".join(_words(process))
-    servant = "resource_tracker" in words or "multiprocessing.forkserver" in words
-    return servant and process.ppid() == os.getpid()
+    return process.ppid() == os.getpid() and any(servant in words for servant in SERVANTS)
 
 
 def _words(process: psutil.Process) -> list[str]:

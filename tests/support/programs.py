@@ -1,50 +1,74 @@
-"""Programs of our own generators, run in this process: what the sandbox does for them, without a boundary."""
+"""Programs of our own generators, run in this process: what sandbox and exam do for them, without a boundary."""
 
 import contextlib
 import io
 import json
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-from mrl.rewards.code import values
-from mrl.rewards.code.runner import encode
+from mrl.rewards.code import runner
+from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.tasks import CodeTask
 
 
-def passes(program: str | None, task: CodeTask) -> bool:
-    """Whether a harmless program does what its task asks, by the verifier's own comparison."""
+def passes(program: str | None, task: CodeTask) -> bool | None:
+    """Whether a harmless program does what its task asks, as the verifier's own exam says; None where that gives
+    no verdict."""
     if program is None:
         return False
-    try:
-        return _passes(f"{task.context}\n{program}", task)
-    except Exception:
-        return False
-
-
-def _passes(source: str, task: CodeTask) -> bool:
-    if task.entry_point is None:
-        return all(_output(source, case.stdin).split() == case.stdout.split() for case in task.cases)
-    names: dict[str, Any] = {"__name__": "candidate"}
+    source = f"{task.context}\n{program}"
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(source, names)
-        function = names[task.entry_point]
-        if task.test:
-            exec(task.test, names)
-            names["check"](function)
-        return all(
-            values.same(_crossed(function(*case.args)), case.expected, tolerance=task.tolerance)
-            for case in task.cases
-        )
+        if task.entry_point is None:
+            return all(_output(source, case.stdin).split() == case.stdout.split() for case in task.cases)
+        try:
+            names: dict[str, Any] = {"__name__": "candidate"}
+            exec(source, names)
+            candidate = _Here(names[task.entry_point])
+        except Exception:
+            return False
+        with contextlib.suppress(_Concluded, Exception):
+            Exam(task).sit(candidate)
+        return candidate.result and candidate.result is Outcome.ACCEPTED
 
 
-def _crossed(value: Any) -> Any:
-    return values.decode(json.loads(json.dumps(encode(value))))
+class _Concluded(BaseException):
+    pass
+
+
+class _Here:
+    """A candidate whose values cross as they do in the sandbox."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.passed = 0
+        self.result: Outcome | None = None
+
+    def call(self, question: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(self._answer(json.loads(json.dumps(question)))))
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        arguments = [runner.decode(value) for value in question["args"]]
+        try:
+            return {"value": runner.encode(self._function(*arguments))}
+        except BaseException as error:
+            try:
+                return runner.told(error)
+            except ZeroDivisionError:  # a hostile exception ends the runner
+                self.conclude(Outcome.RUNTIME_ERROR)
+
+    def conclude(self, outcome: Outcome, reason: str = "") -> NoReturn:
+        self.result = self.result or outcome
+        raise _Concluded
+
+    def fail(self, reason: str) -> NoReturn:
+        raise _Concluded
 
 
 def _output(source: str, text: str) -> str:
     written = io.StringIO()
-    with contextlib.redirect_stdout(written), _standard_input(text):
+    with contextlib.redirect_stdout(written), _standard_input(text), contextlib.suppress(Exception):
         exec(source, {"__name__": "__main__"})
     return written.getvalue()
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.verifier_cases.case import Generator
+from benchmarks.verifier_cases.code.burdens import burdens
+from benchmarks.verifier_cases.code.exceptions import exceptions
 from benchmarks.verifier_cases.code.fences import fences
 from benchmarks.verifier_cases.code.values import values
 
-GENERATORS: dict[str, Generator] = {"fences": fences, "values": values}
+GENERATORS: dict[str, Generator] = {
+    "burdens": burdens,
+    "exceptions": exceptions,
+    "fences": fences,
+    "values": values,
+}

@@ -2,14 +2,13 @@
 of the candidate's own time.
 
 consumes      calls of the verifier
-produces      decoded replies, or CandidateEnded with the outcome; Starved where the machine leaves it open
+produces      replies, not yet decoded, or CandidateEnded with the outcome; Starved where the machine leaves it open
 waits for     the reply descriptor, standard output and error together, until the process' own time is used up
 never does    believe an exit status or printed text: they only ever explain a failure
 """
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import select
@@ -19,8 +18,8 @@ from typing import Any, NoReturn
 
 from mrl.config.sections.reward import CodeRules
 from mrl.errors import RewardError
+from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun
-from mrl.rewards.code.values import ForeignValue, decode, encode
 from mrl.rewards.frames import FrameBuffer, frame, parse_reply
 from mrl.rewards.own_time import Allowance, OwnTime, Starved
 
@@ -28,35 +27,6 @@ _READY_SECONDS = 30.0
 _LAST_SECONDS = 2.0
 _RECURSION = 3000
 _SIGSYS_STATUS = 128 + 31
-
-
-class Outcome(enum.Enum):
-    """How a candidate fared. That a verifier failed is an exception, not an outcome."""
-
-    ACCEPTED = "accepted"
-    WRONG = "wrong"
-    RUNTIME_ERROR = "runtime error"
-    TIME_LIMIT = "time limit"
-    MEMORY_LIMIT = "memory limit"
-    OUTPUT_LIMIT = "output limit"
-    FORBIDDEN = "forbidden call"
-
-
-class CandidateEnded(BaseException):
-    """The conversation is over. Not an Exception, so that a test's `except Exception` cannot swallow it."""
-
-    def __init__(self, outcome: Outcome, reason: str) -> None:
-        super().__init__(f"{outcome.value}: {reason}")
-        self.outcome = outcome
-        self.reason = reason
-
-
-class CandidateRaised(Exception):
-    """The candidate's function raised; `name` is its exception's type."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
 
 
 class Session:
@@ -82,7 +52,6 @@ class Session:
         self._replies: list[bytes] = []
         self._reply_open = True
         self._calls = 0
-        self._ended: CandidateEnded | None = None
         self._time = OwnTime(process.pid)
 
     def __enter__(self) -> Session:
@@ -108,34 +77,20 @@ class Session:
         if reply != {"loaded": True}:
             self._end(Outcome.RUNTIME_ERROR, f"the program raised {_name(reply)} while it was loaded")
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call's value. Raises CandidateRaised where the function raised, CandidateEnded where all is
-        over."""
+    def call(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one call, both as encoded. Raises CandidateEnded where all is over."""
         self._refuse_early()
         self._calls += 1
-        self._send(
-            {
-                "id": self._calls,
-                "args": [encode(value) for value in args],
-                "kwargs": {name: encode(value) for name, value in kwargs.items()},
-            }
-        )
+        self._send({"id": self._calls, **question})
         reply = self._receive()
         if reply.get("id") != self._calls or type(reply.get("id")) is not int:
             self._end(Outcome.WRONG, "an answer to another call than the one asked")
-        if "raised" in reply:
-            if reply["raised"] == "MemoryError":
-                self._end(Outcome.MEMORY_LIMIT, "MemoryError")
-            raise CandidateRaised(_name(reply))
-        try:
-            return decode(reply.get("value"))
-        except ForeignValue as error:
-            self._end(Outcome.WRONG, f"returned {error}")
+        if reply.get("raised") == "MemoryError":
+            self._end(Outcome.MEMORY_LIMIT, "MemoryError")
+        return reply
 
     def finish(self) -> None:
-        """After the last call: nothing may be left to read, and an end that a test swallowed still counts."""
-        if self._ended is not None:
-            raise self._ended
+        """After the last call: nothing may be left to read."""
         self._refuse_early()
 
     def run_as_main(self, program: str, stdin: str) -> bytes:
@@ -298,8 +253,7 @@ class Session:
         self._end(Outcome.RUNTIME_ERROR, f"the program ended with status {status} before it answered")
 
     def _end(self, outcome: Outcome, reason: str) -> NoReturn:
-        self._ended = CandidateEnded(outcome, reason)
-        raise self._ended
+        raise CandidateEnded(outcome, reason)
 
 
 def _name(reply: dict[str, Any]) -> str:

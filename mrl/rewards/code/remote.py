@@ -21,18 +21,18 @@ from typing import Any
 
 from mrl.config.sections.reward import CodeRules
 from mrl.errors import ConfigError, RewardError
-from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome
+from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in, reading_of
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.values import ForeignValue, decode, encode
 from mrl.rewards.code.verifier import verify_with
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
-from mrl.rewards.own_time import Allowance
+from mrl.rewards.own_time import PATIENCE_SECONDS, Allowance
 from mrl.samples import Verdict
 
 MAX_REPLY_BYTES = 16 * 2**20
 _ANSWER_FILE = "answer.json"
-_MARGIN_SECONDS = 10.0
+_MARGIN_SECONDS = PATIENCE_SECONDS + 5.0
+"""By the clock: a service too may be a busy machine that counts a program's own time."""
 
 
 class RemoteSession:
@@ -56,21 +56,15 @@ class RemoteSession:
     def load(self, program: str, entry_point: str) -> None:
         self._program, self._entry_point = program, entry_point
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call's value. Raises CandidateRaised, CandidateEnded, and RewardError where the service
+    def call(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one call, both as encoded. Raises CandidateEnded, and RewardError where the service
         failed."""
-        call = {"args": [encode(v) for v in args], "kwargs": {name: encode(v) for name, v in kwargs.items()}}
-        source = _call_source(self._program, self._entry_point, call)
+        source = _call_source(self._program, self._entry_point, question)
         reply = self._post(source, "", [_ANSWER_FILE])
         answer = _answer(reply.get("files"))
         if answer is None:
             raise CandidateEnded(*_outcome(reply))
-        if "raised" in answer:
-            raise CandidateRaised(str(answer["raised"])[:60])
-        try:
-            return decode(answer.get("value"))
-        except ForeignValue as error:
-            raise CandidateEnded(Outcome.WRONG, f"returned {error}") from error
+        return answer
 
     def finish(self) -> None:
         return None
@@ -81,7 +75,7 @@ class RemoteSession:
         result = reply["run_result"]
         if result.get("status") != "Finished" or result.get("return_code") != 0:
             raise CandidateEnded(*_outcome(reply))
-        written = str(result.get("stdout") or "").encode()
+        written = str(result.get("stdout") or "").encode("utf-8", "replace")
         if len(written) > self._rules.output_kib * 1024:
             raise CandidateEnded(Outcome.OUTPUT_LIMIT, f"more than {self._rules.output_kib} KiB of output")
         return written
@@ -152,8 +146,8 @@ class CodeServiceVerifier:
 
 
 def _checked(data: bytes, url: str) -> dict[str, Any]:
-    if len(data) > MAX_REPLY_BYTES:
-        raise RewardError(f"code service {url}: a reply of more than {MAX_REPLY_BYTES} bytes")
+    if len(data) > MAX_REPLY_BYTES:  # it holds what the program wrote
+        raise CandidateEnded(Outcome.OUTPUT_LIMIT, f"a reply of more than {MAX_REPLY_BYTES} bytes")
     try:
         reply = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -202,8 +196,8 @@ def _call_source(program: str, entry_point: str, call: dict[str, Any]) -> str:
             "    _arguments = [decode(value) for value in _call['args']]",
             "    _named = {name: decode(value) for name, value in _call['kwargs'].items()}",
             "    _answer = {'value': encode(_function(*_arguments, **_named))}",
-            "except Exception as error:",
-            "    _answer = {'raised': name_of(error)}",
+            "except BaseException as error:",
+            "    _answer = told(error)",
             f"with open({json.dumps(_ANSWER_FILE)}, 'w') as file:",
             "    json.dump(_answer, file)",
         ]

@@ -14,6 +14,7 @@ import sys
 
 BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
 TAGS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+TOO_DEEP = "nested too deep"
 
 
 def named(name):
@@ -27,7 +28,7 @@ def encode(value, foreign=named, depth=0):
     if kind not in BUILT_IN:
         kind = next((base for base in kind.__mro__ if base in BUILT_IN), None)
     if depth > 100:
-        return foreign("nested too deep")
+        return foreign(TOO_DEEP)
     if value is None or kind is bool:
         return value
     if kind is str:
@@ -96,8 +97,11 @@ def limit(limits):
         resource.setrlimit(getattr(resource, name), (value, value))
 
 
-def name_of(error):
-    return type(error).__name__[:60]
+def told(error):
+    """An exception as names and text; what it says of itself is not asked."""
+    kinds = [kind.__name__[:60] for kind in type(error).__mro__]
+    text = next((argument[:1000] for argument in error.args[:1] if type(argument) is str), "")
+    return {"raised": kinds[0], "bases": kinds[:20], "text": text}
 
 
 def main(requests, replies):
@@ -124,7 +128,7 @@ def serve(setup, requests, replies):
         exec(compile(setup["program"], "candidate.py", "exec"), names)
         function = names[setup["entry_point"]]
     except BaseException as error:
-        write_frame(replies, {"raised": name_of(error)})
+        write_frame(replies, told(error))
         os._exit(1)
     write_frame(replies, {"loaded": True})
     while True:
@@ -134,7 +138,7 @@ def serve(setup, requests, replies):
             named = {name: decode(value) for name, value in call["kwargs"].items()}
             answer = {"id": call["id"], "value": encode(function(*arguments, **named))}
         except BaseException as error:
-            answer = {"id": call["id"], "raised": name_of(error)}
+            answer = {"id": call["id"]} | told(error)
         write_frame(replies, answer)
 
 

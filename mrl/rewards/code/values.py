@@ -28,11 +28,14 @@ class ForeignValue(ValueError):
 
 
 def encode(value: Any) -> Any:
-    """Inputs for the candidate. Raises TypeError for a type that does not cross."""
+    """Inputs for the candidate. Raises TypeError for a type that does not cross, ValueError for a value that is
+    nested too deep."""
     return runner.encode(value, foreign=_refuse)
 
 
 def _refuse(name: str) -> NoReturn:
+    if name == runner.TOO_DEEP:
+        raise ValueError(f"an argument is {name}")
     raise TypeError(f"an argument of type {name} cannot be handed to a candidate")
 
 

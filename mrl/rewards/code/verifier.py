@@ -1,13 +1,12 @@
 """The code verifier: runs a program in the sandbox and compares what it answers with what the task expects.
 
-Three parties: the verifier (here; holds expected values and asserts, runs no candidate code), the runner
-inside the boundary, and the candidate. Asserts run here, against a proxy that sends each call into the
-sandbox.
+Four parties: the verifier (here; it passes on questions and answers and reads neither), the runner inside the
+boundary, the candidate, and the exam (`mrl.rewards.code.exam`): a process that holds expected values and asserts,
+runs no candidate code, and is killed when a value makes it take too long.
 """
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import logging
 import random
@@ -17,11 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mrl.config.sections.reward import CodeRules
-from mrl.rewards.code.candidate import CandidateEnded, CandidateRaised, Outcome, Session
+from mrl.rewards.code.candidate import Session
+from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.examiner import Examiner, examiner
+from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in, reading_of
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
-from mrl.rewards.code.values import same
 from mrl.rewards.contract import Request, RewardKind, Stage, rejected, scored
 from mrl.rewards.own_time import Allowance
 from mrl.samples import Verdict
@@ -58,7 +59,7 @@ def verify_with(
         verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
     else:
         source = source.encode("utf-8", "replace").decode()
-        run = _Run(make_session, source, task, rules, Allowance.of(seconds))
+        run = _Run(make_session, source, task, rules, Allowance.of(seconds), examiner())
         verdict = run.asserts() if task.test else run.cases()
     return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
 
@@ -69,7 +70,7 @@ class CandidateSession(Protocol):
     def __enter__(self) -> CandidateSession: ...
     def __exit__(self, *error: object) -> None: ...
     def load(self, program: str, entry_point: str) -> None: ...
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def call(self, question: dict[str, Any]) -> dict[str, Any]: ...
     def finish(self) -> None: ...
     def run_as_main(self, program: str, stdin: str) -> bytes: ...
 
@@ -81,6 +82,7 @@ class _Run:
     task: CodeTask
     rules: CodeRules
     allowance: Allowance
+    examiner: Examiner
 
     def session(self) -> CandidateSession:
         if self.allowance.left <= 0:
@@ -88,14 +90,8 @@ class _Run:
         return self.make_session(self.allowance)
 
     def asserts(self) -> Verdict:
-        """The data set's own test, run here against the proxy."""
-        try:
-            with self.session() as session:
-                session.load(self.source, self.task.entry_point or "")
-                outcome, reason = _run_test(self.task, session)
-                session.finish()
-        except CandidateEnded as ended:
-            outcome, reason = ended.outcome, ended.reason
+        """The data set's own test."""
+        _, outcome, reason = self._examined(Exam(self.task))
         return _verdict(outcome, reason, float(outcome is Outcome.ACCEPTED))
 
     def cases(self) -> Verdict:
@@ -119,70 +115,29 @@ class _Run:
 
     def _process(self, cases: Sequence[Case]) -> tuple[int, Outcome, str]:
         """Cases of one fresh process: how many passed, and the first failure."""
-        passed = 0
-        failure: tuple[Outcome, str] | None = None
+        if self.task.entry_point:
+            return self._examined(
+                Exam(dataclasses.replace(self.task, cases=tuple(cases)), self.rules.partial)
+            )
         try:
             with self.session() as session:
-                if not self.task.entry_point:
-                    return self._stdin_case(session, cases[0])
-                session.load(self.source, self.task.entry_point)
-                for case in cases:
-                    outcome, reason = self._call(session, case)
-                    passed += outcome is Outcome.ACCEPTED
-                    if outcome is not Outcome.ACCEPTED:
-                        failure = failure or (outcome, reason)
-                        if not self.rules.partial:
-                            break
-                session.finish()
+                return self._stdin_case(session, cases[0])
         except CandidateEnded as ended:
-            # Replies before a breach are not believed either: a process that cheats passes nothing.
-            passed = 0 if ended.outcome is Outcome.WRONG else passed
-            failure = failure or (ended.outcome, ended.reason)
-        outcome, reason = failure or (Outcome.ACCEPTED, "")
-        return passed, outcome, reason
+            return 0, ended.outcome, ended.reason
 
-    def _call(self, session: CandidateSession, case: Case) -> tuple[Outcome, str]:
+    def _examined(self, exam: Exam) -> tuple[int, Outcome, str]:
+        """Cases passed, outcome and reason of one fresh process with the program in it."""
         try:
-            value = session.call(case.args, dict(case.kwargs))
-        except CandidateRaised as raised:
-            return Outcome.RUNTIME_ERROR, f"raised {raised.name}"
-        right = same(value, case.expected, tolerance=self.task.tolerance)
-        return (Outcome.ACCEPTED, "") if right else (Outcome.WRONG, "another value than expected")
+            with self.session() as session:
+                session.load(self.source, self.task.entry_point or "")
+                return self.examiner.examine(exam, session, self.rules, self.allowance)
+        except CandidateEnded as ended:
+            return 0, ended.outcome, ended.reason
 
     def _stdin_case(self, session: CandidateSession, case: Case) -> tuple[int, Outcome, str]:
         written = session.run_as_main(self.source, case.stdin).decode("utf-8", "replace")
         right = _lines(written) == _lines(case.stdout)
         return (1, Outcome.ACCEPTED, "") if right else (0, Outcome.WRONG, "another output than expected")
-
-
-def _run_test(task: CodeTask, session: CandidateSession) -> tuple[Outcome, str]:
-    """Execute the trusted test with the proxy in the candidate's place."""
-    raised: list[str] = []
-
-    def proxy(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return session.call(args, kwargs)
-        except CandidateRaised as error:
-            raised.append(error.name)
-            kind = getattr(builtins, error.name, None)
-            error_type = kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
-            raise error_type("raised by the candidate") from None
-
-    names: dict[str, Any] = {"__name__": "test"}
-    try:
-        exec(compile(task.context, "context", "exec"), names)
-        names[task.entry_point or ""] = names["candidate"] = proxy
-        exec(compile(task.test, "test", "exec"), names)
-        check = names.get("check")
-        if check is not None:
-            check(proxy)
-    except AssertionError:
-        return Outcome.WRONG, "an assertion failed"
-    except Exception as error:  # the data set's test met a value it did not expect
-        if raised:
-            return Outcome.RUNTIME_ERROR, f"raised {raised[-1]}"
-        return Outcome.WRONG, f"the test ended with {type(error).__name__}"
-    return Outcome.ACCEPTED, "the test passed"
 
 
 def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from mrl.config.sections.reward import CodeRules
+from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify
@@ -156,6 +157,7 @@ HARMLESS = {
 def host_is_unchanged() -> Iterator[None]:
     """No process, file, cgroup, socket or mount is left by any attack of this file."""
     find_boundary()
+    examiner()
     before = _host()
     yield
     deadline = time.monotonic() + 5.0

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.reward import CodeRules, RewardSection
-from mrl.rewards.code.candidate import CandidateEnded, Outcome, Session
+from mrl.rewards.code.candidate import Session
+from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.own_time import Allowance

@@ -1,0 +1,175 @@
+"""Exams: what crosses between a test and the candidate, and what a value can do to the process that reads it."""
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.verifier_cases.case import Generator, take
+from benchmarks.verifier_cases.code import GENERATORS
+from benchmarks.verifier_cases.code.burdens import burdens
+from benchmarks.verifier_cases.code.exceptions import exceptions
+from mrl.config.sections.reward import CodeRules
+from mrl.errors import RewardError
+from mrl.rewards.code import exam
+from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.examiner import Examiner
+from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.program import program_in
+from mrl.rewards.code.tasks import Case, CodeTask, parse_task
+from mrl.rewards.code.values import decode, encode, same
+from mrl.rewards.code.verifier import verify
+from mrl.rewards.own_time import Allowance
+from tests.support.programs import passes
+
+
+def raising(case: Case, tolerance: float, candidate: Any) -> Any:
+    """A comparison whose exceptions are nobody's."""
+    answer = candidate.call({"args": [encode(value) for value in case.args], "kwargs": {}})
+    right = same(decode(answer.get("value")), case.expected, tolerance=tolerance)
+    return None if right else (Outcome.WRONG, "")
+
+
+PATIENT = CodeRules(seconds=60.0, cpu_seconds=60.0)
+
+
+def errors(generator: Generator, count: int) -> list[str]:
+    """Labels of the generated programs that get a wrong verdict, or none."""
+    wrong = set()
+    for case in take(generator, count):
+        task = parse_task(case.ground_truth, place="generated")
+        if not case.settings and passes(program_in(case.response, task), task) is not case.right:
+            wrong.add(case.label)
+    return sorted(wrong)
+
+
+def test_generated_exceptions_never_end_a_test_early() -> None:
+    assert errors(exceptions, 1500) == []
+
+
+def test_generated_values_are_the_programs() -> None:
+    assert errors(burdens, 900) == []
+
+
+MUTATIONS: dict[str, tuple[Generator, str, Any]] = {
+    "ends of loops cross": (exceptions, "_ENDS_OF_LOOPS", ()),
+    "every exception crosses": (exceptions, "_named", lambda source, known: (Exception,)),
+    "none crosses": (exceptions, "_named", lambda source, known: ()),
+    "by its own name alone": (exceptions, "_BUILT_IN", {"RuntimeError": RuntimeError}),
+    "what a test lets out is its own": (
+        burdens,
+        "_ended",
+        lambda error, proxy, candidate: candidate.fail(""),
+    ),
+    "a comparison may raise": (burdens, "_fault", raising),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_generator_finds_a_planted_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, attribute, replacement = MUTATIONS[name]
+    monkeypatch.setattr(exam, attribute, replacement)
+    assert errors(generator, 600) != []
+
+
+def asserts(body: str) -> CodeTask:
+    return parse_task({"entry_point": "f", "test": f"def check(candidate):\n    {body}\n"}, place="x")
+
+
+HUGE = "def f(x):\n    return 10 ** 15_000"
+ROWS = "def f(x):\n    return [[1]]"
+NESTED = "def f(x):\n    v = []\n    for _ in range(90): v = [v]\n    return v"
+HEAVY = {
+    "a power": (HUGE, "assert 3 ** candidate(1) % 7 == 1", "time limit: no end"),
+    "hidden": (HUGE, "try:\n        assert sum(range(candidate(1)))\n    except BaseException: pass", "time limit: no end"),
+    "that much text": (HUGE, "assert ' ' * (candidate(1) % 2**40 + 2**33)", "memory limit: in the test"),
+    "digits": (HUGE, "assert str(candidate(1)) == '1'", "wrong: the test ended with ValueError"),
+    "float": (HUGE, "assert float(candidate(1)) == 1.0", "wrong: the test ended with OverflowError"),
+    "elements": (ROWS, "assert set(candidate(1)) == {1}", "wrong: the test ended with TypeError"),
+    "deeper": (NESTED, "v = candidate(1)\n    for _ in range(20): v = [v]\n    candidate(v)", "wrong: the test ended with ValueError"),
+    "a crash": (ROWS, "import os\n    candidate(1)\n    os.kill(os.getpid(), 11)", "wrong: the test of what was returned ended its process with status -11"),
+}  # fmt: skip
+"""What a trusted test does with a plain value, and what is said of the program."""
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_a_test_does_with_a_value_is_the_programs(name: str) -> None:
+    program, body, reason = HEAVY[name]
+    rules = CodeRules(seconds=2.0, cpu_seconds=2.0) if "time" in reason else PATIENT
+    verdict = verify(program, asserts(body), rules)
+    assert verdict.value == 0.0
+    assert verdict.reason.startswith(reason), verdict.reason
+
+
+def test_a_comparison_that_raises_is_the_programs() -> None:
+    task = parse_task({"entry_point": "f", "cases": [{"args": [1], "expected": {"1": 1}}]}, place="x")
+    verdict = verify("def f(x):\n    return {10 ** 5000: 1}", task, PATIENT)
+    assert verdict.value == 0.0
+    assert verdict.reason == "wrong: returned what cannot be compared (ValueError)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["pass", "assert False", "candidate(1)\n    import nothing_of_that_name", "candidate(lambda: 1)",
+     "import os\n    os._exit(0)", "import os\n    candidate(1)\n    os._exit(3)"],
+)  # fmt: skip
+def test_a_task_that_cannot_be_judged_is_no_verdict(body: str) -> None:
+    with pytest.raises(RewardError, match="code verifier"):
+        verify("def f(x):\n    return x", asserts(body), PATIENT)
+
+
+@pytest.mark.parametrize(
+    ("program", "body"),
+    [
+        ("def f(x):\n    return {frozenset({x})}", "assert {hash(s) for s in candidate(1)} == {hash(frozenset({1}))}"),
+        ("import collections\nf = collections.Counter", "assert candidate('aa') == {'a': 2}"),
+        ("def f(x):\n    return x / 3", "import numpy\n    assert numpy.isclose(candidate(1), 1 / 3)"),
+    ],
+)  # fmt: skip
+def test_values_are_what_the_tests_own_equality_says(program: str, body: str) -> None:
+    verdict = verify(program, asserts(body), PATIENT)
+    assert verdict.value == 1.0, verdict.reason
+
+
+def test_a_signature_without_a_body_is_context() -> None:
+    raw = {"entry_point": "f", "prompt": "def f(x):", "test": "assert f(2) == 3"}
+    assert verify("    return x + 1", parse_task(raw, place="x"), PATIENT).value == 1.0
+
+
+def test_generated_programs_in_the_sandbox() -> None:
+    """A few of every generator, as they are run: the rest of each is above, without a boundary."""
+    for generator in GENERATORS.values():
+        for case in take(generator, 12, seed=1):
+            task = parse_task(case.ground_truth, place="generated")
+            program = program_in(case.response, task)
+            assert program is not None or not case.right
+            if program is not None:
+                verdict = verify(program, task, PATIENT.model_copy(update=dict(case.settings)))
+                assert verdict.value == float(case.right), (case.label, verdict.reason)
+
+
+class Gone:
+    """A candidate that ends at its first call."""
+
+    def call(self, question: dict[str, Any]) -> dict[str, Any]:
+        raise CandidateEnded(Outcome.FORBIDDEN, "at the first call")
+
+    def finish(self) -> None:
+        return None
+
+
+def test_processes_end_with_their_exams() -> None:
+    """One that is given up is killed, and the server ends with whoever it works for."""
+    before = {child.pid for child in psutil.Process().children()}
+    own = Examiner()
+    (server,) = (child for child in psutil.Process().children() if child.pid not in before)
+    for _ in range(3):
+        result = own.examine(Exam(asserts("candidate(1)")), Gone(), PATIENT, Allowance.of(60.0))
+        assert result == (0, Outcome.FORBIDDEN, "at the first call")
+    deadline = time.monotonic() + 60.0
+    while server.children() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.children() == []
+    del own
+    assert server.wait(60.0) in (0, None)
