@@ -30,10 +30,13 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.collect import Collector, RewardWorkers
+from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
+from mrl.loops.in_flight import InFlight, RewardWorkers
 from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
+from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.pool import RewardPool
@@ -60,13 +63,13 @@ class Parts:
     tokenizer: Any
     clock: PhaseClock
 
-    def collector(self, reward_workers: RewardWorkers | None = None) -> Collector:
-        return Collector(
+    def in_flight(self) -> InFlight:
+        """Groups in the making over the engines and the reward workers."""
+        return InFlight(
             self.hybrid.rollout,
-            reward_workers or self.reward_workers,
+            self.reward_workers,
             decoder(self.tokenizer, end_of_text(self.tokenizer, self.config.model.path)),
-            clock=self.clock,
-            deadline_seconds=self.config.loop.phase_deadline_seconds,
+            run_seed=self.config.run.seed,
         )
 
     def loop(
@@ -75,19 +78,17 @@ class Parts:
         checkpoints: Checkpoints,
         *,
         should_stop: Callable[[], str | None] = lambda: None,
-    ) -> OnPolicyLoop:
-        """The on-policy loop at its first step."""
-        return OnPolicyLoop(
-            self.config,
-            self.hybrid,
-            self.collector(),
-            GroupSupply(self.config, self.dataset.stream(self.config.run.seed)),
-            self.dataset.validation_prompts(self.config.loop.validation.num_prompts),
-            recorder,
-            checkpoints,
-            should_stop=should_stop,
-            throughput=self.throughput(),
-        )
+    ) -> OnPolicyLoop | StreamLoop:
+        """The configured schedule at its first step."""
+        config, in_flight = self.config, self.in_flight()
+        deadline, prompts = config.loop.phase_deadline_seconds, self.dataset.stream(config.run.seed)
+        collector = Collector(in_flight, clock=self.clock, deadline_seconds=deadline)
+        common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
+        more: dict[str, Any] = {"should_stop": should_stop, "throughput": self.throughput()}
+        if config.loop.schedule == "stream":
+            producer = Producer(config, prompts, in_flight)
+            return StreamLoop(config, self.hybrid, collector, producer, *common, **more)
+        return OnPolicyLoop(config, self.hybrid, collector, GroupSupply(config, prompts), *common, **more)
 
     def throughput(self) -> Throughput:
         """How tokens and operations of a step are told, with the peak of the slowest of the devices."""
@@ -162,7 +163,12 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
             config,
             TrainGroup(config, placement, clock, **options),
             RolloutGroup(
-                config, placement, clock, sleeps=config.rollout.enable_sleep_mode and gpus, **options
+                config,
+                placement,
+                clock,
+                sleeps=config.rollout.enable_sleep_mode and gpus,
+                by_index=config.loop.deterministic or config.loop.schedule == "on_policy",
+                **options,
             ),
             clock,
             offloads=config.training.offloads(gpus=gpus),

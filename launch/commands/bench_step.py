@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from mrl.config.root import Config
+from mrl.errors import ConfigError
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.learn import denominators
-from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
+from mrl.loops.schedule import Schedule
 from mrl.observe import metrics_log
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import Round
@@ -31,7 +32,10 @@ from mrl.training.batch import pack
 
 
 def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
-    """Medians of `num_steps` steps and floors after one warm-up of each, in seconds, and their ratio."""
+    """Medians of `num_steps` steps and floors after one warm-up of each, in seconds, and their ratio. ConfigError for a
+    schedule without such a floor."""
+    if config.loop.schedule != "on_policy":
+        raise ConfigError(f"mrl bench step measures loop.schedule = on_policy, not {config.loop.schedule}")
     quiet = {
         "validation": {"every_steps": 0, "before_training": False, "after_training": False, "num_prompts": 1}
     }
@@ -50,7 +54,7 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
 
 
 class _Bench:
-    def __init__(self, parts: Parts, loop: OnPolicyLoop) -> None:
+    def __init__(self, parts: Parts, loop: Schedule) -> None:
         self._parts, self._loop = parts, loop
         self._groups: Sequence[Group] = ()
 

@@ -6,19 +6,21 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
 from mrl.data.load import load_validation
 from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.errors import ConfigError, DataError
 from mrl.loops.collect import Collector
+from mrl.loops.in_flight import InFlight
 from mrl.loops.validate import validate
 from mrl.observe.phases import PhaseClock
 from mrl.observe.samples_log import write_all
 from mrl.rewards.pool.pool import RewardPool
-from mrl.rollout.request import Response, Round
+from mrl.rollout.request import Request, Response, Round
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Group
 from mrl.training.checkpoint.folder import digest
@@ -93,13 +95,11 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
         with RewardPool(
             config.reward, group_size=max(1, config.loop.validation.num_samples)
         ) as reward_workers:
-            collector = Collector(
-                _OneEngine(engine),
-                reward_workers,
-                decoder(tokenizer, ends),
-                clock=PhaseClock(),
-                deadline_seconds=config.loop.phase_deadline_seconds,
+            in_flight = InFlight(
+                _OneEngine(engine), reward_workers, decoder(tokenizer, ends), run_seed=config.run.seed
             )
+            deadline = config.loop.phase_deadline_seconds
+            collector = Collector(in_flight, clock=PhaseClock(), deadline_seconds=deadline)
             return validate(collector, prompts, config, on_sampled=sampled.extend)
     finally:
         engine.close()
@@ -111,8 +111,18 @@ class _OneEngine:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
-    def submit(self, requested: Round) -> None:
-        self._engine.submit(requested.requests())
+    def submit(self, requested: Iterable[Round | Request]) -> None:
+        for each in requested:
+            self._engine.submit(each.requests() if isinstance(each, Round) else [each])
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         return self._engine.poll(timeout_seconds)
+
+    def park(self) -> list[Response]:
+        return self._engine.park()
+
+    def under_way(self) -> Sequence[Any]:
+        return ()
+
+    def where(self, prompt: int) -> str:
+        return "the engine"

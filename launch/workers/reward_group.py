@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError
@@ -47,8 +47,8 @@ class RewardActor:
     def collect(self) -> list[tuple[str, Verdict]]:
         return self._pool.collect(COLLECT_SECONDS)
 
-    def flush_groups(self) -> None:
-        self._pool.flush_groups()
+    def flush_groups(self, prompts: Collection[int]) -> None:
+        self._pool.flush_groups(prompts)
 
     def close(self) -> None:
         """Ends the pool, after a line in the log about its verdicts."""
@@ -103,9 +103,9 @@ class RewardGroup(ActorGroup[RewardActor]):
         """All verdicts that are there; waits for the first ones at most `timeout_seconds`."""
         return [verdict for node in self.pull(RewardActor.collect, timeout_seconds) for verdict in node]
 
-    def flush_groups(self) -> None:
-        """Starts group verifiers on incomplete groups on all nodes."""
-        self.on_all(RewardActor.flush_groups)
+    def flush_groups(self, prompts: Collection[int]) -> None:
+        """Starts group verifiers on the incomplete groups of these prompts on all nodes."""
+        self.on_all(RewardActor.flush_groups, prompts)
 
     def close(self) -> None:
         """Ends the pools, then the actors; one that is gone already is not an error here."""

@@ -97,7 +97,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         import ray
 
         self._go_on()
-        heads = [ticks[0] for ticks in self._ticks if ticks]
+        heads = self.under_way()
         if not heads:
             return []
         with self._clock.waiting():
@@ -108,6 +108,15 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         responses = self._arrived(list(batches.values()))
         self._go_on()
         return responses
+
+    def under_way(self) -> list[ObjectRef[ResponseBatch]]:
+        """The next call of each engine that has work; when one ends, a poll has something to take."""
+        return [ticks[0] for ticks in self._ticks if ticks]
+
+    def where(self, prompt: int) -> str:
+        """The engine that has a prompt's requests, by name."""
+        engine = self._router.engine_of(prompt)
+        return "no engine" if engine is None else self.name(engine)
 
     def park(self) -> list[Response]:
         """Takes all requests out of all engines: those that finished on the way, the others PARKED with their tokens so

@@ -83,12 +83,13 @@ class Objective:
         """[N] what the ratio is taken against, detached.
 
         A token of an earlier version was sampled by weights that are gone: only the engine's log-prob tells what they
-        gave it, and against that ratio and clip see how far the policy has moved since.
+        gave it, and against that ratio and clip see how far the policy has moved since. Decoupled, the ratio sees the
+        step's own movement alone, and the correction's weight all that went before.
         """
         if self._config.old_logprobs == "rollout":
             return _array(inputs, "rollout_logprobs", "the rollout (old_logprobs = rollout)").detach()
         own = self._own_logprobs(inputs).detach()
-        if age is None:
+        if age is None or self._config.old_logprobs == "decoupled":
             return own
         rollout = _array(inputs, "rollout_logprobs", "the rollout (some tokens are of an earlier version)")
         return torch.where(age > 0, rollout.detach(), own)

@@ -43,10 +43,6 @@ RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
     MathsRules: {("extraction", "hashes"): "gsm8k", ("extraction", "whole"): "whole_response"},
     AlgorithmSection: {
         ("old_logprobs", "sampler"): "rollout",
-        (
-            "old_logprobs",
-            "decoupled",
-        ): "auto, with a correction.kind (truncated is the usual one) for the weights",
     },
 }
 """Section -> (setting, a former value of it) -> today's value."""

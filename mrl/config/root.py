@@ -15,8 +15,12 @@ from mrl.config.sections.reward import RewardSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.run import RunSection
 from mrl.config.sections.sft import SftSection
+from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection
+
+UNCLIPPED = frozenset({"reinforce", "topr", "kimi15"})
+"""Losses that leave some tokens' ratio unbounded, or have none."""
 
 
 class Config(Section):
@@ -42,6 +46,8 @@ class Config(Section):
     """The weight sync."""
     loop: LoopSection = LoopSection()
     """Order and amount of work."""
+    stream: StreamSection = StreamSection()
+    """How far generation runs ahead, with loop.schedule stream."""
     launch: LaunchSection = LaunchSection()
     """Processes and machines."""
     logging: LoggingSection = LoggingSection()
@@ -105,6 +111,39 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _stream_fits(self) -> "Config":
+        stream, loop = self.stream, self.loop
+        if loop.schedule == "on_policy":
+            if stream != StreamSection():
+                raise ValueError(
+                    "stream: only read with loop.schedule = stream; set it, or remove the section"
+                )
+            return self
+        if stream.window > loop.prompts_per_step:
+            raise ValueError(
+                f"stream.window = {stream.window} is larger than a batch, loop.prompts_per_step = {loop.prompts_per_step}: more "
+                "overtaking only trains short responses first; raise stream.max_age instead"
+            )
+        on_policy = stream.max_age == 0 and stream.sync_every == 1
+        if on_policy and self.launch.engine_slots:
+            raise ValueError(
+                f"stream.max_age = 0 with launch.engine_slots = {self.launch.engine_slots}: engines and trainer would wait for each "
+                "other on slots of their own; set max_age 1 or more, sync_every above 1, or engine_slots 0"
+            )
+        if loop.deterministic and not (on_policy and self.algorithm.filter is None):
+            raise ValueError(
+                "loop.deterministic = true with loop.schedule = stream needs stream.max_age 0, sync_every 1 and no "
+                "algorithm.filter: else an engine's batches depend on when responses finish"
+            )
+        if not on_policy and self.algorithm.ignores_age:
+            raise ValueError(
+                f"stream.max_age = {stream.max_age} with algorithm.loss.name = {self.algorithm.loss.name}: the loss has no "
+                "ratio, so that tokens of earlier versions would be trained as if the newest had sampled them; set "
+                "algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_age 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> "Config":
         if self.rollout.max_response_tokens >= self.model.max_length:
             raise ValueError(
@@ -116,6 +155,18 @@ class Config(Section):
     @property
     def warnings(self) -> list[str]:
         """What works and is probably not meant; a run's start and its capacity estimate print it."""
+        return [*self._quantisation_warnings(), *self._stream_warnings()]
+
+    def _stream_warnings(self) -> list[str]:
+        name, max_age = self.algorithm.loss.name, self.stream.max_age
+        if max_age <= 2 or name not in UNCLIPPED:
+            return []
+        return [
+            f"stream.max_age = {max_age} with algorithm.loss.name = {name}: nothing bounds how far tokens of earlier versions "
+            "move the policy; a clipped loss is the usual choice beyond 2"
+        ]
+
+    def _quantisation_warnings(self) -> list[str]:
         if self.rollout.quantization == "none":
             return []
         setting, warnings = f"rollout.quantization = {self.rollout.quantization}", []

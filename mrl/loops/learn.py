@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
-from mrl.loops import mismatch, nan_guard
+from mrl.loops import mismatch, nan_guard, staleness
 from mrl.loops.checkpoints import Saver
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
@@ -47,6 +48,10 @@ class Trainer(Saver, Protocol):
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]: ...
 
     def step(self) -> dict[str, float]: ...
+
+    def meanwhile(self, pump: Callable[[], Iterable[Any]]) -> AbstractContextManager[None]:
+        """While it lasts, waiting for the ranks pumps; it waits for what a pump returns, too."""
+        ...
 
 
 @dataclasses.dataclass
@@ -95,7 +100,8 @@ class Learner:
         """The packed batch with reference log-probs and values by the trainer; where they need a pass of their own, also
         with old log-probs, and the engine's distance from those."""
         batch, temperature = pack(step.groups), self._config.rollout.temperature
-        arrays = {"age": ages(batch, policy_versions(step.groups), version=step.version)}
+        batch = batch.with_arrays(age=ages(batch, policy_versions(step.groups), version=step.version))
+        arrays: dict[str, np.ndarray] = {}
         with self._clock.phase("recompute"):
             if self._recomputes_policy(step):
                 policy = self._train.forward(
@@ -174,7 +180,7 @@ class Learner:
             margin=loop.router_margin,
         )
         mismatch.check(measured, loop.max_rollout_mismatch, version=step.version)
-        return measured
+        return measured | staleness.by_age(batch, policy["logprobs"])
 
     def _recomputes_policy(self, step: Step) -> bool:
         """Whether the step makes a pass for the policy's log-probs; while only the critic learns, no update measures the engine."""

@@ -5,7 +5,7 @@
 | generate, reward | prompts of the stream | scored groups | Collector (engines, reward pool) |
 | filter | scored groups | groups to train on, surplus for the next step | GroupSupply |
 | recompute, estimate, update | groups | weights v + 1, metrics | Learner (learn.py) |
-| save | groups, state of version v + 1 | samples, checkpoint where one is due | Books, Checkpoints |
+| save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, Checkpoints |
 | sync | weights v + 1 | engines at version v + 1 | Hybrid |
 
 The checkpoint comes before the weight sync because the trainer's memory belongs to the engines after it; with
@@ -17,33 +17,17 @@ Every wait inside has a deadline and names its phase.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mrl.config.root import Config
-from mrl.loops import nan_guard
-from mrl.loops.books import Books, Throughput
-from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.learn import Learner, Step, Trainer
-from mrl.loops.recorder import Recorder
-from mrl.samples import Group, Prompt
+from mrl.loops.learn import Step
+from mrl.loops.schedule import Engines, Schedule
 
 
-class Engines(Protocol):
-    """Trainer and engines on the same slots."""
-
-    @property
-    def train(self) -> Trainer: ...
-
-    def sync(self, version: int) -> dict[str, float]: ...
-
-    def rest(self) -> None: ...
-
-
-class OnPolicyLoop:
-    """Runs steps until the configured number, or until `should_stop` names a reason."""
+class OnPolicyLoop(Schedule):
+    """The engines generate a step's groups, then rest while the trainer learns from them."""
 
     def __init__(
         self,
@@ -51,52 +35,27 @@ class OnPolicyLoop:
         engines: Engines,
         collector: Collector,
         supply: GroupSupply,
-        validation_prompts: Sequence[Prompt],
-        recorder: Recorder,
-        checkpoints: Checkpoints,
-        *,
-        should_stop: Callable[[], str | None] = lambda: None,
-        throughput: Throughput = lambda lengths, metrics: {},
+        *rest: Any,
+        **more: Any,
     ) -> None:
-        self._config, self._engines = config, engines
-        self._collector, self._supply, self._should_stop = collector, supply, should_stop
-        self._learner = Learner(config, engines.train, recorder.clock)
-        self._books = Books(
-            config, engines.train, collector, validation_prompts, recorder, checkpoints, throughput=throughput
-        )
-        self._clock = recorder.clock
-        self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
-        """Called with each step's groups; for measurements."""
-        self.next_step = 1
-        """Number of the next step; steps count from 1, step 0 is the starting point."""
-
-    @property
-    def version(self) -> int:
-        """The policy's version: the number of steps that are done."""
-        return self.next_step - 1
-
-    def run(self) -> str:
-        """All remaining steps after start(); returns why it ended ("done" or the reason to stop)."""
-        return self._books.run(self, self._should_stop)
+        """The further arguments are a Schedule's."""
+        super().__init__(config, engines, collector, supply, *rest, **more)
+        self._supply = supply
 
     def start(self) -> None:
-        """The first weight sync."""
         self._engines.sync(self.version)
 
     def step(self) -> None:
-        """The eight phases once. BadNumbers, with the samples written down, where a number is NaN or infinite."""
-        step = self._books.begin(self.next_step, self.version)
-        try:
+        step = self._begin()
+        with self._bad_samples_named(step):
             self._collect(step)
-            self._books.commit_pending()
+            self._commit_pending()
             self._learner.learn(step)
-        except nan_guard.BadNumbers as error:
-            self._books.bad_numbers(step, error)
-            raise
         self.next_step += 1
         self._save(step)
         self._sync(step)
-        self._books.close(step)
+        self._measure(step)
+        self._write_row(step.number, step.metrics)
 
     def _collect(self, step: Step) -> None:
         """Phases generate, reward and filter: the step's groups, after which the engines rest."""
@@ -106,36 +65,9 @@ class OnPolicyLoop:
         step.metrics |= supplied.metrics
         self.on_batch(step.groups)
 
-    def _save(self, step: Step) -> None:
-        """Samples, and a checkpoint where one is due: before the sync, because the trainer's memory is the engines' after it."""
-        with self._clock.phase("save"):
-            self._books.samples(step)
-            if self._books.saves(step.number):
-                self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
-
     def _sync(self, step: Step) -> None:
         with self._clock.phase("sync"):
             step.metrics |= self._engines.sync(self.version)
 
-    def stop(self) -> None:
-        """Saves, because the run ends before its last step."""
+    def _leave_engines(self) -> None:
         self._engines.rest()
-        with self._clock.phase("save"):
-            self._save_checkpoint({}, goes_on=False)
-
-    def _save_checkpoint(self, row: Mapping[str, float], *, goes_on: bool) -> None:
-        """`row`: the metrics of the step so far; its own row is written after the weight sync, which a death may prevent."""
-        state = {
-            "next_step": self.next_step,
-            "supply": self._supply.state(),
-            "algorithm": self._learner.state(),
-            "row": dict(row),
-        }
-        self._books.save(self.version, state, goes_on=goes_on)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues from a checkpoint's state."""
-        self.next_step = int(state["next_step"])
-        self._supply.restore(state["supply"])
-        self._learner.restore(state["algorithm"])
-        self._books.restore_row(self.version, state.get("row", {}))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
-PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
+PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "park", "save", "sync")
 """The order of a step; start_up, validate and shutdown lie outside it."""
 Event = Literal["enter", "wait", "leave"]
 

@@ -59,5 +59,5 @@ class Admission:
         ready = ledger.batch(self.batch, window=self.window)
         if len(ready) == self.batch:
             return ready
-        finished = self.is_spent(ledger) and not ledger.entries(State.SAMPLING, State.JUDGING)
+        finished = self.is_spent(ledger) and not ledger.entries(State.MAKING)
         return ready if finished else None

@@ -2,8 +2,7 @@
 
 | state | waits for | then |
 |---|---|---|
-| sampling | responses | judging |
-| judging | verdicts | kept, or freed: filtered, or given up where no sample has a reward |
+| making | responses and verdicts | kept, or freed: filtered, or given up where no sample has a reward |
 | kept | its turn in a batch | taken |
 | taken | the version made of it, on the engines | freed: trained |
 
@@ -26,8 +25,7 @@ from mrl.errors import PoolError
 class State(enum.Enum):
     """What a group that holds a slot is."""
 
-    SAMPLING = "sampling"
-    JUDGING = "judging"
+    MAKING = "making"
     KEPT = "kept"
     TAKEN = "taken"
 
@@ -48,7 +46,7 @@ class Entry:
     """Of its prompt."""
     admitted_at: int
     """The version that the engines served then: no token of the group is older."""
-    state: State = State.SAMPLING
+    state: State = State.MAKING
     overtaken: int = 0
     """Later groups that were taken before it."""
     handle: int = -1
@@ -99,18 +97,14 @@ class Ledger:
         self.next_index += count
         return indices
 
-    def answered(self, index: int) -> None:
-        """All responses of the group are there."""
-        self._move(index, State.SAMPLING, State.JUDGING)
-
     def keep(self, index: int, handle: int) -> None:
         """The group is worth training on; its samples lie in the store."""
-        self._move(index, State.JUDGING, State.KEPT)
+        self._move(index, State.MAKING, State.KEPT)
         self._entries[index].handle = handle
 
     def drop(self, index: int, end: End) -> None:
         """A judged group that is not trained on."""
-        self._free(self._expect(index, State.JUDGING), end)
+        self._free(self._expect(index, State.MAKING), end)
         self.fruitless += 1
 
     def batch(self, count: int, *, window: int = 1) -> list[int]:

@@ -32,6 +32,10 @@ class Router:
         if not self._unfinished[prompt]:
             del self._unfinished[prompt], self._engine_of[prompt]
 
+    def engine_of(self, prompt: int) -> int | None:
+        """The engine of a prompt's unfinished requests; None without any."""
+        return self._engine_of.get(prompt)
+
     def load(self, engine: int) -> int:
         """Unfinished requests of an engine."""
         return self._load[engine]

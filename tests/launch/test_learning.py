@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
+from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
@@ -87,9 +88,9 @@ class ShuffledRewards:
         self._whole = False
         self._pool.submit_all(pairs)
 
-    def flush_groups(self) -> None:
+    def flush_groups(self, prompts: Collection[int]) -> None:
         self._whole = True
-        self._pool.flush_groups()
+        self._pool.flush_groups(prompts)
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         self._held += self._pool.collect(timeout_seconds)
@@ -126,9 +127,8 @@ def run(
     recorder = Recorder(config, folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool:
         reward_workers = ShuffledRewards(pool) if shuffled else pool
-        collector = Collector(
-            hybrid.rollout, reward_workers, decoder(tokenizer), clock=clock, deadline_seconds=120
-        )
+        in_flight = InFlight(hybrid.rollout, reward_workers, decoder(tokenizer), run_seed=config.run.seed)
+        collector = Collector(in_flight, clock=clock, deadline_seconds=120)
         supply = GroupSupply(config, dataset.stream(0))
         prompts = dataset.validation_prompts(NUM_ROWS)
         loop = OnPolicyLoop(

@@ -24,6 +24,7 @@ from mrl.launch.workers.rollout_group import TICK_STEPS
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
+from mrl.loops.in_flight import InFlight
 from mrl.loops.mismatch import measure
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
@@ -90,9 +91,8 @@ def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) 
     supply = GroupSupply(config, load_data(config.data, config.reward, tokenizer).stream(0))
     recorder = Recorder(config, run_folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as reward_workers:
-        collector = Collector(
-            hybrid.rollout, reward_workers, decoder(tokenizer), clock=clock, deadline_seconds=60
-        )
+        in_flight = InFlight(hybrid.rollout, reward_workers, decoder(tokenizer), run_seed=config.run.seed)
+        collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         try:
             OnPolicyLoop(
                 config, Continued(hybrid), collector, supply, [], recorder, Checkpoints(config, run_folder)

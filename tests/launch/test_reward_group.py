@@ -92,7 +92,7 @@ def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path:
         verdicts = collect(rewards, 24)
         assert {k for k, v in verdicts.items() if v.value == 1.0} == {f"{n}.3" for n in range(6)}
         assert rewards.collect(0.1) == [], "the seventh group is not whole"
-        rewards.flush_groups()
+        rewards.flush_groups([6])
         assert {k: v.value for k, v in collect(rewards, 2).items()} == {"6.0": 0.0, "6.1": 1.0}
         (reward,) = reward_processes()
         actor = reward.parent()

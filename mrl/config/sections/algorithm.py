@@ -231,9 +231,10 @@ class AlgorithmSection(Section):
     """KL to the reference policy."""
     entropy: EntropySection = EntropySection()
     """Entropy bonus."""
-    old_logprobs: Literal["auto", "recomputed", "rollout"] = "auto"
-    """What the ratio is taken against: the trainer's log-probs, by a pass of their own (recomputed) or only
-    where one is needed (auto), or the engine's."""
+    old_logprobs: Literal["auto", "recomputed", "rollout", "decoupled"] = "auto"
+    """What the ratio is taken against. auto: the trainer's log-probs, by a pass of their own only where one is needed, and the
+    engine's for tokens of earlier versions; recomputed: the same, always by a pass; rollout: the engine's; decoupled: the
+    trainer's for every token, while `correction` weighs tokens of earlier versions (decoupled PPO, arXiv 2110.00641)."""
     correction: Correction = NoCorrection()
     """Weights exp(old - engine log-prob) against the difference between trainer and engine."""
     shaping: ShapingSection = ShapingSection()
@@ -264,6 +265,11 @@ class AlgorithmSection(Section):
         return self.old_logprobs == "recomputed" or not one or self.kl.location == "reward"
 
     @property
+    def ignores_age(self) -> bool:
+        """Whether nothing in the loss tells a token of an earlier version from one of today's."""
+        return self.loss.name == "reinforce" and self.old_logprobs != "decoupled"
+
+    @property
     def needs_values(self) -> bool:
         """Whether a critic is trained."""
         return self.estimator.name == "gae"
@@ -275,6 +281,11 @@ class AlgorithmSection(Section):
             raise ValueError(
                 f"correction.kind = {kind} with old_logprobs = rollout: the ratio already holds the difference "
                 "to the engine; choose correction off, or old_logprobs auto"
+            )
+        if self.old_logprobs == "decoupled" and kind == "off":
+            raise ValueError(
+                "old_logprobs = decoupled with correction.kind = off: nothing would weigh tokens of earlier versions, which "
+                "would be trained as if the newest had sampled them; choose a correction (truncated), or old_logprobs auto"
             )
         return self
 

@@ -1,8 +1,13 @@
 """Order and amount of work."""
 
-from pydantic import Field
+from typing import Annotated, Literal
 
-from mrl.config.sections.base import Section
+from pydantic import BeforeValidator, Field
+
+from mrl.config.sections.base import Section, named
+
+SCHEDULES = Literal["on_policy", "stream"]
+Schedule = Annotated[SCHEDULES, BeforeValidator(named("schedule", SCHEDULES))]
 
 
 class ValidationSection(Section):
@@ -46,8 +51,10 @@ class CheckpointSection(Section):
 
 
 class LoopSection(Section):
-    """The on-policy loop."""
+    """Steps of training, and the order of their phases."""
 
+    schedule: Schedule = "on_policy"
+    """on_policy: a step generates, then trains; stream: generation runs ahead by at most stream.max_age versions."""
     steps: int = Field(default=100, ge=0)
     """Steps of the loop: each generates, rewards, updates and syncs once."""
     prompts_per_step: int = Field(default=32, ge=1)

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from mrl.config.sections.reward import RewardPart, RewardSection, RewardSpec
@@ -102,9 +102,9 @@ class RewardPool:
             self._uncollected.difference_update(sample_id for sample_id, _ in verdicts)
             return verdicts
 
-    def flush_groups(self) -> None:
-        """Start group verifiers on the groups that are incomplete: no more of their samples will come."""
-        for key in list(self._waiting_groups):
+    def flush_groups(self, prompts: Collection[int]) -> None:
+        """Start group verifiers on the incomplete groups of these prompts: no more of their samples will come."""
+        for key in [key for key in self._waiting_groups if key[0] in prompts]:
             self._start_group(key)
         self._dispatcher.wake()
 

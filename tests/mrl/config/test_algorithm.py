@@ -89,6 +89,7 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"correction": {"high": 2.0}}, "high needs a correction.kind.*: truncated, icepop"),
         ({"kl": {"location": "loss", "kind": "k1", "coefficient": 0.1}}, "write kl.kind: k2"),
         ({"old_logprobs": "rollout", "correction": {"kind": "icepop"}}, "already holds the difference"),
+        ({"old_logprobs": "decoupled"}, "nothing would weigh tokens of earlier versions"),
         (
             {"estimator": {"name": "gdpo"}, "kl": {"location": "reward", "coefficient": 1}},
             "no use for kl.location = reward",

@@ -243,7 +243,6 @@ OLD_NAMES = {
     "algorithm.kl.place=loss": "algorithm.kl.place: the setting is renamed to location",
     "algorithm.kl.times_ratio=true": "algorithm.kl.times_ratio: the setting is renamed to unbiased",
     "algorithm.old_logprobs=sampler": "algorithm.old_logprobs: 'sampler' is renamed to rollout",
-    "algorithm.old_logprobs=decoupled": "algorithm.old_logprobs: 'decoupled' is renamed to auto, with a correction",
     "algorithm.shaping.missing_end_penalty=1": "missing_end_penalty: the setting is renamed to missing_eos_penalty",
     "algorithm.shaping_by_domain={sums: {missing_end_penalty: 1}}": "sums.missing_end_penalty: the setting is renamed",
     "loop.max_sampler_mismatch=1": "loop.max_sampler_mismatch: the setting is renamed to max_rollout_mismatch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
+from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Request, Response, Round
 from mrl.samples import Prompt, Sample, Status, Verdict
@@ -45,8 +46,9 @@ class ScriptedRollout:
         self._at_once, self._status = at_once, status
         self._open: list[Request] = []
 
-    def submit(self, requested: Round) -> None:
+    def submit(self, asked: Iterable[Round]) -> None:
         assert not self._open, "a round is handed in while another one runs"
+        (requested,) = asked
         self.rounds.append(requested)
         self._open = requested.requests()
 
@@ -78,7 +80,7 @@ class ScriptedRewards:
         sample = self._waiting.pop()
         return [(sample.sample_id, verdict_of(self.reward(sample.prompt_index, sample.sample_index)))]
 
-    def flush_groups(self) -> None:
+    def flush_groups(self, prompts: Collection[int]) -> None:
         self._flushed = True
 
 
@@ -97,9 +99,7 @@ class Scripted:
 
     def collector_of(self, *, deadline_seconds: float) -> Collector:
         return Collector(
-            self.rollout,
-            self.rewards,
-            lambda tokens: ["text" for _ in tokens],
+            InFlight(self.rollout, self.rewards, lambda tokens: ["text" for _ in tokens], run_seed=0),
             clock=self.clock,
             deadline_seconds=deadline_seconds,
         )

@@ -5,9 +5,11 @@ It samples, computes log-probs and takes gradient steps for real; only the engin
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,11 @@ from mrl.data.stream import PromptStream
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
+from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
+from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
@@ -35,6 +40,7 @@ from mrl.samples import (
     Prompt,
     Role,
     Sample,
+    Status,
     TrainBatch,
     Verdict,
     VerdictKind,
@@ -82,6 +88,7 @@ class TableRanks:
         self._saving: Any = None
         self.called: list[str] = []
         """The passes over the model, in order."""
+        self._pump: Callable[[], Any] | None = None
 
     def forward(self, batch: TrainBatch, *, role: Role, **options: Any) -> dict[str, np.ndarray]:
         self.called.append(f"forward {role}")
@@ -105,6 +112,8 @@ class TableRanks:
         if self.dies is not None:
             raise self.dies
         self.called.append("update")
+        for _ in range(3 if self._pump else 0):
+            self._pump()
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
         found = {"logprobs": logprobs.detach().numpy()}
@@ -128,6 +137,12 @@ class TableRanks:
             self.table -= self._lr * self._gradient
         return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
 
+    @contextlib.contextmanager
+    def meanwhile(self, pump: Callable[[], Any]) -> Iterator[None]:
+        self._pump = pump
+        yield
+        self._pump = None
+
     def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None:
         self._saving = path, (dict(state), self.table.detach().clone())
         if not beside:
@@ -143,44 +158,89 @@ class TableRanks:
         path.mkdir(parents=True)
 
 
+@dataclasses.dataclass
+class _Open:
+    """A request that the engines hold."""
+
+    request: Request
+    rng: np.random.Generator
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+
+
 class TableEngines:
     """The trainer's table, and the copy that responses are sampled from until the next sync."""
 
     def __init__(self, config: Config) -> None:
         self.train = TableRanks(config)
         self.version, self._table = -1, self.train.table
-        self._responses: list[Response] = []
+        self.open: dict[str, _Open] = {}
+        self._lengths: dict[str, int] = {}
+        """Of each response as a whole, drawn with its first request."""
+        self.tokens_per_poll = LONGEST
+        """Of every request that is at work; below LONGEST responses finish at different polls."""
+        self.at_once = 1 << 30
+        """Requests at work; the others wait."""
         self.damage = torch.zeros(VOCAB, VOCAB)
         """Added to what a sync moves."""
         self.dies: Exception | None = None
         """What the next sync raises."""
+        self.rests = False
 
     def sync(self, version: int) -> dict[str, float]:
+        assert not self.open, "a response would mix versions"
         if self.dies is not None:
             raise self.dies
         self.version, self._table = version, self.train.table.detach().clone() + self.damage
+        self.rests = False
         return {}
 
     def rest(self) -> None:
-        pass
+        assert not self.open
+        self.rests = True
 
-    def submit(self, requested: Round) -> None:
-        self._responses = [self._response(r) for r in requested.requests()]
+    def submit(self, requested: Iterable[Round | Request]) -> None:
+        assert not self.rests, "the engines gave their memory away"
+        for each in requested:
+            for request in each.requests() if isinstance(each, Round) else [each]:
+                opened = self.open[request.request_id] = _Open(request, np.random.default_rng(request.seed))
+                if not request.attempt:
+                    self._lengths[request.request_id] = int(opened.rng.integers(1, LONGEST + 1))
 
     def poll(self, timeout_seconds: float) -> list[Response]:
-        responses, self._responses = self._responses, []
-        return responses
+        for _ in range(self.tokens_per_poll):
+            for opened in [o for o in self.open.values() if not self._has_ended(o)][: self.at_once]:
+                self._step(opened)
+        ended = [name for name, opened in self.open.items() if self._has_ended(opened)]
+        return [self._response(self.open.pop(name), Status.FINISHED) for name in ended]
 
-    def _response(self, request: Request) -> Response:
-        rng, last = np.random.default_rng(request.seed), int(request.prompt_tokens[-1])
-        tokens, logprobs = [], []
-        for _ in range(int(rng.integers(1, LONGEST + 1))):
-            row = self._table[last].log_softmax(-1).double()
-            probabilities = row.exp().numpy()
-            last = int(rng.choice(VOCAB, p=probabilities / probabilities.sum()))
-            tokens.append(last)
-            logprobs.append(float(row[last]))
-        return make_response(request, tokens, logprobs=logprobs, version=self.version)
+    def park(self) -> list[Response]:
+        parked = [self._response(opened, Status.PARKED) for opened in self.open.values()]
+        self.open.clear()
+        return parked
+
+    def under_way(self) -> Sequence[Any]:
+        return ()
+
+    def where(self, prompt: int) -> str:
+        return "the table"
+
+    def _has_ended(self, opened: _Open) -> bool:
+        request = opened.request
+        return len(request.own_tokens) + len(opened.tokens) >= self._lengths[request.request_id]
+
+    def _step(self, opened: _Open) -> None:
+        last = opened.tokens[-1] if opened.tokens else int(opened.request.engine_prompt()[-1])
+        row = self._table[last].log_softmax(-1).double()
+        probabilities = row.exp().numpy()
+        token = int(opened.rng.choice(VOCAB, p=probabilities / probabilities.sum()))
+        opened.tokens.append(token)
+        opened.logprobs.append(float(row[token]))
+
+    def _response(self, opened: _Open, status: Status) -> Response:
+        return make_response(
+            opened.request, opened.tokens, logprobs=opened.logprobs, version=self.version, status=status
+        )
 
 
 class EvenIsRight:
@@ -198,7 +258,7 @@ class EvenIsRight:
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
 
-    def flush_groups(self) -> None:
+    def flush_groups(self, prompts: Collection[int]) -> None:
         pass
 
 
@@ -209,28 +269,28 @@ class TableRun:
         self, config: Config, *, first_step: int = 0, should_stop: Callable[[], str | None] = lambda: None
     ) -> None:
         self.engines, clock, self._config = TableEngines(config), PhaseClock(), config
+        self.rewards = EvenIsRight()
         self.train = self.engines.train
         self.groups: list[Sequence[Group]] = []
         """Of each step."""
         self._folder = RunFolder(config.run_folder)
-        collector = Collector(
-            self.engines,
-            EvenIsRight(),
-            lambda tokens: ["" for _ in tokens],
-            clock=clock,
-            deadline_seconds=60,
-        )
-        prompts = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
-        self.loop = OnPolicyLoop(
-            config,
-            self.engines,
-            collector,
-            GroupSupply(config, PromptStream(prompts, seed=1)),
-            [],
-            Recorder(config, self._folder, clock, first_step=first_step),
-            Checkpoints(config, self._folder),
-            should_stop=should_stop,
-        )
+        in_flight = InFlight(self.engines, self.rewards, lambda tokens: ["" for _ in tokens], run_seed=0)
+        collector = Collector(in_flight, clock=clock, deadline_seconds=60)
+        rows = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
+        prompts = PromptStream(rows, seed=1)
+        recorder = Recorder(config, self._folder, clock, first_step=first_step)
+        common = [], recorder, Checkpoints(config, self._folder)
+        self.loop: OnPolicyLoop | StreamLoop
+        if config.loop.schedule == "stream":
+            self.producer = Producer(config, prompts, in_flight)
+            self.loop = StreamLoop(
+                config, self.engines, collector, self.producer, *common, should_stop=should_stop
+            )
+        else:
+            supply = GroupSupply(config, prompts)
+            self.loop = OnPolicyLoop(
+                config, self.engines, collector, supply, *common, should_stop=should_stop
+            )
         self.loop.on_batch = self.groups.append
 
     def finished(self) -> str:

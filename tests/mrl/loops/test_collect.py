@@ -58,11 +58,11 @@ def test_who_does_not_answer_in_time_is_named(silent: str, tmp_path: Path) -> No
     script = Scripted(tmp_path, {})
     if silent == "rollout":
         script.rollout.silent, error = True, RolloutError
-        message = r"12 of 12 responses \(first: \['5.0', '5.1', '5.2'\]\) .* in phase generate"
+        message = r"12 responses of 3 prompts \(first: \['5.0', '5.1', '5.2'\]\) .* in phase generate"
     else:
         script.rewards.silent, error = True, RewardError
         script.rollout = ScriptedRollout(at_once=12)
-        message = r"12 of 12 verdicts .* in phase reward"
+        message = r"12 verdicts of 3 prompts .* in phase reward"
     collector = script.collector_of(deadline_seconds=-1.0)
     with pytest.raises(error, match=message):
         collector.round(PROMPTS, sampling_of(script.config))

@@ -94,7 +94,6 @@ def test_a_window_lets_ready_groups_overtake_a_counted_number_of_times() -> None
     ledger = Ledger()
     ledger.admit(6, version=0)
     for index in (1, 2, 3, 4):
-        ledger.answered(index)
         ledger.keep(index, handle=index)
     assert [ledger.batch(2, window=w) for w in (1, 2, 3)] == [[], [1], [1, 2]]
     ledger.take([1, 2], version=0)
@@ -105,12 +104,9 @@ def test_a_window_lets_ready_groups_overtake_a_counted_number_of_times() -> None
 def test_a_spent_budget_ends_in_fewer_groups_when_nobody_is_on_the_way() -> None:
     ledger, admission = Ledger(), Admission(batch=2, most_fruitless=1)
     ledger.admit(admission.room(ledger), version=0)
-    for index in (0, 1):
-        ledger.answered(index)
     ledger.drop(0, End.FILTERED)
     assert admission.room(ledger) == 1 and admission.next_batch(ledger) is None
     (index,) = ledger.admit(1, version=0)
-    ledger.answered(index)
     ledger.drop(index, End.FILTERED)
     assert admission.room(ledger) == 0 and admission.next_batch(ledger) is None, "group 1 is on its way"
     ledger.keep(1, handle=0)

@@ -111,7 +111,6 @@ class World:
             if self._left[index] <= 0:
                 del self._left[index]
                 self.finish_order.append(index)
-                self.ledger.answered(index)
                 self._judging[index] = self._dice.randint(0, 5)
 
     def _judge(self) -> None:
@@ -174,7 +173,7 @@ class World:
     def check(self) -> None:
         """Order, and each prompt exactly once."""
         taken = [index for batch in self.batches for index in batch]
-        alive = {e.index for e in self.ledger.entries(State.SAMPLING, State.JUDGING, State.KEPT)}
+        alive = {e.index for e in self.ledger.entries(State.MAKING, State.KEPT)}
         assert set(self._gone.values()) <= {1}, "a group was trained or dropped twice"
         assert alive | set(self._gone) == set(range(self.ledger.next_index)) and not alive & set(self._gone)
         for fate in (End.FILTERED, End.GIVEN_UP):

@@ -211,7 +211,7 @@ def test_incomplete_groups_are_scored_after_a_flush(make_pair: Any) -> None:
     with RewardPool(plugin("native_group", group=True), group_size=4) as pool:
         pool.submit(*make_pair(0, "7", "7", sample_index=0))
         assert pool.collect(0.2) == []
-        pool.flush_groups()
+        pool.flush_groups([0])
         assert [v.value for _, v in pool.collect(60.0)] == [1.0]
 
 

@@ -1,0 +1,170 @@
+"""Groups in the making: prompts that were asked, the responses that came, the verdicts on them.
+
+| event | comes from | leads to |
+|---|---|---|
+| a prompt is asked | a schedule | requests to the engines |
+| a response is whole | engines, in one or more segments (mrl/rollout/drafts.py) | a sample, to the reward workers |
+| a verdict | reward workers | a whole group, once all are there |
+
+Nothing in here waits longer than it is told, so that a schedule may look after other things meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mrl.rollout.drafts import Drafts, whole_sample
+from mrl.rollout.request import Request, Response, Round, Sampling, request_id, sample_of
+from mrl.samples import Group, Prompt, Sample, Status, Verdict
+
+Decode = Callable[[list[np.ndarray]], list[str]]
+
+
+class Rollout(Protocol):
+    """The engines as a schedule needs them."""
+
+    def submit(self, requested: Iterable[Round | Request]) -> None: ...
+
+    def poll(self, timeout_seconds: float) -> list[Response]: ...
+
+    def park(self) -> list[Response]: ...
+
+    def under_way(self) -> Sequence[Any]:
+        """Calls of the engines, for whoever waits for their end."""
+        ...
+
+    def where(self, prompt: int) -> str:
+        """The engine that has a prompt's requests, by name."""
+        ...
+
+
+class RewardWorkers(Protocol):
+    """The reward pool as a schedule needs it."""
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None: ...
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]: ...
+
+    def flush_groups(self, prompts: Collection[int]) -> None: ...
+
+
+@dataclasses.dataclass(slots=True)
+class _Making:
+    """One group."""
+
+    prompt: Prompt
+    size: int
+    samples: dict[str, Sample] = dataclasses.field(default_factory=dict)
+    verdicts: dict[str, Verdict] = dataclasses.field(default_factory=dict)
+
+    def ids(self) -> list[str]:
+        return [request_id(self.prompt.index, number) for number in range(self.size)]
+
+
+class InFlight:
+    """All groups in the making over one set of engines and reward workers; prompts have different indices."""
+
+    def __init__(
+        self, rollout: Rollout, reward_workers: RewardWorkers, decode: Decode, *, run_seed: int
+    ) -> None:
+        self._rollout, self._reward_workers, self._decode = rollout, reward_workers, decode
+        self._drafts = Drafts(run_seed)
+        self._making: dict[int, _Making] = {}
+        self.newest_version = -1
+        """Of the tokens that came since whoever reads it set it to -1."""
+
+    # -- to the engines ------------------------------------------------------------------------------------------
+
+    def ask(self, prompts: Sequence[Prompt], sampling: Sampling, *, also: Sequence[Request] = ()) -> None:
+        """Hands in a request for each response to these prompts, and those of `also`, all at once."""
+        requested = Round.of(prompts, sampling)
+        self._drafts.ask(requested.requests())
+        self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
+        self._rollout.submit([*also, requested])
+
+    def park(self) -> list[Response]:
+        """Takes every unfinished request out of the engines; what came so far of each that is parked now."""
+        self._answered(self._rollout.park())
+        return self._drafts.parked()
+
+    def resubmitted(self) -> list[Request]:
+        """The requests that go on with what is parked, for `ask`; nothing is parked any more."""
+        return self._drafts.resubmit()
+
+    def under_way(self) -> Sequence[Any]:
+        """The engines' calls whose end is worth a poll."""
+        return self._rollout.under_way()
+
+    def where(self, index: int) -> str:
+        """The engine that has a group's requests, by name."""
+        return self._rollout.where(index)
+
+    def num_context(self, response: Response) -> int:
+        """Tokens that an engine computes before it goes on with a parked response."""
+        return len(self._making[sample_of(response.request_id)[0]].prompt.tokens) + len(response.tokens)
+
+    # -- what comes ----------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_seconds: float) -> None:
+        """Takes the responses and verdicts that are there, or the first ones within the time."""
+        asks_engines = len(self._drafts) > len(self._drafts.parked())
+        if asks_engines:
+            self._answered(self._rollout.poll(timeout_seconds))
+        self.collect(0.0 if asks_engines else timeout_seconds)
+
+    def collect(self, timeout_seconds: float) -> None:
+        """Takes the verdicts that are there, or the first ones within the time."""
+        for name, verdict in self._reward_workers.collect(timeout_seconds):
+            self._making[sample_of(name)[0]].verdicts[name] = verdict
+
+    def flush_groups(self, indices: Collection[int]) -> None:
+        """No more samples of these groups will come."""
+        self._reward_workers.flush_groups(indices)
+
+    def _answered(self, responses: Sequence[Response]) -> None:
+        whole = self._drafts.take(responses)
+        texts = self._decode([response.tokens for response in whole])
+        arrived = []
+        for response, text in zip(whole, texts, strict=True):
+            index, number = sample_of(response.request_id)
+            making = self._making[index]
+            sample = whole_sample(making.prompt, number, response, text)
+            making.samples[response.request_id] = sample
+            arrived.append((sample, making.prompt))
+            self.newest_version = max(self.newest_version, int(sample.policy_versions.max(initial=-1)))
+        self._reward_workers.submit_all(arrived)
+        if failed := {s.prompt_index for s, _ in arrived if s.status in (Status.FAILED, Status.ABORTED)}:
+            self.flush_groups([i for i in failed if len(self._making[i].samples) == self._making[i].size])
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._making
+
+    def num_unanswered(self, indices: Iterable[int]) -> int:
+        """Samples of these groups without a response."""
+        return sum(self._making[i].size - len(self._making[i].samples) for i in indices)
+
+    def num_unjudged(self, indices: Iterable[int]) -> int:
+        """Samples of these groups without a verdict."""
+        return sum(self._making[i].size - len(self._making[i].verdicts) for i in indices)
+
+    def missing(self, indices: Iterable[int]) -> tuple[list[str], list[str]]:
+        """(ids of the samples of these groups without a response, those without a verdict)."""
+        groups = [self._making[index] for index in indices]
+        unanswered = [name for making in groups for name in making.ids() if name not in making.samples]
+        return unanswered, [n for making in groups for n in making.ids() if n not in making.verdicts]
+
+    def whole(self) -> list[int]:
+        """Indices of the groups that have all verdicts, smallest first."""
+        return sorted(i for i, making in self._making.items() if len(making.verdicts) == making.size)
+
+    def take(self, index: int) -> Group:
+        """A whole group, with its verdicts; it is not in the making any more."""
+        making = self._making.pop(index)
+        samples = (making.samples[name].with_verdict(making.verdicts[name]) for name in making.ids())
+        return Group(making.prompt, tuple(samples))

@@ -1,0 +1,223 @@
+"""The producer: keeps as many groups on their way as admission allows, and books what becomes of them.
+
+| done in a pump | by |
+|---|---|
+| prompts are admitted and asked | Admission, Ledger, InFlight |
+| responses go to the reward workers, verdicts come back | InFlight |
+| whole groups are filtered; those worth training on are stored, the others give their slot back | Screen, Store, Ledger |
+
+A pump does what can be done now and returns. Around a weight sync the producer is paused: unfinished responses are parked,
+nothing is asked, and `resume` goes on with both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.data.stream import PromptStream
+from mrl.errors import RolloutError
+from mrl.loops.collect import sampling_of, trainable
+from mrl.loops.group_json import from_json, to_json
+from mrl.loops.in_flight import InFlight
+from mrl.loops.screen import Screen
+from mrl.loops.staleness import ages_of
+from mrl.pool.admission import Admission
+from mrl.pool.ledger import End, Ledger, State
+from mrl.pool.store import MemoryStore, Store
+from mrl.samples import Group, Prompt
+
+COUNTS: tuple[str, ...] = (
+    "stream/parked",
+    "stream/park_seconds",
+    "stream/reprefill_tokens",
+    "stream/restarted",
+)
+"""Added up from one step's groups to the next."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """The groups of one step and what is told of them."""
+
+    groups: list[Group]
+    """In prompt order; fewer than a batch, possibly none, where the budget is spent."""
+    served_version: int
+    """The newest version on the tokens that came since the weight sync to the version that is trained; -1 without such a
+    sync, or such tokens."""
+    metrics: dict[str, float]
+
+
+def admission_of(config: Config) -> Admission:
+    """The rule of a run; without a filter nothing is admitted in the place of a group without a reward, as under on_policy."""
+    batch, section = config.loop.prompts_per_step, config.algorithm.filter
+    limit = batch if section is None else min(section.max_rounds * batch, section.max_prompts)
+    return Admission(
+        batch=batch,
+        max_age=config.stream.max_age,
+        window=config.stream.window,
+        sync_every=config.stream.sync_every,
+        most_fruitless=max(0, limit - batch),
+    )
+
+
+class Producer:
+    """One run's, over its stream of prompts."""
+
+    def __init__(
+        self, config: Config, prompts: PromptStream, in_flight: InFlight, store: Store | None = None
+    ) -> None:
+        self._config, self._prompts, self._in_flight = config, prompts, in_flight
+        self._store: Store = store or MemoryStore()
+        self._screen, self._sampling = Screen(config), sampling_of(config)
+        self._ledger, self._admission = Ledger(), admission_of(config)
+        self._served = -1
+        """The version of the engines; -1 before the first weight sync."""
+        self._paused = True
+        self._restarted: list[int] = []
+        """Groups whose responses a restored checkpoint does not hold."""
+        self._counts = dict.fromkeys(COUNTS, 0.0)
+
+    # -- between two weight syncs --------------------------------------------------------------------------------
+
+    def pump(self, timeout_seconds: float = 0.0) -> Sequence[Any]:
+        """Whatever can be done now; waits for the first responses at most so long. Nothing while it is paused.
+
+        Returns what a caller may wait for before the next pump, as the engines know it.
+        """
+        if self._paused:
+            return ()
+        if room := self._admission.room(self._ledger):
+            self._in_flight.ask(self._admit(room), self._sampling)
+        self._in_flight.poll(timeout_seconds)
+        self._book()
+        return self._in_flight.under_way()
+
+    def take(self, version: int) -> Batch | None:
+        """The next groups, given to the step that trains `version`; None while they are on their way."""
+        indices = self._admission.next_batch(self._ledger)
+        if indices is None:
+            return None
+        dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
+        judged = self._store.get(self._ledger.take(indices, version=version))
+        self._screen.book(judged)
+        groups = trainable(judged)
+        metrics = self._screen.close(groups, version=version, effort=f"{len(indices) + dropped} prompts")
+        metrics |= {
+            "group/resampled": float(dropped),
+            "group/surplus": float(len(self._ledger.entries(State.KEPT))),
+            "stream/slots_used": float(used),
+        }
+        served = self._in_flight.newest_version if version == self._served else -1
+        return Batch(groups, served, metrics | ages_of(groups, version) | self._take_counts())
+
+    def is_ready(self) -> bool:
+        """Whether `take` has groups."""
+        return self._admission.next_batch(self._ledger) is not None
+
+    def waiting_for(self) -> str:
+        """The oldest group that no step has taken, and what it lacks."""
+        head = self._ledger.head()
+        if head is None:
+            return "no group is on its way"
+        text = f"the oldest of {self._ledger.on_the_way} groups is {head.index}, {head.state.value}"
+        if head.index in self._in_flight:
+            unanswered, unjudged = self._in_flight.missing([head.index])
+            text += f": {len(unanswered)} responses missing{_named(unanswered, self._in_flight.where(head.index))}"
+            text += f", {len(unjudged)} verdicts missing (first: {unjudged[:3]})"
+        return f"{text}; admitted at version {head.admitted_at}, the engines serve {self._served}"
+
+    # -- around a weight sync ------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Takes every unfinished response out of the engines; by stream.in_flight it is parked or waited for."""
+        if self._paused:
+            return
+        start, self._paused = time.monotonic(), True
+        if self._config.stream.in_flight == "drain":
+            self._drain()
+        parked = self._in_flight.park()
+        self._book()
+        self._count("stream/parked", len(parked))
+        self._count("stream/reprefill_tokens", sum(self._in_flight.num_context(r) for r in parked))
+        self._count("stream/park_seconds", time.monotonic() - start)
+
+    def commit(self, version: int) -> None:
+        """The engines serve `version`: what it was made of gives its slots back."""
+        self._store.release(self._ledger.commit(version))
+        self._served = version
+
+    def resume(self) -> None:
+        """Goes on with what was parked, and admits; all in one message. Nothing where it is not paused."""
+        if not self._paused:
+            return
+        start, self._paused, self._in_flight.newest_version = time.monotonic(), False, -1
+        prompts = [self._prompts.prompt_at(index) for index in self._restarted]
+        prompts += self._admit(self._admission.room(self._ledger))
+        self._restarted = []
+        self._in_flight.ask(prompts, self._sampling, also=self._in_flight.resubmitted())
+        self._count("stream/park_seconds", time.monotonic() - start)
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + self._config.loop.phase_deadline_seconds
+        making = [entry.index for entry in self._ledger.entries(State.MAKING)]
+        while self._in_flight.num_unanswered(making):
+            self._in_flight.poll(1.0)
+            if time.monotonic() > deadline:
+                raise RolloutError(f"stream.in_flight = drain: {self.waiting_for()}")
+
+    # -- parts of a pump -----------------------------------------------------------------------------------------
+
+    def _admit(self, count: int) -> list[Prompt]:
+        prompts = self._prompts.take(count)
+        admitted = self._ledger.admit(count, version=self._served)
+        assert admitted == [prompt.index for prompt in prompts], "ledger and stream of prompts have parted"
+        return prompts
+
+    def _book(self) -> None:
+        for index in self._in_flight.whole():
+            if index not in self._ledger:
+                continue  # a validation's
+            group = self._in_flight.take(index)
+            if self._screen.kept([group]):
+                self._ledger.keep(index, self._store.put(group))
+            else:
+                self._screen.book([group])
+                self._ledger.drop(index, End.FILTERED if trainable([group]) else End.GIVEN_UP)
+
+    def _count(self, name: str, value: float) -> None:
+        self._counts[name] += value
+
+    def _take_counts(self) -> dict[str, float]:
+        counts, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
+        return counts
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Position in the data, ledger, and the groups that wait for their step, as JSON values. Of groups in the making only
+        their index: a run that goes on from here asks them anew."""
+        kept = self._ledger.entries(State.KEPT)
+        groups = self._store.get([entry.handle for entry in kept])
+        return {
+            "stream": self._prompts.state(),
+            "ledger": self._ledger.state(),
+            "kept": [to_json(group) for group in groups],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._prompts.restore(state["stream"])
+        self._ledger.restore(state["ledger"])
+        for entry in self._ledger.entries(State.TAKEN):
+            entry.handle = -1  # its samples are trained
+        for entry, group in zip(self._ledger.entries(State.KEPT), state["kept"], strict=True):
+            entry.handle = self._store.put(from_json(group, self._prompts.prompt_at))
+        self._restarted = [entry.index for entry in self._ledger.entries(State.MAKING)]
+        self._count("stream/restarted", len(self._restarted))
+
+
+def _named(names: Sequence[str], engine: str) -> str:
+    return f" (first: {list(names[:3])} on {engine})" if names else ""

@@ -1,0 +1,199 @@
+"""What all schedules do alike: steps until the end, and after each its row, samples, validation and checkpoint where one is due.
+
+A schedule (on_policy.py, stream.py) has the phases of a step and their order.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mrl.config.root import Config
+from mrl.loops import nan_guard
+from mrl.loops.checkpoints import Checkpoints
+from mrl.loops.collect import Collector
+from mrl.loops.learn import Learner, Step, Trainer
+from mrl.loops.recorder import Recorder
+from mrl.loops.validate import validate
+from mrl.samples import Group, Prompt
+
+
+class Engines(Protocol):
+    """Trainer and engines, on the same slots or on slots of their own."""
+
+    @property
+    def train(self) -> Trainer: ...
+
+    def sync(self, version: int) -> dict[str, float]: ...
+
+    def rest(self) -> None: ...
+
+
+class Supply(Protocol):
+    """Where a schedule's groups come from, as far as checkpoints go."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Schedule(abc.ABC):
+    """Runs steps until the configured number, or until `should_stop` names a reason."""
+
+    def __init__(
+        self,
+        config: Config,
+        engines: Engines,
+        collector: Collector,
+        supply: Supply,
+        validation_prompts: Sequence[Prompt],
+        recorder: Recorder,
+        checkpoints: Checkpoints,
+        *,
+        should_stop: Callable[[], str | None] = lambda: None,
+        throughput: Callable[
+            [np.ndarray, Mapping[str, float]], dict[str, float]
+        ] = lambda lengths, metrics: {},
+    ) -> None:
+        self._config, self._engines, self._train = config, engines, engines.train
+        self._collector, self._validation_prompts, self._source = collector, validation_prompts, supply
+        self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
+        self._checkpoints, self._throughput = checkpoints, throughput
+        self._learner = Learner(config, self._train, self._clock)
+        self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
+        """Called with each step's groups; for measurements."""
+        self._row_seconds = 0.0
+        self.next_step = 1
+        """Number of the next step; steps count from 1, step 0 is the starting point."""
+
+    @property
+    def version(self) -> int:
+        """The policy's version: the number of steps that are done."""
+        return self.next_step - 1
+
+    def run(self) -> str:
+        """All remaining steps after start(), the starting point's validation before the first; returns why it ended ("done" or
+        the reason to stop)."""
+        if self.version == 0 and self._config.loop.validation.before_training:
+            self._write_row(0, self._validate(0))
+        while self.next_step <= self._config.loop.steps:
+            self.step()
+            if reason := self._should_stop():
+                self._leave_engines()
+                with self._clock.phase("save"):
+                    self._save_checkpoint({}, goes_on=False)
+                return reason
+        self._checkpoints.finish(self._train)
+        return "done"
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """The first weight sync."""
+
+    @abc.abstractmethod
+    def step(self) -> None:
+        """One step. BadNumbers, with the samples written down, where a number is NaN or infinite."""
+
+    @abc.abstractmethod
+    def _leave_engines(self) -> None:
+        """The engines have nothing left to do, and the trainer is there for a checkpoint."""
+
+    # -- parts of a step -----------------------------------------------------------------------------------------
+
+    def _begin(self) -> Step:
+        self._clock.step = self.next_step
+        self._clock.take_waited()
+        return Step(self.next_step, self.version)
+
+    @contextlib.contextmanager
+    def _bad_samples_named(self, step: Step) -> Iterator[None]:
+        """Writes the samples down whose numbers end the run."""
+        try:
+            yield
+        except nan_guard.BadNumbers as error:
+            self._recorder.bad_samples(step.number, error.groups or step.groups, error)
+            raise
+
+    def _commit_pending(self) -> None:
+        """The checkpoint of the step before, if it is written beside this one; generating left time for its files."""
+        if self._checkpoints.pending:
+            with self._clock.phase("save"):
+                self._checkpoints.poll(self._train)
+
+    def _save(self, step: Step) -> None:
+        """Samples, and a checkpoint where one is due: before the sync, because the trainer's memory may be the engines' after it."""
+        with self._clock.phase("save"):
+            self._recorder.samples(step.number, step.groups)
+            if self._save_due(step.number):
+                self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
+
+    def _measure(self, step: Step) -> None:
+        """The step's times, and the validation where one is due."""
+        self._measure_time(step)
+        if self._validation_due(step.number):
+            step.metrics |= self._validate(step.number)
+
+    def _measure_time(self, step: Step) -> None:
+        """Seconds of the phases and of the step, without saving; rates; and what the driver's thread did itself: a step,
+        saving and the row before it included, less the waits for others."""
+        metrics, seconds = step.metrics, time.monotonic() - step.started
+        metrics |= self._clock.take()
+        metrics["time/step_seconds"] = seconds - metrics["time/save_seconds"]
+        lengths = step.batch.lengths() if step.batch is not None else np.zeros(0, np.int64)
+        metrics |= self._throughput(lengths, metrics)
+        own = seconds + self._row_seconds - self._clock.take_waited()
+        metrics["perf/driver_seconds"] = own
+        metrics["perf/driver_frac"] = own / (seconds + self._row_seconds)
+        metrics["perf/driver_cpu_seconds"] = time.thread_time() - step.worked
+
+    def _write_row(self, number: int, metrics: dict[str, float]) -> None:
+        start = time.monotonic()
+        self._recorder.row(number, metrics)
+        self._checkpoints.export_due()
+        self._row_seconds = time.monotonic() - start
+
+    # -- what is due ---------------------------------------------------------------------------------------------
+
+    def _save_due(self, number: int) -> bool:
+        section = self._config.loop.checkpoint
+        return self._due(number, section.every_steps, at_end=section.at_end)
+
+    def _validation_due(self, number: int) -> bool:
+        section = self._config.loop.validation
+        return self._due(number, section.every_steps, at_end=section.after_training)
+
+    def _due(self, number: int, every: int, *, at_end: bool) -> bool:
+        return (every > 0 and number % every == 0) or (at_end and number == self._config.loop.steps)
+
+    def _validate(self, number: int) -> dict[str, float]:
+        if not self._validation_prompts:
+            return {}
+        start = time.monotonic()
+        metrics, groups = validate(self._collector, self._validation_prompts, self._config)
+        self._recorder.samples(number, groups, kind="validation")
+        self._clock.take()
+        return metrics | {"time/validate_seconds": time.monotonic() - start}
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, row: Mapping[str, float], *, goes_on: bool) -> None:
+        """`row`: the metrics of the step so far; its own row is written after the weight sync, which a death may prevent."""
+        state = {
+            "next_step": self.next_step,
+            "supply": self._source.state(),
+            "algorithm": self._learner.state(),
+            "row": dict(row),
+        }
+        self._checkpoints.save(self._train, step=self.version, state=state, goes_on=goes_on)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from a checkpoint's state."""
+        self.next_step = int(state["next_step"])
+        self._source.restore(state["supply"])
+        self._learner.restore(state["algorithm"])
+        self._recorder.restore_row(self.version, state.get("row", {}))

@@ -1,0 +1,169 @@
+"""Which judged groups are worth training on, and the account of them that a step's row tells."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.algorithms import filtering
+from mrl.config.root import Config
+from mrl.config.sections.algorithm import FilterSection
+from mrl.errors import RewardError, RolloutError
+from mrl.loops import nan_guard
+from mrl.loops.collect import has_reward, trainable
+from mrl.samples import Group, Status, VerdictKind
+
+log = logging.getLogger(__name__)
+
+
+class Screen:
+    """The filter of a run, and what went through it since the last step was closed."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._booked: list[Group] = []
+        self._account = filtering.Account()
+
+    @property
+    def num_booked(self) -> int:
+        """Groups since the last step was closed."""
+        return len(self._booked)
+
+    def newest_version(self) -> int:
+        """Of their tokens; -1 without any."""
+        return int(np.max([_policy_versions(group).max(initial=-1) for group in self._booked], initial=-1))
+
+    def kept(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups worth training on, with the samples that have a reward. BadNumbers for rewards that are no numbers."""
+        nan_guard.check_rewards(groups)
+        scored = trainable(groups)
+        if self._config.algorithm.filter is None:
+            return scored
+        decisions = zip(scored, self._decisions(scored), strict=True)
+        return [group for group, decision in decisions if decision is filtering.Decision.KEPT]
+
+    def book(self, groups: Sequence[Group]) -> None:
+        """Counts groups, as they were judged, to the step that is closed next; with the filter's reason also where all are kept."""
+        scored = trainable(groups)
+        self._booked += groups
+        self._account.add(self._decisions(scored), [group.prompt.domain for group in scored])
+
+    def _decisions(self, scored: Sequence[Group]) -> list[filtering.Decision]:
+        section = self._config.algorithm.filter or FilterSection()
+        return filtering.keep(section, [_values(group) for group in scored])
+
+    def close(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
+        """The metrics of the step that trains `version` on these groups; the next account begins.
+
+        RewardError where too many of the booked samples have no verdict, RolloutError where groups are missing and the
+        configuration says stop. `effort`: what was spent, for that message.
+        """
+        judged = sorted(self._booked, key=lambda group: group.prompt.index)
+        wanted, no_reward = self._config.loop.prompts_per_step, _no_reward(judged)
+        metrics = (
+            _statistics(judged)
+            | self._account.metrics()
+            | {
+                "group/short": float(wanted - len(chosen)),
+                "reward/no_reward_frac": no_reward,
+                "rollout/groups": float(len(chosen)),
+            }
+            | _ages(chosen, version)
+        )
+        self._check_budget(len(chosen), metrics, effort)
+        self._check_rewards(no_reward)
+        self._booked, self._account = [], filtering.Account()
+        return metrics
+
+    def _check_rewards(self, no_reward: float) -> None:
+        limit = self._config.loop.max_no_reward_fraction
+        if no_reward > limit:
+            raise RewardError(
+                f"{no_reward:.1%} of this step's samples have no reward, more than loop.max_no_reward_fraction = "
+                f"{limit:.1%}; see the verifier's reasons in samples.jsonl and the log"
+            )
+
+    def _check_budget(self, num_groups: int, metrics: Mapping[str, float], effort: str) -> None:
+        section, wanted = self._config.algorithm.filter, self._config.loop.prompts_per_step
+        if num_groups == wanted or section is None:
+            return
+        text = (
+            f"dynamic sampling found {num_groups} of {wanted} groups in {effort}; "
+            f"{metrics.get('group/all_correct_frac', 0.0):.0%} of the groups were all right, {metrics.get('group/all_wrong_frac', 0.0):.0%} all wrong"
+        )
+        if section.on_exhausted == "stop":
+            raise RolloutError(
+                f"{text}; raise algorithm.filter.max_rounds or max_prompts, or set on_exhausted: train_on_fewer"
+            )
+        log.warning("%s; training on fewer", text)
+
+
+def _no_reward(groups: Sequence[Group]) -> float:
+    samples = [s for g in groups for s in g.samples]
+    no_reward = sum(s.verdict is None or s.verdict.kind is VerdictKind.NO_REWARD for s in samples)
+    return no_reward / max(1, len(samples))
+
+
+def _values(group: Group) -> np.ndarray:
+    return np.array([s.verdict.value for s in group.samples if s.verdict is not None], dtype=np.float64)
+
+
+def _statistics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards and lengths of all scored samples generated for the step, before filtering."""
+    samples = [s for g in groups for s in g.samples]
+    scored = [s for s in samples if has_reward(s)]
+    if not scored:
+        return {"rollout/samples": float(len(samples))}
+    rewards = np.array([s.verdict.value for s in scored if s.verdict is not None])
+    lengths = np.array([len(s.response_tokens) for s in scored])
+    high, low = rewards.max(), rewards.min()
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/max": float(high),
+        "reward/min": float(low),
+        **_parts(scored),
+        **_by_domain(scored),
+        "rollout/samples": float(len(samples)),
+        "rollout/response_tokens_mean": float(lengths.mean()),
+        "rollout/response_tokens_p99": float(np.percentile(lengths, 99)),
+        "rollout/truncated_frac": float(np.mean([s.status is Status.TRUNCATED for s in scored])),
+        "rollout/aborted": float(sum(s.status is Status.ABORTED for s in samples)),
+        "rollout/failed": float(sum(s.status is Status.FAILED for s in samples)),
+        "reward/seconds_p99": float(np.percentile([s.verdict.seconds for s in scored if s.verdict], 99)),
+    }
+
+
+def _parts(samples: Sequence[Any]) -> dict[str, float]:
+    names = {name for s in samples for name in s.verdict.parts}
+    return {
+        f"reward/{n}": float(np.mean([s.verdict.parts.get(n, 0.0) for s in samples])) for n in sorted(names)
+    }
+
+
+def _by_domain(samples: Sequence[Any]) -> dict[str, float]:
+    names = sorted({s.domain for s in samples})
+    if len(names) < 2:
+        return {}
+    return {
+        f"reward/mean/{n}": float(np.mean([s.verdict.value for s in samples if s.domain == n])) for n in names
+    }
+
+
+def _ages(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Versions between the weights that sampled the policy's tokens and those trained: the most, and who is not of today."""
+    ages = [version - _policy_versions(group) for group in groups]
+    tokens = np.concatenate(ages) if ages else np.zeros(0, np.int32)
+    return {
+        "policy/age_steps": float(tokens.max(initial=0)),
+        "policy/aged_token_frac": float((tokens > 0).mean()) if len(tokens) else 0.0,
+        "group/aged_frac": float(np.mean([(age > 0).any() for age in ages])) if ages else 0.0,
+    }
+
+
+def _policy_versions(group: Group) -> np.ndarray:
+    """[n] of all tokens that the policy produced for one prompt."""
+    versions = [s.policy_versions[s.loss_mask] for s in group.samples]
+    return np.concatenate(versions) if versions else np.zeros(0, np.int32)

@@ -1,0 +1,122 @@
+"""The stream schedule: generation runs ahead of training by at most a proven number of versions (mrl/pool/admission.py).
+
+| phase | consumes | produces | done by |
+|---|---|---|---|
+| generate | prompts of the stream, parked responses | the next groups in order | Producer, pumped |
+| park (shared slots) | unfinished responses | free engines, which rest | Producer, Hybrid |
+| recompute, estimate, update | groups | weights v + 1, metrics | Learner; engines with slots of their own go on, pumped |
+| park (own slots) | unfinished responses | a consistent cut: weights v + 1, tokens of versions up to v | Producer |
+| save | groups, state of the cut | samples, checkpoint where one is due | Books |
+| sync | weights v + 1 | engines at version v + 1, slots of the trained groups | Hybrid, Producer |
+
+After the sync a validation that is due runs on exactly one version, while the unfinished responses stay parked; then they go
+on. With stream.sync_every above 1 steps follow each other without park and sync while the next groups are there.
+
+Every wait inside has a deadline, which names the oldest group.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.errors import RolloutError
+from mrl.loops.collect import Collector
+from mrl.loops.learn import Step
+from mrl.loops.produce import Producer
+from mrl.loops.schedule import Engines, Schedule
+
+
+class StreamLoop(Schedule):
+    """The engines generate whenever weights and slots allow; a step takes the next groups in order."""
+
+    def __init__(
+        self,
+        config: Config,
+        engines: Engines,
+        collector: Collector,
+        producer: Producer,
+        *rest: Any,
+        **more: Any,
+    ) -> None:
+        """The further arguments are a Schedule's."""
+        super().__init__(config, engines, collector, producer, *rest, **more)
+        self._producer, self._steps_since_sync = producer, 0
+
+    @property
+    def _shares_slots(self) -> bool:
+        return not self._config.launch.engine_slots
+
+    def start(self) -> None:
+        self._engines.sync(self.version)
+        self._producer.commit(self.version)
+
+    def step(self) -> None:
+        step = self._begin()
+        with self._bad_samples_named(step):
+            self._take(step)
+            self._commit_pending()
+            self._learn(step)
+        self.next_step += 1
+        self._steps_since_sync += 1
+        syncs = self._sync_due(step.number)
+        if syncs:
+            self._park()
+        self._save(step)
+        if syncs:
+            self._sync(step)
+        self._measure(step)
+        if step.number < self._config.loop.steps:
+            self._go_on()
+        self._write_row(step.number, step.metrics)
+
+    def _take(self, step: Step) -> None:
+        """Phase generate: pumps until the next groups are there, in order."""
+        self._go_on()
+        start, limit = time.monotonic(), self._config.loop.phase_deadline_seconds
+        with self._clock.phase("generate"):
+            while (batch := self._producer.take(step.version)) is None:
+                if time.monotonic() - start > limit:
+                    raise RolloutError(
+                        f"the next groups are not there after loop.phase_deadline_seconds = {limit:g} s in phase generate: "
+                        f"{self._producer.waiting_for()}"
+                    )
+                self._producer.pump(1.0)
+        step.groups, step.served_version = batch.groups, batch.served_version
+        step.metrics |= batch.metrics | {"stream/wait_for_groups_seconds": time.monotonic() - start}
+        self.on_batch(step.groups)
+
+    def _learn(self, step: Step) -> None:
+        """The engines rest where they share the trainer's slots, and go on where they have their own."""
+        if self._shares_slots:
+            self._leave_engines()
+            self._learner.learn(step)
+        else:
+            with self._train.meanwhile(self._producer.pump):
+                self._learner.learn(step)
+
+    def _sync_due(self, number: int) -> bool:
+        """By stream.sync_every; earlier for a cut or a validation, and where the engines must go on for the next groups."""
+        due = self._steps_since_sync >= self._config.stream.sync_every or number == self._config.loop.steps
+        stuck = self._shares_slots and not self._producer.is_ready()
+        return due or stuck or self._save_due(number) or self._validation_due(number)
+
+    def _sync(self, step: Step) -> None:
+        with self._clock.phase("sync"):
+            step.metrics |= self._engines.sync(self.version)
+        self._producer.commit(self.version)
+        self._steps_since_sync = 0
+
+    def _go_on(self) -> None:
+        """The engines work again where they have the newest weights they are to have, and the slots."""
+        if self._steps_since_sync == 0:
+            self._producer.resume()
+
+    def _park(self) -> None:
+        with self._clock.phase("park"):
+            self._producer.pause()
+
+    def _leave_engines(self) -> None:
+        self._park()
+        self._engines.rest()

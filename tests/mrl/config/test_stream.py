@@ -1,0 +1,73 @@
+"""What a stream cannot be is said before anything starts, with the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mrl.config.load import load
+from mrl.errors import ConfigError
+from mrl.files import CONFIGS
+
+OWN = ("launch.engine_slots=1", "rollout.tp=1")
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "window": (
+        ("stream.window=33",),
+        "stream.window = 33 is larger than a batch, loop.prompts_per_step = 32",
+    ),
+    "own slots without age": (
+        ("stream.max_age=0", *OWN),
+        "set max_age 1 or more, sync_every above 1, or engine_slots 0",
+    ),
+    "deterministic with age": (
+        ("loop.deterministic=true",),
+        "needs stream.max_age 0, sync_every 1 and no algorithm.filter",
+    ),
+    "deterministic with a filter": (
+        ("loop.deterministic=true", "stream.max_age=0", "algorithm.filter={max_rounds: 2}"),
+        "no algorithm.filter",
+    ),
+    "a loss without a ratio": (
+        ("algorithm.loss={name: reinforce}",),
+        "set algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_age 0",
+    ),
+    "mode": (("stream.in_flight=keep",), "Input should be 'recompute' or 'drain'"),
+    "age": (("stream.max_age=-1",), "greater than or equal to 0"),
+}
+ALLOWED = {
+    "mode b": ("stream={max_age: 0, sync_every: 2}", *OWN),
+    "decoupled": (
+        "algorithm={loss: {name: reinforce}, old_logprobs: decoupled, correction: {kind: truncated}}",
+    ),
+    "deterministic": ("loop.deterministic=true", "stream.max_age=0"),
+}
+
+
+def loaded(*words: str) -> object:
+    more = ("loop.schedule=stream", "loop.prompts_per_step=32", "run={name: run, folder: runs}")
+    return load([Path(CONFIGS) / "quickstart.yaml"], [*more, *words])
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_stream_cannot_be_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(*words)
+
+
+@pytest.mark.parametrize("words", ALLOWED.values(), ids=ALLOWED)
+def test_what_is_close_to_it_is_allowed(words: tuple[str, ...]) -> None:
+    loaded(*words)
+
+
+def test_a_section_that_nobody_reads_and_an_unknown_schedule_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stream: only read with loop\.schedule = stream"):
+        loaded("loop.schedule=on_policy", "stream.max_age=2")
+    with pytest.raises(ConfigError, match=r"unknown schedule 'async': .*known: on_policy, stream"):
+        loaded("loop.schedule=async")
+
+
+def test_much_age_without_a_clip_is_warned_of() -> None:
+    words = ("algorithm={loss: {name: topr}}", "stream.max_age=4")
+    (warning,) = loaded(*words).warnings  # type: ignore[attr-defined]
+    assert "nothing bounds how far tokens of earlier versions move the policy" in warning

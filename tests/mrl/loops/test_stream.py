@@ -1,0 +1,175 @@
+"""The stream schedule over a policy of one table: order, ages, parks, budgets, checkpoints; and that without age it is on-policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.errors import RolloutError, WorkerLost
+from mrl.observe.metrics_log import without_volatile
+from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
+
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+STREAM = "loop.schedule=stream"
+
+
+def finished(
+    folder: Path,
+    *words: str,
+    algorithm: dict[str, Any] | None = None,
+    per_poll: int = LONGEST,
+    name: str = "run",
+) -> TableRun:
+    """A run of twelve steps; its engines produce so many tokens of each request at a poll."""
+    run = TableRun(config_of(folder, algorithm or {}, f"run.name={name}", "loop.steps=12", *words))
+    run.engines.tokens_per_poll, run.engines.at_once = per_poll, 10
+    assert run.finished() == "done"
+    return run
+
+
+GAE = {"estimator": {"name": "gae"}, "minibatches": 2}
+ON_POLICY: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "grpo": ({}, ()),
+    "ppo": (GAE, ("critic={warmup_steps: 2}",)),
+    "kl": ({"kl": {"location": "reward", "kind": "k1", "coefficient": 0.1}}, ()),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "words"), ON_POLICY.values(), ids=ON_POLICY)
+def test_without_age_it_is_on_policy_to_the_bit(
+    algorithm: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Weights and every figure of every row, though responses finish at different polls."""
+    plain = finished(tmp_path, *words, algorithm=algorithm, name="plain")
+    stream = finished(
+        tmp_path, STREAM, "stream.max_age=0", *words, algorithm=algorithm, name="stream", per_poll=1
+    )
+    assert torch.equal(plain.train.table, stream.train.table)
+    for ours, theirs in zip(stream.rows(), plain.rows(), strict=True):
+        expected = without_volatile(theirs)
+        assert expected.pop("group/rounds") == 1, "a stream has no rounds"
+        assert expected == {n: v for n, v in without_volatile(ours).items() if n in expected}
+        assert ours["policy/age_steps"] == 0 and ours["stream/parked"] == 0
+
+
+def test_with_the_filter_the_same_groups_are_kept_where_verdicts_agree(tmp_path: Path) -> None:
+    """The reward asks for an even first token and the first version draws it, so that the first step is the same."""
+    plain = finished(tmp_path, algorithm=FILTER, name="plain")
+    stream = finished(tmp_path, STREAM, "stream.max_age=0", algorithm=FILTER, name="stream", per_poll=1)
+    first = [[group.prompt.index for group in run.groups[0]] for run in (plain, stream)]
+    assert first[0] == first[1]
+    assert all(row["policy/age_steps"] == 0 for row in stream.rows())
+    indices = [group.prompt.index for groups in stream.groups for group in groups]
+    assert indices == sorted(set(indices)), "in order, each once"
+
+
+@pytest.mark.parametrize(
+    ("max_age", "sync_every", "own_slots"),
+    [(1, 1, False), (2, 1, True), (3, 2, False), (1, 3, True), (0, 2, True)],
+)
+@pytest.mark.parametrize("algorithm", [{}, FILTER], ids=["all", "filter"])
+def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
+    max_age: int, sync_every: int, own_slots: bool, algorithm: dict[str, Any], tmp_path: Path
+) -> None:
+    words = [f"stream={{max_age: {max_age}, sync_every: {sync_every}}}"]
+    words += ["launch.engine_slots=1", "rollout.tp=1"] if own_slots else []
+    run = finished(tmp_path, STREAM, *words, algorithm=algorithm, per_poll=1)
+    bound, seen = max_age + sync_every - 1, 0
+    for version, groups in enumerate(run.groups):
+        for sample in (s for g in groups for s in g.samples):
+            ages = version - sample.policy_versions
+            assert ages.min() >= 0 and ages.max() <= bound
+            assert (np.diff(sample.policy_versions) >= 0).all() and len(sample.policy_versions) <= LONGEST
+            versions = [s.version for s in sample.segments]
+            assert [s.attempt for s in sample.segments] == sorted({s.attempt for s in sample.segments})
+            assert len(versions) == len(set(zip(versions, [s.attempt for s in sample.segments], strict=True)))
+            seen = max(seen, int(ages.max()), len(versions) - 1)
+    assert seen >= 1, "nothing was ever behind: the run shows nothing"
+    indices = [group.prompt.index for groups in run.groups for group in groups]
+    assert indices == sorted(set(indices))
+    rows = run.rows()
+    assert [row["policy/age_steps"] for row in rows] == [
+        float(max((v - s.policy_versions).max() for g in groups for s in g.samples)) if groups else 0.0
+        for v, groups in enumerate(run.groups)
+    ]
+    assert all(row["policy/rollout_logprob_diff_max"] < 1e-5 for row in rows if row["rollout/groups"])
+
+
+def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Responses of several versions are trained; the first of their segments are those that were parked."""
+    run = finished(tmp_path, STREAM, "stream.max_age=3", per_poll=1)
+    samples = [s for groups in run.groups for g in groups for s in g.samples]
+    assert sum(len(s.segments) > 1 for s in samples) > 5
+    assert sum(row["stream/parked"] for row in run.rows()) > 20
+    ids = [s.sample_id for s in samples]
+    assert len(ids) == len(set(ids)) == 12 * 16
+
+
+def test_drain_waits_for_responses_instead_of_parking_them(tmp_path: Path) -> None:
+    run = finished(tmp_path, STREAM, "stream={max_age: 2, in_flight: drain}", per_poll=1)
+    assert all(row["stream/parked"] == 0 and row["stream/segments_per_sample"] == 1 for row in run.rows())
+    assert max(row["policy/age_steps"] for row in run.rows()) == 2
+
+
+SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREAM)
+
+
+def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path) -> None:
+    """Groups that wait for their step come from the checkpoint, those in the making are asked anew."""
+    first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", *SAVES))
+    first.engines.tokens_per_poll = 1
+    first.loop.start()
+    for _ in range(4):
+        first.loop.step()
+    state = max(first.train.saved.items())[1][0]
+    assert json.loads(json.dumps(state)) == state
+    assert state["supply"]["kept"] or len(state["supply"]["ledger"]["entries"]) > 4, "nothing was on its way"
+    second = first.resumed()
+    second.engines.tokens_per_poll = 1
+    assert second.loop.next_step == 5
+    second.loop.start()
+    assert second.loop.run() == "done"
+    indices = [g.prompt.index for groups in first.groups + second.groups for g in groups]
+    assert indices == sorted(set(indices))
+    versions = [v - s.policy_versions for v, gs in enumerate(second.groups, 4) for g in gs for s in g.samples]
+    assert max(age.max() for age in versions) <= 2
+    assert second.rows()[4]["stream/restarted"] > 0
+
+
+def test_a_run_that_stops_parks_and_saves(tmp_path: Path) -> None:
+    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=2"), should_stop=lambda: "SIGINT")
+    run.engines.tokens_per_poll = 1
+    assert run.finished() == "SIGINT"
+    assert not run.engines.open and [s["next_step"] for s, _ in run.train.saved.values()] == [2]
+
+
+def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
+    words = ("stream.max_age=1", "loop.phase_deadline_seconds=1e-9")
+    run = TableRun(config_of(tmp_path, {}, STREAM, *words))
+    run.engines.tokens_per_poll = 0
+    run.loop.start()
+    with pytest.raises(
+        RolloutError,
+        match=r"oldest of 8 groups is 0, making: 4 responses missing \(first: \['0.0', '0.1', '0.2'\] on the table\)",
+    ):
+        run.loop.step()
+
+
+def test_a_death_in_the_sync_loses_neither_step_nor_row(tmp_path: Path) -> None:
+    run = TableRun(config_of(tmp_path, {}, *SAVES, "loop.steps=9"))
+    run.loop.start()
+    run.loop.step()
+    run.engines.dies = WorkerLost("engine 0 died in phase sync")
+    with pytest.raises(WorkerLost, match="phase sync"):
+        run.loop.step()
+    again = run.resumed()
+    assert again.loop.next_step == 3 and [row["step"] for row in again.rows()] == [1, 2]
+    again.loop.start()
+    again.loop.step()
+    trained = [g.prompt.index for groups in run.groups + again.groups for g in groups]
+    assert trained == list(range(12)) and again.engines.version == 3
