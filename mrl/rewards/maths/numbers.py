@@ -49,6 +49,11 @@ class Quantity:
     is_quotient: bool = False
     """Written as a quotient, so that an integer is not worked out yet."""
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether an integer is written: 84/2 is none."""
+        return self.value.denominator == 1 and not self.is_quotient
+
 
 def tidy(text: str) -> str:
     """Plain spacing and signs, without LaTeX layout: what both exact and symbolic readers start from."""

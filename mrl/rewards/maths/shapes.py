@@ -170,7 +170,7 @@ class _ShapeReader:
         for joint in ("or", "and", ","):
             parts = _split(tokens, (joint,))
             if len(parts) > 1:
-                return self._list([part for part, _ in parts if part or joint == ","], joint)
+                return self._list([part for part, _ in parts], joint)
         return self._relation(tokens)
 
     def _list(self, parts: list[Sequence[Token]], joint: str) -> Shape:

@@ -27,7 +27,9 @@ def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
         given = read(answer, Reading(rules.imaginary_unit, single_letters, percent))
     except (Unreadable, RecursionError) as error:
         return scored(0.0, f"not readable as mathematics: {error}")
-    if rules.unevaluated == "wrong" and _is_integer(ground_truth) and not _is_worked_out(given):
+    number = exact_quantity(ground_truth, single_letters=True)
+    asks_for_integer = rules.unevaluated == "wrong" and number is not None and number.is_integer
+    if asks_for_integer and not _is_worked_out(given):
         return scored(0.0, "an operation is left to do, where the ground truth is an integer")
     try:
         right = equal(given, wanted, rules)
@@ -44,11 +46,6 @@ def read_ground_truth(text: str, imaginary: str = "i") -> Shape | None:
     except Unreadable:
         return None
     return shape if has_value(shape) else None
-
-
-def _is_integer(ground_truth: str) -> bool:
-    quantity = exact_quantity(ground_truth, single_letters=True)
-    return quantity is not None and quantity.value.denominator == 1 and not quantity.is_quotient
 
 
 def _is_worked_out(shape: Shape) -> bool:

@@ -51,7 +51,8 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
 
 def _compared(given: Quantity, right: Quantity, rules: MathsRules, otherwise: str) -> Verdict | None:
     """Two numbers; None where units have to be converted by something that is not rational."""
-    if rules.unevaluated == "wrong" and given.is_quotient and is_integer(right):
+    converted = given.unit and right.unit and given.unit != right.unit
+    if rules.unevaluated == "wrong" and given.is_quotient and right.is_integer and not converted:
         return scored(0.0, "a quotient that is not worked out, where the ground truth is an integer")
     left, wanted = given.value, right.value
     if given.unit and right.unit:
@@ -62,11 +63,6 @@ def _compared(given: Quantity, right: Quantity, rules: MathsRules, otherwise: st
         left, wanted = left * given.unit.scale, wanted * right.unit.scale
     equal = abs(left - wanted) <= rules.relative_tolerance * abs(wanted)
     return scored(float(equal), "equal numbers" if equal else otherwise)
-
-
-def is_integer(right: Quantity) -> bool:
-    """Whether a ground truth asks for an integer."""
-    return right.value.denominator == 1 and not right.is_quotient
 
 
 def _spaceless(text: str) -> str:
@@ -150,9 +146,8 @@ class MathsVerifier:
         if in_child:
             from mrl.rewards.maths.symbolic import compare
 
-            compare(
-                "\\sqrt{8}", "\\sqrt{2}", rules
-            )  # before the fork: no child spends its deadline on imports
+            # Before the fork, so that no child spends its deadline on imports.
+            compare("\\sqrt{8}", "\\sqrt{2}", rules)
 
     async def score(self, request: Request) -> Verdict | None:
         return self._verify(request.visible, request.ground_truth, self._rules)

@@ -1,0 +1,14 @@
+"""Cases whose answer stands in a box."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.verifier_cases.case import Case
+
+
+def boxed(answer: str, ground_truth: str, right: bool, label: str, **settings: Any) -> Case:
+    """A response that says no more than its answer."""
+    return Case(
+        "maths", f"Therefore the answer is \\boxed{{{answer}}}.", ground_truth, right, label, settings
+    )
