@@ -34,6 +34,7 @@ def _some(rng: random.Random, count: int, *, without: str = "") -> list[str]:
 
 def _case(response: str, right: bool, label: str, *checks: dict[str, Any]) -> Case:
     thought = "" if len(response) % 3 else "<think>orange, lemon</think>"
+    response = f"<answer>{response}</answer>" if len(response) % 5 == 0 else response
     return Case("instructions", thought + response, list(checks), right, label)
 
 

@@ -30,6 +30,7 @@ _INLINE_TAG = re.compile(
     r"(?<!<)</?(?:b|i|u|s|em|strong|span|mark|wbr|sub|sup)(?: [a-z]{1,20}=[\"'][^\"'<>\n]{0,80}[\"']){0,4} ?/?>(?!>)",
     re.IGNORECASE,
 )
+_FRAME = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
 _SAME_SIGNS = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u201b\u02bc", "'"),
@@ -111,8 +112,9 @@ class Reading:
     """A response as its reader sees it: as written without thoughts, in plain text, and without emphasis."""
 
     def __init__(self, written: str) -> None:
-        """`written` is what is visible of the response."""
-        self.written = written
+        """`written` is what is visible of the response; answer tags around all of it are its frame."""
+        framed = _FRAME.fullmatch(written.strip())
+        self.written = framed[1] if framed else written
 
     @functools.cached_property
     def text(self) -> str:

@@ -49,6 +49,7 @@ FAULTS: list[tuple[str, ModuleType, str, Any]] = [
     ("instructions: commas", plain, "_ENTITY", NEVER),
     ("instructions: nothing to see", plain, "_INVISIBLE", NEVER),
     ("instructions: lengths", plain, "_INVISIBLE", NEVER),
+    ("instructions: lengths", plain, "_FRAME", NEVER),
     ("instructions: lengths", checks, "_WORD", re.compile(r"[^\W_]+(?:['-][^\W_]+)*")),
     ("instructions: JSON", checks, "_no_json", lambda constant: None),
     ("instructions: empty marks", checks, "_says_something", bool),
