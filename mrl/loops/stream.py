@@ -119,4 +119,5 @@ class StreamLoop(Schedule):
 
     def _leave_engines(self) -> None:
         self._park()
-        self._engines.rest()
+        if self._steps_since_sync == 0:  # else they rest since the step before
+            self._engines.rest()

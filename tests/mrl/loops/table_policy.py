@@ -186,6 +186,8 @@ class TableEngines:
         self.dies: Exception | None = None
         """What the next sync raises."""
         self.rests = False
+        self.synced: list[int] = []
+        """Versions, in order."""
 
     def sync(self, version: int) -> dict[str, float]:
         assert not self.open, "a response would mix versions"
@@ -193,10 +195,11 @@ class TableEngines:
             raise self.dies
         self.version, self._table = version, self.train.table.detach().clone() + self.damage
         self.rests = False
+        self.synced.append(version)
         return {}
 
     def rest(self) -> None:
-        assert not self.open
+        assert not self.open and not self.rests, "the trainer takes its memory back once"
         self.rests = True
 
     def submit(self, requested: Iterable[Round | Request]) -> None:

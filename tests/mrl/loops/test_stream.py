@@ -14,6 +14,7 @@ from mrl.errors import RolloutError, WorkerLost
 from mrl.observe.metrics_log import without_volatile
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
 
+SAVE_AT_FIVE = ("loop.checkpoint={every_steps: 5, keep: 9}",)
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
 STREAM = "loop.schedule=stream"
 
@@ -108,6 +109,17 @@ def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
     assert sum(row["stream/parked"] for row in run.rows()) > 20
     ids = [s.sample_id for s in samples]
     assert len(ids) == len(set(ids)) == 12 * 16
+
+
+def test_steps_follow_each_other_without_a_sync_while_their_groups_are_there(tmp_path: Path) -> None:
+    """The engines give their memory away once for three steps; a checkpoint brings the sync forward."""
+    run = TableRun(
+        config_of(tmp_path, {}, STREAM, "stream={max_age: 1, sync_every: 3}", "loop.steps=11", *SAVE_AT_FIVE)
+    )
+    assert run.finished() == "done"
+    synced = run.engines.synced
+    assert synced[:2] == [0, 3] and {5, 10, 11} <= set(synced) and len(synced) < 11
+    assert max(row["policy/age_steps"] for row in run.rows()) <= 3
 
 
 def test_drain_waits_for_responses_instead_of_parking_them(tmp_path: Path) -> None:
