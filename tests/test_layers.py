@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import imports
+from mrl.launch.workers.train_group import CPU_ENVIRONMENT
 from tests.support.source_tree import modules
 
 LAYERS = [
@@ -123,6 +124,12 @@ def test_pure_packages_import_no_engine(package: str) -> None:
         n for n in modules() if n == package or (n.startswith(package + ".") and layer(n) == layer(package))
     ]
     assert loaded_by("\n".join(f"import {n}" for n in inner), PURE[package]) == []
+
+
+def test_a_trainer_rank_on_cpu_loads_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CPU_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert loaded_by("import mrl.training.worker", ("torch._inductor.compile_fx",)) == []
 
 
 def test_no_imports_run_in_a_circle() -> None:

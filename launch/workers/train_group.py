@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
+"""Nothing is compiled on CPU (training/platform/cpu.py); said before Megatron is imported, its compiler is not."""
+
+
 def gpu_environment() -> dict[str, str]:
     """Variables of a trainer rank on a GPU: one queue into the device, so that a collective starts before the
     products that were issued after it and overlaps with them (what Megatron asks for with tensor or context
@@ -61,7 +65,7 @@ class TrainGroup(ActorGroup[TrainActor]):
             strategies=placement.strategies(range(layout.world_size)),
             slot_share=0.5,
             gpus=float(placement.gpus),
-            own_environments=[gpu_environment() if placement.gpus else {}] * layout.world_size,
+            own_environments=[gpu_environment() if placement.gpus else CPU_ENVIRONMENT] * layout.world_size,
             **options,
         )
 
