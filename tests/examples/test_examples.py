@@ -38,7 +38,7 @@ def folder(strange_folder: Path) -> Path:
 def python(folder: Path, *words: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -113,7 +113,7 @@ class Command:
         self._file.close()
         return self.process.returncode
 
-    def assert_nothing_left(self, *, seconds: float = 60.0) -> float:
+    def assert_nothing_left(self, *, seconds: float = 180.0) -> float:
         """Waits until no process and no session folder of the command is left; seconds it took."""
         start = time.monotonic()
         while (alive := self.family()) and time.monotonic() - start < seconds:
@@ -136,7 +136,7 @@ class Command:
         self._file.close()
 
 
-def run(*words: str, log: Path, seconds: float = 240.0, folder: Path = ROOT) -> str:
+def run(*words: str, log: Path, seconds: float = 400.0, folder: Path = ROOT) -> str:
     """Runs to the end; the output. A non-zero exit is an assertion with the output's tail."""
     command = Command(*words, log=log, folder=folder)
     try:

@@ -32,22 +32,22 @@ def test_a_rank_that_cannot_write_does_not_stop_training(task: Path, tmp_path: P
         tmp_path / "run/checkpoints",
     )
     try:
-        command.wait_for("step 1/1000", seconds=240)
+        command.wait_for("step 1/1000", seconds=400)
         rank = command.worker(tmp_path / "run/logs/latest/train-1.log")
         rank.rlimit(psutil.RLIMIT_FSIZE, (FULL_AT_BYTES, resource.RLIM_INFINITY))
-        command.wait_for("FAILED, training goes on: ", seconds=180)
+        command.wait_for("FAILED, training goes on: ", seconds=400)
         last_good = max(path.name for path in saved.iterdir() if not path.name.endswith(".partial"))
         step = int(last_good[5:])
-        command.wait_for(f"step {step + 4}/1000", seconds=180)
+        command.wait_for(f"step {step + 4}/1000", seconds=400)
         assert [path.name for path in saved.iterdir() if path.name > last_good + "."] == []
         assert (saved / last_good).is_dir()
         rank.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        command.wait_until(lambda: max(p.name for p in saved.iterdir()) > last_good + ".", seconds=180)
+        command.wait_until(lambda: max(p.name for p in saved.iterdir()) > last_good + ".", seconds=400)
         rank.suspend()
         command.send(signal.SIGINT)
-        command.wait_for("once more leaves now", seconds=180)
+        command.wait_for("once more leaves now", seconds=400)
         command.send(signal.SIGINT)
-        assert command.wait(seconds=180) == 128 + signal.SIGINT
+        assert command.wait(seconds=400) == 128 + signal.SIGINT
         command.assert_nothing_left()
     finally:
         command.end()
@@ -79,22 +79,22 @@ def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path)
         "train", *words(task, disk, "run", *more), log=tmp_path / "log", under=(*SMALL_DISK, str(disk))
     )
     try:
-        command.wait_for("step 1/1000", seconds=240)
+        command.wait_for("step 1/1000", seconds=400)
         inside = Path(f"/proc/{command.process.pid}/root") / disk.relative_to("/")
         saved = inside / "run/checkpoints"
         fill(inside / "filler")
-        command.wait_for("FAILED, training goes on: ", seconds=180)
+        command.wait_for("FAILED, training goes on: ", seconds=400)
         assert "No space left on device" in command.output
         before = last_step(command.output)
-        command.wait_until(lambda: last_step(command.output) >= before + 5, seconds=180)
+        command.wait_until(lambda: last_step(command.output) >= before + 5, seconds=400)
         (inside / "filler").unlink()
-        command.wait_until(lambda: max_step(saved) > before + 5, seconds=180)
+        command.wait_until(lambda: max_step(saved) > before + 5, seconds=400)
         command.send(signal.SIGINT)
-        command.wait_until(lambda: (inside / "run/summary.json").is_file(), seconds=180)
+        command.wait_until(lambda: (inside / "run/summary.json").is_file(), seconds=400)
         rows = [int(row["step"]) for row in read(inside / "run/metrics.jsonl")]
         assert rows == list(range(rows[-1] + 1)) and rows[-1] > before + 5
         assert max_step(saved) == rows[-1]
-        assert command.wait(seconds=180) == 128 + signal.SIGINT
+        assert command.wait(seconds=400) == 128 + signal.SIGINT
         command.assert_nothing_left()
     finally:
         command.end()

@@ -69,7 +69,7 @@ def test_a_poisoned_critic_ends_the_run_before_anything_is_trained(
     save_file(tensors, file, metadata={"format": "pt"})
     command = Command("train", *words(f"critic.path={poisoned}"), log=tmp_path / "log")
     try:
-        code = command.wait(seconds=120)
+        code = command.wait(seconds=400)
         command.assert_nothing_left()
     finally:
         command.end()

@@ -131,7 +131,7 @@ def test_a_short_secret_is_refused() -> None:
     ]
     environment = {**os.environ, "RAY_AUTH_TOKEN": "short"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode != 0
     assert "RAY_AUTH_TOKEN must hold" in done.stderr
@@ -166,7 +166,7 @@ def test_order_is_stable_over_three_starts(tmp_path: Path) -> None:
                 env={**os.environ, **environment},
                 capture_output=True,
                 text=True,
-                timeout=180,
+                timeout=300,
                 check=False,
             )
             output = asked.stderr + "".join(log.read_text() for log in logs)

@@ -142,9 +142,9 @@ def test_a_step_is_measured_against_its_floor(task: Path, tmp_path: Path) -> Non
 def test_an_interrupt_before_the_first_step_leaves_at_once(task: Path, tmp_path: Path) -> None:
     command = Command("train", *words(task, tmp_path, "run", "loop.steps=1000"), log=tmp_path / "log")
     try:
-        command.wait_for("data: rows", seconds=120)
+        command.wait_for("data: rows", seconds=400)
         command.send(signal.SIGUSR1)
-        assert command.wait(seconds=180) == 99, command.output[-2000:]
+        assert command.wait(seconds=400) == 99, command.output[-2000:]
         command.assert_nothing_left()
     finally:
         command.end()
@@ -159,9 +159,9 @@ def test_an_interrupt_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> No
         log=tmp_path / "log",
     )
     try:
-        command.wait_for("step 2/1000", seconds=240)
+        command.wait_for("step 2/1000", seconds=400)
         command.send(signal.SIGINT)
-        assert command.wait(seconds=180) == 128 + signal.SIGINT, command.output[-2000:]
+        assert command.wait(seconds=400) == 128 + signal.SIGINT, command.output[-2000:]
         command.assert_nothing_left()
     finally:
         command.end()
