@@ -60,7 +60,7 @@ def steps_done(folder: Path) -> list[int]:
 
 
 _held: list[socket.socket] = []
-"""The last port of the base that was given out, so that no other process takes it meanwhile."""
+"""A name of no file, which no other process can take while this one has it: that of the last base given out."""
 
 
 def free_port_base() -> int:
@@ -69,13 +69,13 @@ def free_port_base() -> int:
         _held.pop().close()
     for attempt in range(28):
         base = 20000 + (os.getpid() * 7 + attempt * 13) % 28 * 400
-        last = socket.socket()
+        name = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
-            last.bind(("", base + 399))
-            if all(_is_free(base + offset) for offset in (*range(10), *range(200, 210))):
-                _held.append(last)
+            name.bind(f"\0mrl-tests-ports-{base}")
+            if all(_is_free(base + offset) for offset in (*range(10), *range(200, 210), 399)):
+                _held.append(name)
                 return base
-        last.close()
+        name.close()
     raise AssertionError("no free ports between 20000 and 31200")
 
 
