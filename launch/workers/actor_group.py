@@ -154,11 +154,6 @@ class ActorGroup[A: Actor]:
             self._owed[number] += len(share)
         self.wait({self.name(n): self.start_on(n, function, share) for n, share in shares.items()})
 
-    @property
-    def pulled(self) -> list[ObjectRef[Any]]:
-        """Calls of pull() that run, or whose results nobody has taken."""
-        return list(self._pulls.values())
-
     def pull(self, function: Callable[[A], S], timeout_seconds: float) -> list[S]:
         """Results of actors that owe some; waits for the first ones at most `timeout_seconds`.
 

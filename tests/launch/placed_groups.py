@@ -27,6 +27,8 @@ from mrl.observe.phases import PhaseClock
 
 SLOTS = 8
 WORDS = ("run.name=r", "model.path=/m", "model.max_length=600", "data.train=/rows", "reward.kind=maths")
+POOL = ("rollout.tp=2", f"launch.engine_slots={SLOTS // 2}")
+"""Of a run whose engines have the second half of the slots to themselves."""
 PICKLED: list[str] = []
 
 
@@ -71,6 +73,10 @@ def main(head: str, num_nodes: int, strategy: str, seed: int) -> None:
         except Exception:
             found["pickled"] = len(PICKLED)
         close_all((rollout, train), deadline_seconds=20)
+        own = load([], [*WORDS, f"training.layout={{dp: {SLOTS // 2}}}", *POOL])
+        pool = RolloutGroup(own, placement, PhaseClock(), sleeps=False, **options)
+        found["pool"] = pool.on_all(seen)
+        close_all((pool,), deadline_seconds=20)
     placement.remove()
     print(json.dumps(found))
 

@@ -93,6 +93,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["nodes"] == [node for node, _ in found["slots"]], "what the plan's topology is made of"
     nodes = [trainer["node"] for trainer in found["trainers"]]
     assert [engine["node"] for engine in found["engines"]] == nodes[::2]
+    assert found["pool"] == found["engines"][2:], "a pool has the slots after the trainer's, and their GPUs"
 
 
 @pytest.mark.integration

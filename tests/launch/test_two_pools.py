@@ -49,7 +49,7 @@ def assert_both_work_at_once(pools: TwoPools) -> None:
 
     def pump() -> list:
         found.extend(pools.rollout.poll(0.0))
-        return pools.rollout.pulled
+        return []
 
     sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=8)
     pools.rollout.submit(Round(tuple(enumerate(prompts)), sampling))
