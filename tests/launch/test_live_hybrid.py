@@ -164,7 +164,7 @@ def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Pat
     assert all(row["optim/grad_norm"] > 0 and row["policy/rollout_logprob_diff_max"] < 1e-4 for row in rows)
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(320, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [24, pytest.param(240, marks=pytest.mark.slow)])
 def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
     count: int, live: tuple[Config, Hybrid], tmp_path: Path
 ) -> None:
@@ -173,11 +173,13 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
     _, hybrid = live
     rng = np.random.default_rng(4)
     prompts = [Prompt(i, rng.integers(3, 15, 4).astype(np.int32), "", None) for i in range(100, 100 + count)]
-    asked = Round.of(prompts, Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7))
+    sampling, some = Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7), count * 3 // 4
+    early, late = Round.of(prompts[:some], sampling), Round.of(prompts[some:], sampling).requests()
     drafts, whole, saved = Drafts(7), [], {}
-    drafts.ask(asked.requests())
+    drafts.ask(early.requests() + late)
     hybrid.rollout.tick_steps = 4  # two calls are under way: eight tokens until a park
-    hybrid.rollout.submit(asked)
+    hybrid.rollout.submit(early)
+    hybrid.rollout.submit(late)  # these wait for the third call, which the park forestalls
     for number in range(3):
         whole += finished(hybrid, drafts) if number == 2 else drafts.take(hybrid.rollout.park())
         hybrid.rest()
@@ -190,6 +192,10 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
     hybrid.rollout.tick_steps = TICK_STEPS
     hybrid.sync(hybrid.version + 1)
     versions = list(saved)
+    begun = {r.request_id: r.segments[0].version for r in whole}
+    assert {begun[name] for name in early.request_ids()} == {versions[0]}
+    assert min(begun[r.request_id] for r in late) == versions[1]
+    assert max(r.segments[0].end for r in whole) == 8
     assert np.mean([len(r.segments) > 1 for r in whole]) > 0.3 and len(whole) == count
     for version in versions:
         own = found[version, version]

@@ -83,6 +83,9 @@ def test_a_split_or_preempted_prompt_has_the_tokens_of_a_whole_one(
         assert abs(response.logprobs - whole.logprobs).max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    "narrow", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["tp1", "tp2"], indirect=True
+)
 @pytest.mark.parametrize("case", ["each longer than a pass", "outgrowing the cache"])
 def test_requests_that_go_on_are_computed_as_whole_ones(
     narrow: EngineHost, tiny_model: Path, case: str
