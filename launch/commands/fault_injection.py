@@ -24,7 +24,7 @@ import psutil
 from mrl.errors import ConfigError
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.colocated import Hybrid
-from mrl.observe.phases import PHASES, Event, PhaseClock
+from mrl.observe.phases import STREAM_PHASES, Event, PhaseClock
 
 VARIABLE = "MRL_FAULT"
 STOPPED_SECONDS = 0.3
@@ -46,9 +46,9 @@ class Fault:
         phase, target, count = (text.split(":") + ["1"])[:3] if ":" in text else (text, "", "1")
         kind, _, number = target.partition("-")
         known = kind in ("driver", "reward") if not number else kind in ("train", "engine", "vllm")
-        if phase not in PHASES or not known or not (count + number).isdigit():
+        if phase not in STREAM_PHASES or not known or not (count + number).isdigit():
             raise ConfigError(
-                f"{VARIABLE} has {text!r}; a fault is PHASE:TARGET:COUNT with a phase of {', '.join(PHASES)} and a target of "
+                f"{VARIABLE} has {text!r}; a fault is PHASE:TARGET:COUNT with a phase of {', '.join(STREAM_PHASES)} and a target of "
                 "driver, train-N, engine-N, vllm-N, reward"
             )
         return cls(phase, target, int(count))

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
-PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "park", "save", "sync")
+PHASES = ("generate", "reward", "filter", "recompute", "estimate", "update", "save", "sync")
 """The order of a step; start_up, validate and shutdown lie outside it."""
+STREAM_PHASES = (*PHASES[:6], "park", *PHASES[6:])
+"""A stream's has one more, which on shared slots comes before the trainer's phases."""
 Event = Literal["enter", "wait", "leave"]
 
 
