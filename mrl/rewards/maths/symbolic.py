@@ -15,26 +15,38 @@ from mrl.rewards.maths.shapes import Based, Reading, Scalar, Shape, read
 from mrl.rewards.maths.tokens import Unreadable
 from mrl.samples import Verdict
 
+RAISED = "the comparison raised"
+"""How the reason of a verdict starts whose answer our own code did not expect."""
+
 
 def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
-    """Verdict on a tidied answer, of which the caller knows that its text is another than the ground truth's."""
+    """Verdict on a tidied answer, of which the caller knows that its text is another than the ground truth's.
+
+    The ground truth has been read at load, so what an answer makes this raise is the answer's doing: wrong,
+    never "no reward".
+    """
     wanted = read_ground_truth(ground_truth, rules.imaginary_unit)
     if wanted is None:
         return scored(0.0, "other text than a ground truth that is compared as text")
+    try:
+        return _judged(answer, ground_truth, wanted, rules)
+    except Unreadable as error:
+        return scored(0.0, f"not readable as mathematics: {error}")
+    except MemoryError:
+        raise  # the process has a limit, and a verdict of its own for it
+    except Exception as error:  # whatever it is, the policy wrote what caused it
+        return scored(0.0, f"{RAISED} {type(error).__name__}: {str(error)[:120]!a}")
+
+
+def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) -> Verdict:
     single_letters = isinstance(wanted, Scalar) and wanted.unit is not None
     percent = "ignore" if "%" in ground_truth else rules.percent
-    try:
-        given = read(answer, Reading(rules.imaginary_unit, single_letters, percent))
-    except (Unreadable, RecursionError) as error:
-        return scored(0.0, f"not readable as mathematics: {error}")
+    given = read(answer, Reading(rules.imaginary_unit, single_letters, percent))
     number = exact_quantity(ground_truth, single_letters=True)
     asks_for_integer = rules.unevaluated == "wrong" and number is not None and number.is_integer
     if asks_for_integer and not _is_worked_out(given):
         return scored(0.0, "an operation is left to do, where the ground truth is an integer")
-    try:
-        right = equal(given, wanted, rules)
-    except RecursionError:
-        return scored(0.0, "deeper than answers are")
+    right = equal(given, wanted, rules)
     return scored(float(right), "equal" if right else f"a different {type(wanted).__name__.lower()}")
 
 

@@ -197,6 +197,8 @@ class Digits:
             return self._counting(name, values)
         if name in ("floor", "ceil", "max", "min", "gcd", "lcm"):
             return self._ordered(name, values)
+        if name not in _MPMATH:
+            raise NoValue(name)  # +- where it makes no list
         return getattr(context, _MPMATH[name])(*values)
 
     def _periodic(self, name: str, value: Any) -> Any:

@@ -7,7 +7,6 @@ Owns what is right and what a ground truth may be; deadlines and processes are t
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ from mrl.samples import Verdict
 NAME = "maths"
 VERSION = "2"
 
-_SPACE = re.compile(r"(?<![0-9A-Za-z]) +| +(?![0-9A-Za-z])")
 _LAST_BOX = {"extraction": ("boxed",), "on_conflict": "last"}
 
 _ground_truth_quantity = functools.lru_cache(maxsize=4096)(exact_quantity)
@@ -33,7 +31,7 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
     if answer.text is None:
         return scored(0.0, answer.reason)
     wanted = tidy(ground_truth)
-    if _spaceless(answer.text) == _spaceless(wanted):
+    if answer.text == wanted:
         return scored(1.0, "same text")
     percent = "value" if rules.percent == "value" else "ignore"
     right = _ground_truth_quantity(wanted, percent=percent, single_letters=True)
@@ -44,6 +42,9 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
     )
     if right is not None and given is not None:
         return _compared(given, right, rules, f"{_short(answer.text)}, not {_short(wanted)}")
+    text = read_answer(answer.text)
+    if isinstance(text, str) and text == read_answer(wanted):
+        return scored(1.0, "same text")
     if not rules.symbolic:
         return scored(0.0, f"{_short(answer.text)} is no number")
     return None
@@ -63,11 +64,6 @@ def _compared(given: Quantity, right: Quantity, rules: MathsRules, otherwise: st
         left, wanted = left * given.unit.scale, wanted * right.unit.scale
     equal = abs(left - wanted) <= rules.relative_tolerance * abs(wanted)
     return scored(float(equal), "equal numbers" if equal else otherwise)
-
-
-def _spaceless(text: str) -> str:
-    """Text without spaces between tokens; between digits and letters they stay."""
-    return text if " " not in text else _SPACE.sub("", text)
 
 
 def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> Verdict:

@@ -148,6 +148,16 @@ def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -
     assert "no ground truth" in message
 
 
+def test_ground_truths_that_are_compared_as_text_are_counted(write_rows: Any, plain_tokenizer: Any) -> None:
+    train = write_rows([row(1), row(2, answer="\\int_0^1 f(x) dx"), row(3, answer="\\prod_n a_n")])
+    notes = load_data(DataSection(train=train), MATHS, plain_tokenizer).report.notes
+    assert [
+        note
+        for note in notes
+        if "compares its text" in note and "2 of 3 rows" in note and f"{train}:2" in note
+    ]
+
+
 def test_many_bad_rows_do_not_flood_the_message(write_rows: Any, plain_tokenizer: Any) -> None:
     train = write_rows([row(n, answer=None) for n in range(500)])
     with pytest.raises(DataError, match="and 490 more"):

@@ -1,5 +1,6 @@
 """The maths verifier against real ground truths, a table of equal and unequal forms, and every attack on it."""
 
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from mrl.config.sections.reward import MathsRules, RewardPart, RewardSection
 from mrl.errors import DataError
 from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.maths.symbolic import RAISED, compare
 from mrl.rewards.maths.verifier import Maths, parse_ground_truth, verify_exactly, verify_symbolically
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import Verdict, VerdictKind
@@ -100,6 +102,27 @@ def test_bombs_are_refused_at_once(name: str) -> None:
     start = time.process_time()
     assert value(BOMBS[name], "3") == 0.0
     assert time.process_time() - start < 0.5
+
+
+PIECES = (
+    r"1 2 10 x y \frac { } ( ) [ ] ^ _ + - * / = < \sin \sqrt \pi e i , \{ \} | ! \cup \in \infty \text{km} \text{or} ^\circ "
+    r"\begin{pmatrix} \end{pmatrix} & \\ \overline 0. \pm \log_ \binom n 1e5 % \le \ln ' \lfloor or and \max _2 \vec 9999"
+)
+TRUTHS = [
+    "5", "x+1", "\\sqrt2", "\\{1,2\\}", "(1,2)", "x=5", "y=2x", "x>1", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", "10 km",
+    "1011_2", "2+3i", "\\frac{\\pi}{2}", "(-\\infty,1)\\cup(2,3)", "x=1 or x=2", "n!", "90^\\circ", "1,2",
+]  # fmt: skip
+
+
+def test_no_text_makes_the_comparison_raise_or_take_long() -> None:
+    numbers, pieces = random.Random(0), PIECES.split()
+    start = time.process_time()
+    for _ in range(4000):
+        ground_truth = numbers.choice(TRUTHS)
+        soup = "".join(numbers.choices(pieces, k=numbers.randint(1, 12)))
+        verdict = compare(tidy(numbers.choice(("", ground_truth)) + soup), ground_truth, RULES)
+        assert not verdict.reason.startswith(RAISED), f"{soup} for {ground_truth}: {verdict.reason}"
+    assert time.process_time() - start < 40.0
 
 
 CODE = [
