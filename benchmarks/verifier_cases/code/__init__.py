@@ -9,8 +9,8 @@ from benchmarks.verifier_cases.code.fences import fences
 from benchmarks.verifier_cases.code.values import values
 
 GENERATORS: dict[str, Generator] = {
-    "burdens": burdens,
-    "exceptions": exceptions,
-    "fences": fences,
-    "values": values,
+    "code: burdens": burdens,
+    "code: exceptions": exceptions,
+    "code: fences": fences,
+    "code: values": values,
 }

@@ -68,7 +68,8 @@ class Raised(Exception):
     def __init__(self, answer: Mapping[str, Any]) -> None:
         super().__init__()
         self.name = str(answer.get("raised"))[:60]
-        self.bases = [str(name) for name in answer.get("bases") or ()]
+        bases = answer.get("bases")
+        self.bases = [str(name) for name in bases] if isinstance(bases, list) else []
         """Names of the exception's type and those it derives from, nearest first."""
         self.text = str(answer.get("text") or "")
 
@@ -163,6 +164,8 @@ class _Proxy:
         except Raised as raised:
             self.last_raised = raised.name
             self.crossed = _crossing(raised, self.known, self.expected)
+        except Exception as error:
+            self._candidate.conclude(Outcome.WRONG, f"returned what cannot be read ({type(error).__name__})")
         if self.crossed is None:
             self._candidate.conclude(Outcome.RUNTIME_ERROR, f"raised {self.last_raised}")
         raise self.crossed

@@ -21,6 +21,7 @@ from typing import Any
 
 from mrl.config.sections.reward import CodeRules
 from mrl.errors import ConfigError, RewardError
+from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in, reading_of
 from mrl.rewards.code.tasks import CodeTask, parse_task
@@ -130,6 +131,7 @@ class CodeServiceVerifier:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"reward.path = {url!r}: a code service is an http:// or https:// address")
         self._url, self._rules = url, rules
+        examiner()  # started here, before there are threads to ask for it at once
 
     async def score(self, request: Request) -> Verdict:
         program = program_in(request.visible, request.ground_truth)

@@ -30,7 +30,7 @@ from mrl.samples import Verdict
 _log = logging.getLogger(__name__)
 
 NAME = "code"
-VERSION = "1"
+VERSION = "2"
 MAX_PROGRAM_BYTES = 256 * 1024
 
 
@@ -179,6 +179,7 @@ class CodeVerifier:
     def __init__(self, rules: CodeRules) -> None:
         self._rules = rules
         find_boundary()  # refuse at start-up, not at the first sample
+        examiner()
 
     async def score(self, request: Request) -> Verdict:
         program = program_in(request.visible, request.ground_truth)

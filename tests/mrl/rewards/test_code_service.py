@@ -12,6 +12,7 @@ import pytest
 from mrl.config.sections.reward import CodeRules, RewardSection
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.remote import MAX_REPLY_BYTES, RemoteSession
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.own_time import Allowance
@@ -46,6 +47,8 @@ class Service(http.server.BaseHTTPRequestHandler):
         reply: Any = {
             "works": self.run,
             "nonsense": lambda b: ["no"],
+            "large": lambda b: _finished("x" * MAX_REPLY_BYTES),
+            "half a character": lambda b: _finished("\ud800"),
             "sandbox error": lambda b: {"status": "SandboxError", "message": "full"},
         }[self.mode](body)
         data = json.dumps(reply).encode()
@@ -78,6 +81,13 @@ class Service(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *words: Any) -> None:
         return None
+
+
+def _finished(written: str) -> dict[str, Any]:
+    return {
+        "status": "Success",
+        "run_result": {"status": "Finished", "return_code": 0, "stdout": written},
+    }
 
 
 @pytest.fixture
@@ -131,6 +141,16 @@ def test_a_service_that_fails_makes_samples_without_reward_after_retries(
     assert verdict.kind is VerdictKind.NO_REWARD
     assert handler.runs == 2
     assert "code service" in verdict.reason
+
+
+def test_what_a_program_writes_is_scored_whatever_it_is(service: Any) -> None:
+    url, handler = service
+    session = RemoteSession(url, CodeRules(), Allowance.of(60.0))
+    handler.mode = "half a character"
+    assert session.run_as_main("", "") == b"?"
+    handler.mode = "large"
+    with pytest.raises(CandidateEnded, match="output limit"):
+        session.run_as_main("", "")
 
 
 def test_nobody_listening_is_an_outage(make_pair: Any, score_all: Any) -> None:

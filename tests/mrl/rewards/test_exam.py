@@ -96,7 +96,7 @@ HEAVY = {
 @pytest.mark.parametrize("name", HEAVY)
 def test_what_a_test_does_with_a_value_is_the_programs(name: str) -> None:
     program, body, reason = HEAVY[name]
-    rules = CodeRules(seconds=2.0, cpu_seconds=2.0) if "time" in reason else PATIENT
+    rules = CodeRules(seconds=1.0, cpu_seconds=1.0) if "time" in reason else PATIENT
     verdict = verify(program, asserts(body), rules)
     assert verdict.value == 0.0
     assert verdict.reason.startswith(reason), verdict.reason
@@ -147,6 +147,30 @@ def test_generated_programs_in_the_sandbox() -> None:
             if program is not None:
                 verdict = verify(program, task, PATIENT.model_copy(update=dict(case.settings)))
                 assert verdict.value == float(case.right), (case.label, verdict.reason)
+
+
+FORGED = """
+import __main__
+def f(x):
+    __main__.told = lambda error: {answer}
+    1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{'raised': 'E', 'bases': 5}",
+        "{'raised': 'E', 'bases': [['StopIteration'], 'StopIteration'], 'text': {}}",
+        "{'raised': ['ValueError'], 'bases': ['Exception', 'BaseException']}",
+        "{'value': {'d': 5}}",
+        "{}",
+    ],
+)
+def test_a_forged_answer_is_no_exception_of_the_test(answer: str) -> None:
+    """The candidate has the runner to itself: what it sends as raised is no more than data."""
+    body = "got = list(map(candidate, [1, 2]))\n    assert got in ([], [1])"
+    assert verify(FORGED.replace("{answer}", answer), asserts(body), PATIENT).value == 0.0
 
 
 class Gone:
