@@ -113,8 +113,10 @@ def process_cpu(pid: int) -> float:
 
 
 def _figures(pid: int) -> dict[int, tuple[float, float]]:
-    """Seconds on a processor and in a run queue of every thread of a process and of all below it."""
-    return {tid: _schedstat(tid) for process in _tree(pid) for tid in _threads(process)}
+    """Seconds on a processor and in a run queue of every thread of a process and of all below it, without those
+    that ended while they were asked."""
+    asked = {tid: _schedstat(tid) for process in _tree(pid) for tid in _threads(process)}
+    return {tid: figures for tid, figures in asked.items() if any(figures)}
 
 
 def _tree(pid: int) -> Iterator[int]:

@@ -65,13 +65,17 @@ def busy(count: int) -> Iterator[None]:
     """So many busy processes on one core, which this thread and what it starts must share."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
-    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    command = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
+    # In sessions of their own: a kernel that groups processes by session would count them as one.
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) for _ in range(count)]
     try:
+        for process in others:
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
         yield
     finally:
         for process in others:
             process.kill()
-            process.wait()
+            process.communicate()
         os.sched_setaffinity(0, allowed)
 
 
@@ -109,6 +113,21 @@ def test_own_time_of_programs_that_compute_sleep_and_starve() -> None:
     with busy(3):
         assert 0.3 < own_seconds(compute) < 1.2
     assert own_seconds("import time\ntime.sleep(0.5)\nprint(flush=True)\ninput()") > 0.4
+
+
+def test_threads_that_come_and_go_take_no_time_away() -> None:
+    threads = "import threading\nwhile True:\n    t = threading.Thread(target=sum, args=(range(3000),)); t.start(); t.join()"
+    process = subprocess.Popen([sys.executable, "-S", "-c", threads])
+    try:
+        measured = OwnTime(process.pid)
+        seen = []
+        for _ in range(200):
+            measured.look()
+            seen.append(measured.cpu)
+        assert seen == sorted(seen)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def own_seconds(program: str) -> float:
