@@ -87,8 +87,8 @@ class OwnTime:
         tick = min(max(self._looked - self._began, _FIRST_TICK_SECONDS), _TICK_SECONDS)
         return max(0.0, self._looked + tick - time.monotonic())
 
-    def look(self) -> None:
-        """Bring the figures up to date. They stay as they were while all that is runnable stands in a run queue,
+    def look(self) -> bool:
+        """Bring the figures up to date; whether they are. They stay as they were while all that is runnable stands in a run queue,
         because such a wait is not known before it ends, and once the process is gone."""
         after = _figures(self._pid)
         self._looked = time.monotonic()
@@ -98,13 +98,14 @@ class OwnTime:
             if (before := self._figures.get(tid, (0.0, 0.0))) != (cpu, delay)
         ]
         if not after or (not moved and any(map(_is_runnable, after))):
-            return
+            return False
         self._figures = after
         cpu = sum(cpu for cpu, _ in moved)
         # What one thread of the run computes may hold up each of the others: that is no starving.
         self.starved += max(0.0, sum(delay for _, delay in moved) - (len(moved) - 1) * cpu)
         self.cpu += cpu
         self.seconds = max(0.0, self.waited - self.starved) if _HAS_FIGURES else self.cpu
+        return True
 
 
 def process_cpu(pid: int) -> float:

@@ -29,6 +29,8 @@ from mrl.rewards.pool.work import Cause, Fault, Task, Worker
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
+_LEAST_SECONDS = 0.02
+"""Between two looks at a worker that is late and stands in a run queue."""
 
 
 class Dispatcher:
@@ -118,7 +120,7 @@ class Dispatcher:
         if any(worker.process.has_unsent for queue in self._queues for worker in queue.workers):
             return 0.002
         events = [at for queue in self._queues for at in queue.next_event()]
-        return max(0.0, min([_TICK_SECONDS, *(at - now for at in events)]))
+        return max(_LEAST_SECONDS, min([_TICK_SECONDS, *(at - now for at in events)]))
 
     def _feed(self, queue: StageQueue, now: float) -> None:
         for worker in queue.workers:

@@ -47,6 +47,8 @@ class Used:
     """Seconds on a processor of its own process, without those it started."""
     starved: float = 0.0
     """Seconds it waited for a processor."""
+    is_known: bool = True
+    """Whether it does not stand in a run queue at this moment: how long it will is not known."""
 
 
 class WorkerProcess:
@@ -83,8 +85,8 @@ class WorkerProcess:
 
     def used(self) -> Used:
         """What it used since `begin`."""
-        self._own_time.look()
-        return Used(process_cpu(self.pid) - self._cpu_before, self._own_time.starved)
+        is_known = self._own_time.look()
+        return Used(process_cpu(self.pid) - self._cpu_before, self._own_time.starved, is_known)
 
     def send(self, message: Any) -> None:
         """Queue a message and write what the pipe takes now."""

@@ -154,10 +154,11 @@ class StageQueue:
             return Fault(Cause.DIED, "not ready in time") if now >= limit else None
         if worker.used.computed >= seconds and worker.capacity == 1:
             return Fault(Cause.COMPUTED, f"no verdict in {seconds:g} s, computing")
-        if now < limit:
+        patience = PATIENCE_SECONDS - min(worker.used.starved, PATIENCE_SECONDS)
+        if now < limit or (not worker.used.is_known and now < limit + patience):
             return None
-        if worker.used.starved >= PATIENCE_SECONDS:
-            return Fault(Cause.STARVED, f"starved for {worker.used.starved:.0f} s")
+        if not worker.used.is_known or not patience:
+            return Fault(Cause.STARVED, "starved: the machine gave its process no processor")
         is_busy = worker.used.computed >= seconds / 2 and worker.capacity == 1
         return Fault(Cause.COMPUTED if is_busy else Cause.DIED, f"no verdict in {seconds:g} s")
 

@@ -46,7 +46,8 @@ def test_a_verifier_that_raises_on_everything_scores_nothing(make_pair: Any, sco
 
 
 def test_samples_that_compute_for_ever_cost_one_deadline_each(make_pair: Any, score_all: Any) -> None:
-    """Four at the head and two workers: the others wait for two deadlines and no more, whatever the machine."""
+    """Four at the head and two workers: the others wait for two deadlines and no more, whatever the machine. What a
+    verdict on a bad sample needs besides comes behind all of them: one may still be at work then."""
     section = plugin("spins", retries=2, workers=2, deadline_seconds=0.7)
     pairs = [make_pair(n, "spin" if n < 4 else f"it is {n}", str(n)) for n in range(44)]
     order: list[str] = []
@@ -61,7 +62,9 @@ def test_samples_that_compute_for_ever_cost_one_deadline_each(make_pair: Any, sc
         counts = pool.counts()
     assert [verdicts[f"{n}.0"].value for n in range(44)] == [0.0] * 4 + [1.0] * 40
     assert counts["processes_lost"] == 4, "an attempt that would be the same again is not made"
-    assert set(order[40:]) == {f"{n}.0" for n in range(4)}, "what a verdict on a bad sample needs comes last"
+    bad = {f"{n}.0" for n in range(4)}
+    first_bad = min(order.index(sample_id) for sample_id in bad)
+    assert first_bad >= 39, order
 
 
 class Slow(RewardKind):
@@ -86,25 +89,27 @@ def task(name: str, found: dict[str, Verdict | None]) -> Task:
 
 
 @pytest.mark.parametrize(
-    ("computed", "starved", "after", "cause"),
+    ("computed", "starved", "is_known", "after", "cause"),
     [
-        (0.0, 0.0, 10.5, None),  # it waits for its sandbox
-        (9.0, 0.0, 10.5, None),
-        (10.0, 0.0, 10.5, Cause.COMPUTED),  # it is no waiting
-        (0.0, 0.0, 10.5 + GRACE_SECONDS, Cause.DIED),
-        (6.0, 0.0, 10.5 + GRACE_SECONDS, Cause.COMPUTED),
-        (0.0, 20.0, 10.5 + GRACE_SECONDS, None),  # it had less than that for itself
-        (0.0, 99.0, 10.5 + GRACE_SECONDS + PATIENCE_SECONDS, Cause.STARVED),
+        (0.0, 0.0, True, 10.5, None),  # it waits for its sandbox
+        (9.0, 0.0, True, 10.5, None),
+        (10.0, 0.0, True, 10.5, Cause.COMPUTED),  # it is no waiting
+        (0.0, 0.0, True, 10.5 + GRACE_SECONDS, Cause.DIED),
+        (6.0, 0.0, True, 10.5 + GRACE_SECONDS, Cause.COMPUTED),
+        (0.0, 20.0, True, 10.5 + GRACE_SECONDS, None),  # it had less than that for itself
+        (0.0, 99.0, True, 10.5 + GRACE_SECONDS + PATIENCE_SECONDS, Cause.STARVED),
+        (0.0, 0.0, False, 10.5 + GRACE_SECONDS, None),  # it stands in a run queue
+        (0.0, 0.0, False, 10.5 + GRACE_SECONDS + PATIENCE_SECONDS, Cause.STARVED),
     ],
 )
 def test_a_worker_over_its_deadline(
-    queue: StageQueue, computed: float, starved: float, after: float, cause: Cause | None
+    queue: StageQueue, computed: float, starved: float, is_known: bool, after: float, cause: Cause | None
 ) -> None:
     queue.put(task("a", {}))
     worker = queue.workers[0]
     assert queue.next_batch(worker, 100.0) is not None
     assert not queue.is_late(worker, 109.9) and queue.is_late(worker, 110.0)
-    worker.used = Used(computed, starved)
+    worker.used = Used(computed, starved, is_known)
     fault = queue.overdue(worker, 100.0 + after)
     assert (fault and fault.cause) == cause
 
