@@ -42,7 +42,8 @@ def work(request: Any) -> bytes:
 
 @pytest.fixture
 def executor() -> Iterator[ForkedExecutor]:
-    made = ForkedExecutor(work, memory_bytes=2 * 2**30)
+    """With 2 GiB beyond what the tests' own process, and so its fork, has mapped already."""
+    made = ForkedExecutor(work, memory_bytes=psutil.Process().memory_info().vms + 2 * 2**30)
     yield made
     made.close()
     assert not [
