@@ -85,7 +85,7 @@ SIGNS = ("=", "<", ">", "<=", ">=", "!=", "in")
 _MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "array")
 _OPENING = {**CLOSING, "begin": "end"}
 _TEXT = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|textrm|mbox|textit)\{ ?)?\(?([A-Za-z][A-Za-z '\-]*)\)?(?: ?\})?"
+    r"\(?(?:\\(?:text|textbf|mathbf|mathrm|textrm|mbox|textit)\{ ?)?\(?([A-Za-z][A-Za-z '\-]*)\)?(?: ?\})?\)?"
 )
 _BASED = re.compile(r"([0-9A-Fa-f]{1,60})_(?:\{ ?(?:\\text\{)?([0-9]{1,2}|[a-z]+)\}?\}?|([0-9]))")
 _BASES = ["", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -206,6 +206,9 @@ class _ShapeReader:
             raise Unreadable("something is missing")
         first, last = tokens[0], tokens[-1]
         if len(tokens) == 1 and first.kind == "text":
+            number = exact_quantity(first.text)
+            if number and not number.is_quotient:
+                return Scalar(Number(number.value), number.unit)
             return Words(" ".join(first.text.lower().split()))
         if len(tokens) == 1 and first[:2] == ("sign", "empty"):
             return Series("{", ())

@@ -5,6 +5,7 @@ can be killed; no parser that evaluates is used, and sizes are capped before any
 from __future__ import annotations
 
 import functools
+import re
 
 from mrl.config.sections.reward import MathsRules
 from mrl.rewards.contract import scored
@@ -15,6 +16,7 @@ from mrl.rewards.maths.shapes import Based, Reading, Scalar, Shape, read
 from mrl.rewards.maths.tokens import Unreadable
 from mrl.samples import Verdict
 
+_SETS_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{([^{}]*)\}")
 RAISED = "the comparison raised"
 """How the reason of a verdict starts whose answer our own code did not expect."""
 
@@ -27,7 +29,10 @@ def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
     """
     wanted = read_ground_truth(ground_truth, rules.imaginary_unit)
     if wanted is None:
-        return scored(0.0, "other text than a ground truth that is compared as text")
+        same = _words_of(answer) == _words_of(ground_truth)
+        return scored(
+            float(same), "same text" if same else "a ground truth that is compared as text, and other text"
+        )
     try:
         return _judged(answer, ground_truth, wanted, rules)
     except Unreadable as error:
@@ -38,12 +43,19 @@ def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
         return scored(0.0, f"{RAISED} {type(error).__name__}: {str(error)[:120]!a}")
 
 
+def _words_of(text: str) -> list[str]:
+    """The text in words, without commands that set text."""
+    return _SETS_TEXT.sub(r" \1 ", text).lower().split()
+
+
 def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) -> Verdict:
     single_letters = isinstance(wanted, Scalar) and wanted.unit is not None
     percent = "ignore" if "%" in ground_truth else rules.percent
     given = read(answer, Reading(rules.imaginary_unit, single_letters, percent))
     number = exact_quantity(ground_truth, single_letters=True)
     asks_for_integer = rules.unevaluated == "wrong" and number is not None and number.is_integer
+    if isinstance(wanted, Scalar) and isinstance(given, Scalar) and given.unit and wanted.unit:
+        asks_for_integer &= given.unit == wanted.unit  # a conversion may leave anything
     if asks_for_integer and not _is_worked_out(given):
         return scored(0.0, "an operation is left to do, where the ground truth is an integer")
     right = equal(given, wanted, rules)

@@ -87,6 +87,8 @@ def _exact_factorial(value: Any) -> Fraction:
 
 
 def _exact_binomial(above: Any, below: Any) -> Fraction:
+    if _exact_integer(below) > _exact_integer(above):
+        raise NoValue("more chosen than there are")
     return Fraction(math.comb(_exact_integer(above), _exact_integer(below)))
 
 
@@ -215,6 +217,8 @@ class Digits:
     def _counting(self, name: str, values: list[Any]) -> Any:
         if any(value != int(abs(value)) or value > MAX_FACTORIAL for value in values):
             raise NoValue("not a small natural number")
+        if len(values) == 2 and values[1] > values[0]:
+            raise NoValue("more chosen than there are")
         result = self.context.mpf((math.factorial if name == "!" else math.comb)(*map(int, values)))
         self._bound(self.context.log(1 + abs(result)))
         return result
