@@ -148,8 +148,9 @@ def reward_processes(
 @contextlib.contextmanager
 def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
     """Both worker groups on the slots of the connected cluster, started; closed at the end."""
-    config, gpus = config.as_placed(), has_gpus()
+    gpus = has_gpus()
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
+    config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
     environment = _environment(
         config, slots_per_node=max(Counter(placement.nodes).values()) if gpus else None
     )

@@ -37,7 +37,7 @@ class Placement:
     slots: tuple[Slot, ...]
 
     def topology(self, config: Config) -> Topology:
-        """Where the plan of the weight sync finds both sides; `config` as placed."""
+        """Where the plan of the weight sync finds both sides; `config` as it was placed."""
         if config.launch.engine_slots:
             return Topology.apart(self.nodes, num_trainers=config.training.layout.world_size)
         return Topology.on(self.nodes) if config.sync.transport == "auto" else Topology.beside(self.nodes)

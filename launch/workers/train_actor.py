@@ -113,7 +113,8 @@ class TrainActor:
 
         sync, addresses = self._config.sync, [engine.address for engine in engines]
         own = device_uuid(self.worker.device)
-        if sync.transport == "auto" and (other := engines[self._rank].device) != own:
+        shared = topology.trainer_slots == topology.engine_slots
+        if shared and (other := engines[self._rank].device) != own:
             raise WeightSyncError(
                 f"trainer rank {self._rank} is on {own}, the engine rank that shares its slot on {other}; each slot is one "
                 "GPU (launch/workers/placement.py): has something changed CUDA_VISIBLE_DEVICES of a worker?"

@@ -1,7 +1,8 @@
 """Two pools: trainer ranks and engines on slots of their own (`launch.engine_slots`), and the weight sync between them.
 
 Nobody waits for another's memory: both sides start at once and stay where they are; nothing sleeps, nothing is
-off-loaded (`Config.as_placed`), so that the trainer may train while the engines generate. Weights go as messages.
+off-loaded (`Config.as_placed`), so that the trainer may train while the engines generate. Weights go through shared
+memory on one machine without GPUs, and else as messages.
 Everything else is the hybrid engine's (colocated.py).
 """
 

@@ -200,12 +200,14 @@ class Config(Section):
         }
         return self.model_copy(update=counted)
 
-    def as_placed(self) -> "Config":
+    def as_placed(self, *, shares_memory: bool = False) -> "Config":
         """The same run with what own slots of engines decide: nobody off-loads or sleeps, and weights go as
-        messages where auto would have them go through a slot's memory."""
+        messages where auto cannot have them go through memory. `shares_memory`: all slots are of one machine,
+        and none is a GPU."""
         if not self.launch.engine_slots:
             return self
-        transport = "distributed" if self.sync.transport == "auto" else self.sync.transport
+        goes = self.sync.transport != "auto" or shares_memory
+        transport = self.sync.transport if goes else "distributed"
         placed = {
             "training": self.training.model_copy(update={"offload": "never"}),
             "rollout": self.rollout.model_copy(update={"enable_sleep_mode": False}),

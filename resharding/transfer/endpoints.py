@@ -1,4 +1,4 @@
-"""What one trainer rank sends through: its receivers' senders, over the slot's memory or over a mesh."""
+"""What one trainer rank sends through: its receivers' senders, over memory that it shares with them or over a mesh."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Endpoints:
     """The senders of one trainer rank, and what they share."""
 
     receivers: tuple[int, ...]
-    """The engine ranks that it feeds: its slot's, or between pools every num_trainers-th."""
+    """The engine ranks that it feeds: every num_trainers-th, and so its slot's where slots are shared."""
     senders: tuple[WeightSender, ...]
     mesh: TrainerMesh | None
-    link: SlotLink | None
-    """The buffers its slot's processes share; None over a mesh."""
+    links: tuple[SlotLink, ...]
+    """The buffers that it shares with each of its receivers; none over a mesh."""
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""
@@ -45,13 +45,12 @@ def open_endpoints(
 ) -> Endpoints:
     """`addresses`: of all engine ranks. `store`: host and port of the trainers' torch.distributed store, for
     a mesh."""
+    receivers = tuple(range(rank, len(addresses), num_trainers))
     if sync.transport == "auto":
-        if len(addresses) != num_trainers:
-            raise WeightSyncError(
-                f"{len(addresses)} engine ranks for {num_trainers} slots; each slot has one (sync.transport = auto)"
-            )
-        link = SlotLink(sync.bucket_bytes, device)
-        return Endpoints((rank,), (WeightSender(addresses[rank], sync, link),), None, link)
+        links = tuple(SlotLink(sync.bucket_bytes, device) for _ in receivers)
+        pairs = zip(receivers, links, strict=True)
+        senders = tuple(WeightSender(addresses[receiver], sync, link) for receiver, link in pairs)
+        return Endpoints(receivers, senders, None, links)
     if store is None:
         raise WeightSyncError(f"sync.transport = {sync.transport} needs the address of the trainers' store")
     if sync.transport == "nixl":
@@ -66,6 +65,5 @@ def open_endpoints(
         deadline_seconds=sync.deadline_seconds,
         digests=sync.verify != "off",
     )
-    receivers = tuple(range(rank, len(addresses), num_trainers))
-    senders = [WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers]
-    return Endpoints(receivers, tuple(senders), mesh, None)
+    senders = tuple(WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers)
+    return Endpoints(receivers, senders, mesh, ())

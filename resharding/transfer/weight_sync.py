@@ -37,7 +37,6 @@ from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
 from mrl.resharding.transfer.run_session import Feed, SendStats
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, Tables, leased_tensors, of_part
-from mrl.resharding.wire.slot_link import SlotLink
 
 
 class Memory(Protocol):
@@ -232,14 +231,13 @@ class PlannedSync:
         return of_part(part, leased, fallback, whole, cells, whole_cells[0] if whole_cells else ())
 
     def _feeds_of(self, leased: Sequence[LeasedTensor]) -> list[Feed]:
-        if self._endpoints.mesh is None:
-            return [Feed(self._endpoints.senders[0], self._tables(self.part, leased, self._rank))]
-        topology = self.plan.topology
+        topology, meshed = self.plan.topology, self._endpoints.mesh is not None
         rank_of_slot = {slot: rank for rank, slot in enumerate(topology.trainer_slots)}
         feeds = []
         for receiver, sender in zip(self._endpoints.receivers, self._endpoints.senders, strict=True):
             part = self.plan.part(topology.engine_slots[receiver])
-            feeds.append(Feed(sender, self._tables(part, [], receiver), parcels_of(part, rank_of_slot)))
+            tables = self._tables(part, leased if part.slot == self.part.slot else (), receiver)
+            feeds.append(Feed(sender, tables, parcels_of(part, rank_of_slot) if meshed else None))
         return feeds
 
     def _trainers(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
@@ -305,20 +303,30 @@ class PlannedSync:
     def _neighbours(self, ranks: Ranks) -> Neighbours | None:
         """The buckets of this machine's other slots, in shared memory; the ranks meet in the first
         session."""
-        nodes, link = self.plan.topology.nodes, self._endpoints.link
-        if link is None or link.device.type != "cpu" or len(set(nodes)) == len(nodes):
+        nodes = self.plan.topology.nodes
+        if self._endpoints.mesh is not None or ranks.device.type != "cpu" or len(set(nodes)) == len(nodes):
             return None
         if self._near is None:
-            self._near = ranks.together(lambda: self._meet(nodes, link))
+            self._near = ranks.together(self._meet)
         return self._near
 
-    def _meet(self, nodes: Sequence[int], link: SlotLink) -> Neighbours:
-        offers: list[Any] = [None] * len(nodes)
-        dist.all_gather_object(offers, Offer.of(self.part, link.export()))
-        own = self.part.slot
-        return Neighbours(
-            self.part, {s: o for s, o in enumerate(offers) if nodes[s] == nodes[own] and s != own}
-        )
+    def _meet(self) -> Neighbours:
+        links = zip(self._receiving_slots, self._endpoints.links, strict=True)
+        offers = self._told({slot: Offer.of(self.plan.part(slot), link.export()) for slot, link in links})
+        nodes, own = self.plan.topology.nodes, self.part.slot
+        return Neighbours(self.part, {s: o for s, o in offers.items() if nodes[s] == nodes[own] and s != own})
+
+    @property
+    def _receiving_slots(self) -> list[int]:
+        """The slots of this rank's receivers."""
+        return [self.plan.topology.engine_slots[receiver] for receiver in self._endpoints.receivers]
+
+    def _told(self, own: dict[int, Any]) -> dict[int, Any]:
+        """What all ranks say of their receivers' slots; a collective."""
+        said: list[Any] = [own] * len(self.plan.topology.trainer_slots)
+        if len(said) > 1:
+            dist.all_gather_object(said, own)
+        return {slot: word for words in said for slot, word in words.items()}
 
     def _far(self, ranks: Ranks, part: SlotPart) -> Lane:
         """The lane beyond this machine's memory, with its buckets, made in the first session."""
@@ -334,21 +342,16 @@ class PlannedSync:
     def _places(self) -> list[dict[int, int]]:
         """By window, slot -> where this rank's message begins in its receive bucket: what the ranks that feed the
         slots tell all others."""
-        topology = self.plan.topology
-        slots = [topology.engine_slots[receiver] for receiver in self._endpoints.receivers]
-        told = {slot: Offer.of(self.plan.part(slot), ()).places for slot in slots}
-        offers: list[Any] = [told] * len(topology.trainer_slots)
-        if len(offers) > 1:
-            dist.all_gather_object(offers, told)
+        told = {slot: Offer.of(self.plan.part(slot), ()).places for slot in self._receiving_slots}
         own, places = self.part.slot, [{} for _ in self.part.windows]
-        for slot, of_slot in (pair for offer in offers for pair in offer.items()):
+        for slot, of_slot in self._told(told).items():
             for window, senders in zip(places, of_slot, strict=True):
                 if own in senders:
                     window[slot] = senders[own]
         return places
 
     def _describe(self) -> list[dict[str, Any]]:
-        if self._endpoints.mesh is not None:
+        if self.part.slot not in self.plan.topology.engine_slots:
             return []
         if self._trainer.device.type == "cuda":
             return describe_device([buffer.param_data for buffer in self._trainer.memory.buffers])

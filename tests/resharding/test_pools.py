@@ -72,7 +72,8 @@ def train(
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
     manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
-    topology = Topology.separate(layout.world_size, receivers, slots_per_node=1)
+    on_one = 8 if sync.transport == "auto" else 1  # machine: where memory can be shared
+    topology = Topology.separate(layout.world_size, receivers, slots_per_node=on_one)
     planned = PlannedSync(trainer, sync, addresses, manifests, topology=topology, store=(HOST, port))
     gather = GatherSync(trainer, sync, addresses, store=(HOST, port))
     store.set("planned", planned.digest)
@@ -92,10 +93,11 @@ def train(
     return [len(sent), heard, [s["cross_slot_bytes"] for s in sent[:2]], planned.plan.summary()]
 
 
-def generate(number: int, receivers: int, store: dist.TCPStore, size: int) -> Any:
+def generate(number: int, receivers: int, store: dist.TCPStore, size: int, transport: str) -> Any:
     """Receiver `number`; the last one breaks in the middle of the second session."""
     storage = Storage(engine_manifests.from_layout(TINY, Layout(tp=receivers))[number], CPU)
-    receiver = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU, host=HOST)
+    host = None if transport == "auto" else HOST
+    receiver = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU, host=host)
     store.set(f"address{number}", receiver.address)
     digests = [store.get(name).decode() for name in ("planned", "gather")]
     errors, checkpoint = [], family_of(TINY).checkpoint_tensors(TINY)
@@ -131,7 +133,7 @@ def one_process(rank: int, size: int, port: int, layout: Layout, transport: str)
         if rank < trainers:
             result = train(rank, layout, sync, size - trainers, port, store, size)
         else:
-            result = generate(rank - trainers, size - trainers, store, size)
+            result = generate(rank - trainers, size - trainers, store, size, transport)
         if rank == 0:  # whose store it is: the others must have read it for the last time
             meet(store, size, "left")
         else:
@@ -143,6 +145,8 @@ def one_process(rank: int, size: int, port: int, layout: Layout, transport: str)
 @pytest.mark.parametrize(
     ("layout", "receivers", "transport"),
     [
+        pytest.param(Layout(), 2, "auto", marks=pytest.mark.slow),
+        (Layout(tp=2, ep=2), 1, "auto"),
         (Layout(), 2, "distributed"),
         (Layout(pp=2), 1, "distributed"),
         (Layout(tp=2, ep=2), 2, "distributed"),

@@ -26,7 +26,7 @@ class LaunchSection(Section):
     without GPUs as many as the run takes."""
     engine_slots: int = Field(default=0, ge=0)
     """Slots that engines have to themselves, after the trainer's; their number and `rollout.tp` are then free of
-    the layout, nobody off-loads or sleeps, and `sync.transport` auto means distributed. 0: engines share the
+    the layout, nobody off-loads or sleeps. 0: engines share the
     trainer's slots and take turns with it."""
     start_deadline_seconds: float = Field(default=600.0, gt=0)
     """Longest time until all workers are up."""
