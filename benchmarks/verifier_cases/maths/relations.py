@@ -25,7 +25,8 @@ def equations(rng: random.Random) -> Iterator[Case]:
             yield boxed(text, line, False, "another line")
         yield boxed(f"{slope}x+{shift}", line, False, "one side alone")
         yield from _solutions(rng)
-        yield boxed(f"x={shift}", str(shift), False, "an equation where a number is asked for")
+        yield boxed(f"x={shift}", str(shift), True, "the variable named")
+        yield boxed(f"x={shift + 1}", str(shift), False, "another value")
 
 
 def _solutions(rng: random.Random) -> Iterator[Case]:

@@ -8,7 +8,15 @@ from fractions import Fraction
 from mrl.config.sections.reward import MathsRules
 from mrl.rewards.maths import scalars
 from mrl.rewards.maths.expressions import Number, Symbol, Tree, symbols
-from mrl.rewards.maths.relations import difference, equations, product, ratio, same_equation, solved
+from mrl.rewards.maths.relations import (
+    difference,
+    equations,
+    intervals,
+    product,
+    ratio,
+    same_equation,
+    solved,
+)
 from mrl.rewards.maths.shapes import (
     Based,
     Interval,
@@ -30,8 +38,8 @@ MAX_ITEMS = 64
 
 def equal(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
     """Whether an answer says what the ground truth says."""
-    if isinstance(ground_truth, Relation | Series) and (found := _solutions(answer, ground_truth, rules)):
-        return found
+    if _solutions(answer, ground_truth, rules):
+        return True
     if isinstance(ground_truth, Based):
         return _in_base(answer, ground_truth)
     if isinstance(answer, Based) and isinstance(ground_truth, Scalar):
@@ -151,34 +159,46 @@ def _side_by_side(answer: Relation, ground_truth: Relation, rules: MathsRules) -
     return all(equal(a, g, rules) for a, g in zip(answer.sides, ground_truth.sides, strict=True))
 
 
-def _solutions(answer: Shape, ground_truth: Relation | Series, rules: MathsRules) -> bool:
-    """What the shapes differ in and the solutions do not: a value alone for x = value, x = 1 or x = -1 for
-    x^2 = 1, and x in (1, 2) for 1 < x < 2."""
-    if _alone(answer, ground_truth, rules):
-        return True
+def _solutions(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
+    """What the shapes differ in and the solutions do not: a value alone and x = value, x = 1 or x = -1 for
+    x^2 = 1, x in (1, 2) and the interval alone for 1 < x < 2."""
+    if not isinstance(answer, Relation | Series) and not isinstance(ground_truth, Relation | Series):
+        return False
+    if isinstance(answer, Relation) != isinstance(ground_truth, Relation):
+        stated, wanted = stated_value(answer), stated_value(ground_truth)
+        if stated or wanted:
+            return equal(stated or answer, wanted or ground_truth, rules)
+    return _same_intervals(answer, ground_truth, rules) or _same_roots(answer, ground_truth)
+
+
+def stated_value(shape: Shape) -> Shape | None:
+    """The constant that a relation gives one variable: 5 of x = 5."""
+    if not isinstance(shape, Relation) or shape.signs != ("=",):
+        return None
+    variable, value = shape.sides
+    if not (isinstance(variable, Scalar) and isinstance(variable.tree, Symbol)):
+        return None
+    return value if not isinstance(value, Scalar) or not symbols(value.tree) else None
+
+
+def _same_intervals(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
+    """An inequality and another, or the intervals that solve it."""
     found, wanted = solved(answer), solved(ground_truth)
-    if found and wanted:
-        return found[0] == wanted[0] and _matched_intervals(found[1], wanted[1], rules)
+    if found is None and wanted is None:
+        return False
+    left = found[1] if found else intervals(answer)
+    right = wanted[1] if wanted else intervals(ground_truth)
+    names = {each[0] for each in (found, wanted) if each}
+    return len(names) == 1 and 0 < len(left) == len(right) and _matched(left, right, rules)
+
+
+def _same_roots(answer: Shape, ground_truth: Shape) -> bool:
+    """Equations of one variable, of which one side has several."""
     left, right = equations(answer), equations(ground_truth)
     if not left or not right or len(left) + len(right) < 3:
         return False
     names = {name for tree in (*left, *right) for name in symbols(tree)}
     return len(names) == 1 and same_equation(product(left), product(right))
-
-
-def _matched_intervals(left: list[Interval], right: list[Interval], rules: MathsRules) -> bool:
-    return len(left) == len(right) and _matched(left, right, rules)
-
-
-def _alone(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
-    """A constant for a ground truth that gives a variable this value."""
-    if not isinstance(ground_truth, Relation) or ground_truth.signs != ("=",) or isinstance(answer, Relation):
-        return False
-    variable, value = ground_truth.sides
-    if not (isinstance(variable, Scalar) and isinstance(variable.tree, Symbol)):
-        return False
-    constant = not isinstance(value, Scalar) or not symbols(value.tree)
-    return constant and equal(answer, value, rules)
 
 
 def has_value(shape: Shape) -> bool:

@@ -132,10 +132,16 @@ def solved(shape: Shape) -> tuple[str, list[Interval]] | None:
         return None
     sides, signs = shape.sides, shape.signs
     if signs == ("in",) and isinstance(sides[0], Scalar) and isinstance(sides[0].tree, Symbol):
-        parts = sides[1].parts if isinstance(sides[1], Union) else (sides[1],)
-        intervals = [part for part in parts if isinstance(part, Interval)]
-        return (sides[0].tree.name, intervals) if len(intervals) == len(parts) else None
+        found = intervals(sides[1])
+        return (sides[0].tree.name, found) if found else None
     return _between(sides, signs)
+
+
+def intervals(shape: Shape) -> list[Interval]:
+    """An interval, or those that are united; none for anything else."""
+    parts = shape.parts if isinstance(shape, Union) else (shape,)
+    found = [part for part in parts if isinstance(part, Interval)]
+    return found if len(found) == len(parts) else []
 
 
 def _between(sides: Sequence[Shape], signs: Sequence[str]) -> tuple[str, list[Interval]] | None:

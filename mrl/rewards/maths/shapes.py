@@ -93,22 +93,31 @@ _SHORT_WORDS = {
     "yes", "no", "all", "any", "odd", "one", "two", "six", "ten", "not", "day", "sun", "sea", "red",
 }  # fmt: skip
 _MAX_RUN = 3
+_FUNCTION = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|sec|csc|cot)(?![A-Za-z])")
 
 
 def words(text: str) -> str | None:
     """A word answer (choice letter, yes/no, a name) in lower case; None for mathematics, where one small
-    letter is a variable and up to three of them are a product."""
+    letter is a variable, up to three of them are a product, and a dash between letters is a minus sign."""
     match = _TEXT.fullmatch(text)
     if not match:
         return None
     run = match[1]
     if run in ("sqrt", "pi", "inf", "infinity", "oo"):
         return None
-    if run == text and run.islower() and len(run) <= _MAX_RUN and run not in _SHORT_WORDS:
-        return None
     if len(run) == 1 and run.islower():
         return None
+    if run == text and (all(map(_is_product, run.split("-"))) or re.fullmatch("[A-Z](?: ?- ?[A-Z])+", run)):
+        return None
     return " ".join(run.lower().split())
+
+
+def _is_product(run: str) -> bool:
+    """Up to three small letters that are no word."""
+    letters = run.strip()
+    return (
+        letters.isalpha() and letters.islower() and len(letters) <= _MAX_RUN and letters not in _SHORT_WORDS
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,9 +150,9 @@ def _without_percent(text: str, reading: Reading) -> str:
 
 
 def _measured(text: str, reading: Reading) -> Shape | None:
-    """An expression with a unit; None where there is no unit."""
+    """An expression with a unit; None where there is none, as where the degrees are a function's."""
     body, unit = split_unit(text, single_letters=reading.single_letters)
-    if unit is None:
+    if unit is None or (unit == DEGREE and _FUNCTION.search(body)):
         return None
     quantity = exact_quantity(body)
     tree = Number(quantity.value) if quantity else read_expression(tokenise(body), reading.imaginary)

@@ -9,7 +9,7 @@ import re
 
 from mrl.config.sections.reward import MathsRules
 from mrl.rewards.contract import scored
-from mrl.rewards.maths.equality import equal, has_value
+from mrl.rewards.maths.equality import equal, has_value, stated_value
 from mrl.rewards.maths.expressions import Call, Number, Tree
 from mrl.rewards.maths.numbers import exact_quantity
 from mrl.rewards.maths.shapes import Based, Reading, Scalar, Shape, read
@@ -44,8 +44,8 @@ def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
 
 
 def _words_of(text: str) -> list[str]:
-    """The text in words, without commands that set text."""
-    return _SETS_TEXT.sub(r" \1 ", text).lower().split()
+    """The text in words, without commands that set text and without braces."""
+    return re.sub(r"[{}]", " ", _SETS_TEXT.sub(r" \1 ", text)).lower().split()
 
 
 def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) -> Verdict:
@@ -73,7 +73,9 @@ def read_ground_truth(text: str, imaginary: str = "i") -> Shape | None:
 
 
 def _is_worked_out(shape: Shape) -> bool:
-    """Whether a scalar is a numeral, perhaps with signs around it; other shapes are what they are."""
+    """Whether a scalar, or the value of x = scalar, is a numeral, perhaps with signs around it; other shapes
+    are what they are."""
+    shape = stated_value(shape) or shape
     if isinstance(shape, Based):
         return shape.base == 10
     return not isinstance(shape, Scalar) or _is_numeral(shape.tree)
