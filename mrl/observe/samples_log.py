@@ -67,9 +67,15 @@ def _row(step: int, kind: str, group: Group, sample: Sample) -> dict[str, object
         "status": sample.status.value,
         "prompt_tokens": len(sample.prompt_tokens),
         "response_tokens": len(sample.response_tokens),
-        "policy_version": int(sample.policy_versions[0]) if len(sample.policy_versions) else None,
+        "policy_versions": _span(sample),
         "reward": verdict.value if verdict else None,
         "verdict": verdict.kind.value if verdict else None,
         "reason": verdict.reason if verdict else None,
         "parts": dict(verdict.parts) if verdict else {},
     }
+
+
+def _span(sample: Sample) -> list[int] | None:
+    """The smallest and the largest version of the tokens; None without tokens."""
+    versions = sample.policy_versions
+    return [int(versions.min()), int(versions.max())] if len(versions) else None

@@ -1,0 +1,23 @@
+"""samples.jsonl: what a row says of a sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from mrl.observe.samples_log import SamplesLog
+from tests.support.samples import make_groups, make_sample, verdict_of
+
+
+def test_a_row_has_the_smallest_and_the_largest_version_of_its_tokens(tmp_path: Path) -> None:
+    """Not the first token's alone; a response without tokens has none."""
+    versions = np.array([2, 2, 3, 5], np.int32)
+    samples = [
+        make_sample(0, 0, length=4, policy_versions=versions, verdict=verdict_of(1.0)),
+        make_sample(0, 1, length=0, verdict=verdict_of(0.0)),
+    ]
+    SamplesLog(tmp_path / "samples.jsonl", limit=9).write(1, make_groups(samples))
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [row["policy_versions"] for row in rows] == [[2, 5], None]
