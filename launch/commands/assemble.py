@@ -19,6 +19,7 @@ from mrl.capacity.model_facts import find_facts
 from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
 from mrl.data.load import Dataset
+from mrl.data.stream import PromptStream
 from mrl.data.tokenise import decoder
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import cluster, has_gpus
@@ -29,6 +30,7 @@ from mrl.launch.workers.reward_group import RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
+from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
@@ -39,6 +41,7 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
+from mrl.pool.store import Store
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Prompt
@@ -60,6 +63,9 @@ class Parts:
     hybrid: Hybrid
     reward_workers: RewardWorkers
     dataset: Dataset
+    prompts: PromptStream
+    store: Store | None
+    """Of judged groups; None where the schedule keeps none."""
     tokenizer: Any
     clock: PhaseClock
 
@@ -80,13 +86,13 @@ class Parts:
         should_stop: Callable[[], str | None] = lambda: None,
     ) -> OnPolicyLoop | StreamLoop:
         """The configured schedule at its first step."""
-        config, in_flight = self.config, self.in_flight()
-        deadline, prompts = config.loop.phase_deadline_seconds, self.dataset.stream(config.run.seed)
+        config, in_flight, prompts = self.config, self.in_flight(), self.prompts
+        deadline = config.loop.phase_deadline_seconds
         collector = Collector(in_flight, clock=self.clock, deadline_seconds=deadline)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
         more: dict[str, Any] = {"should_stop": should_stop, "throughput": self.throughput()}
-        if config.loop.schedule == "stream":
-            producer = Producer(config, prompts, in_flight)
+        if self.store is not None:
+            producer = Producer(config, prompts, in_flight, self.store)
             return StreamLoop(config, self.hybrid, collector, producer, *common, **more)
         return OnPolicyLoop(config, self.hybrid, collector, GroupSupply(config, prompts), *common, **more)
 
@@ -117,6 +123,10 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         print(inputs.dataset.report.text(), flush=True)
         print(_starting(config), flush=True)
     with contextlib.ExitStack() as stack:
+        prompts, store = inputs.dataset.stream(config.run.seed), None
+        if config.loop.schedule == "stream":
+            store = group_pool.opened(config, prompts)
+            stack.callback(store.remove)
         with clock.phase("cluster"):
             stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
         reward_workers = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
@@ -124,7 +134,7 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
-        yield Parts(config, hybrid, reward_workers, inputs.dataset, inputs.tokenizer, clock)
+        yield Parts(config, hybrid, reward_workers, inputs.dataset, prompts, store, inputs.tokenizer, clock)
 
 
 def _starting(config: Config) -> str:

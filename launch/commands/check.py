@@ -21,6 +21,7 @@ from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
+from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.prepare import new_model
@@ -164,6 +165,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_policy,
     check_reference,
     check_critic,
+    check_pool,
 )
 """Beside that of the tokenizer, which is kept. Each takes milliseconds to seconds and raises ConfigError or
 DataError, one line for each fault."""

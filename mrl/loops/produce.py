@@ -27,7 +27,7 @@ from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of
 from mrl.pool.admission import Admission
 from mrl.pool.ledger import End, Ledger, State
-from mrl.pool.store import MemoryStore, Store
+from mrl.pool.store import Store
 from mrl.samples import Group, Prompt
 
 COUNTS: tuple[str, ...] = (
@@ -67,11 +67,8 @@ def admission_of(config: Config) -> Admission:
 class Producer:
     """One run's, over its stream of prompts."""
 
-    def __init__(
-        self, config: Config, prompts: PromptStream, in_flight: InFlight, store: Store | None = None
-    ) -> None:
-        self._config, self._prompts, self._in_flight = config, prompts, in_flight
-        self._store: Store = store or MemoryStore()
+    def __init__(self, config: Config, prompts: PromptStream, in_flight: InFlight, store: Store) -> None:
+        self._config, self._prompts, self._in_flight, self._store = config, prompts, in_flight, store
         self._screen, self._sampling = Screen(config), sampling_of(config)
         self._ledger, self._admission = Ledger(), admission_of(config)
         self._served = -1
@@ -102,7 +99,7 @@ class Producer:
         if indices is None:
             return None
         dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
-        judged = self._store.get(self._ledger.take(indices, version=version))
+        judged, kept = self._store.get(self._ledger.take(indices, version=version)), self._store.metrics()
         self._screen.book(judged)
         groups = trainable(judged)
         metrics = self._screen.close(groups, version=version, effort=f"{len(indices) + dropped} prompts")
@@ -112,7 +109,7 @@ class Producer:
             "stream/slots_used": float(used),
         }
         served = self._in_flight.newest_version if version == self._served else -1
-        return Batch(groups, served, metrics | ages_of(groups, version) | self._take_counts())
+        return Batch(groups, served, metrics | kept | ages_of(groups, version) | self._take_counts())
 
     def is_ready(self) -> bool:
         """Whether `take` has groups."""
@@ -206,6 +203,7 @@ class Producer:
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
             "kept": [to_json(group) for group in groups],
+            "next_handle": self._store.next_handle,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -213,6 +211,7 @@ class Producer:
         self._ledger.restore(state["ledger"])
         for entry in self._ledger.entries(State.TAKEN):
             entry.handle = -1  # its samples are trained
+        self._store.next_handle = max(self._store.next_handle, int(state["next_handle"]))
         for entry, group in zip(self._ledger.entries(State.KEPT), state["kept"], strict=True):
             entry.handle = self._store.put(from_json(group, self._prompts.prompt_at))
         self._restarted = [entry.index for entry in self._ledger.entries(State.MAKING)]

@@ -52,6 +52,8 @@ METRICS = {
     "stream/park_seconds": "Seconds of the driver for parking them and for going on with them.",
     "stream/reprefill_tokens": "Tokens of prompts and responses that engines compute again to go on with them.",
     "stream/restarted": "Groups whose responses a checkpoint did not hold and that were asked anew.",
+    "pool/bytes": "Bytes of the judged groups that no served version is made of, as the step took its own.",
+    "pool/spilled_bytes": "Of these, those in files: beyond stream.pool.memory_bytes.",
     "advantage/token_mean": "Mean advantage over the trained tokens.",
     "advantage/sample_mean": "Mean over the samples of their tokens' mean advantage.",
     "advantage/abs_max": "Largest absolute advantage.",

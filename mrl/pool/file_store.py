@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from mrl.errors import PoolError
+from mrl.pool.folder import MARK, claim, clear
 from mrl.pool.frames import Frame, append, frames_of, read
 from mrl.pool.group_bytes import decode, encode
 from mrl.samples import Group, Prompt
@@ -59,17 +60,18 @@ class FileStore:
         index, which the stream of rows has. PoolError where the folder cannot be written, belongs to another run or has a
         damaged file."""
         self._folder, self._file_bytes, self._memory_bytes = folder, file_bytes, memory_bytes
-        self._prompt_at = prompt_at
+        self._run, self._prompt_at = run, prompt_at
         self._memory: dict[int, bytes] = {}
         self._held = 0
         self._frames: dict[int, tuple[_File, Frame]] = {}
         self._files: list[_File] = []
         with self._explained("open the pool's folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            _claim(folder, run)
+            claim(folder, run)
             for path in sorted((*folder.glob("*.sealed"), *folder.glob("*.open")), key=_number):
                 self._reopen(path)
-            self._next = 1 + max(self._frames, default=-1)
+            self.next_handle = 1 + max(self._frames, default=-1)
+            """Of the group that is put next."""
             self._number = 1 + max(map(_number, folder.glob("*.sealed")), default=-1)
         self._writing: _File | None = None
 
@@ -83,15 +85,25 @@ class FileStore:
         """What the groups in memory take."""
         return self._held
 
+    @property
+    def spilled_bytes(self) -> int:
+        """What the groups in files take."""
+        return sum(frame.num_bytes for _, frame in self._frames.values())
+
+    def metrics(self) -> dict[str, float]:
+        """What a step's row tells."""
+        spilled = float(self.spilled_bytes)
+        return {"pool/bytes": self._held + spilled, "pool/spilled_bytes": spilled}
+
     def put(self, group: Group) -> int:
         """Keeps a group; its handle. PoolError where no file can take it."""
-        data, handle = encode(group), self._next
+        data, handle = encode(group), self.next_handle
         if self._held + len(data) <= self._memory_bytes:
             self._memory[handle] = data
             self._held += len(data)
         else:
             self._write(handle, data)
-        self._next = handle + 1
+        self.next_handle = handle + 1
         return handle
 
     def get(self, handles: Iterable[int]) -> list[Group]:
@@ -130,6 +142,13 @@ class FileStore:
         self._frames.clear()
         self._memory.clear()
         self._held = 0
+
+    def remove(self) -> None:
+        """Closes, and gives the folder back: no group outlives this process. What a disk does not let go is left."""
+        self.close()
+        with contextlib.suppress(OSError):
+            clear(self._folder, self._run)
+            (self._folder / MARK).unlink(missing_ok=True)
 
     def _bytes(self, handle: int) -> bytes:
         if handle in self._memory:
@@ -202,18 +221,3 @@ def _explained(what: str) -> Iterator[None]:
 
 def _number(path: Path) -> int:
     return int(path.stem)
-
-
-def _claim(folder: Path, run: str) -> None:
-    """PoolError where the folder is another run's."""
-    mark = folder / "run"
-    if not mark.exists():
-        partial = folder / "run.partial"
-        partial.write_text(run, encoding="utf-8")
-        partial.rename(mark)
-    if (owner := mark.read_text(encoding="utf-8")) != run:
-        raise PoolError(
-            f"the pool's folder {folder} belongs to the run {owner}, not to {run}; choose another or remove it"
-        )
-    (folder / "run.partial").write_bytes(b"")
-    (folder / "run.partial").unlink()  # it can be written to

@@ -19,6 +19,8 @@ import numpy as np
 from mrl.errors import PoolError
 from mrl.samples import Group, Prompt, Sample, Segment, Status, Verdict, VerdictKind
 
+TOKEN_BYTES = 20
+"""About the most that a token of a response takes: 8 of arrays, the rest of text."""
 _LENGTH_BYTES = 4
 _WHOLE = ("prompt_tokens", "response_tokens", "rollout_logprobs", "routed_experts")
 _RUNS = ("loss_mask", "policy_versions")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mrl.errors import PoolError
 from mrl.samples import Group
 
 
 class Store(Protocol):
     """Keeps groups until they are released. A handle is a number that is never used again."""
+
+    next_handle: int
+    """Of the group that is put next; a run that goes on sets it to what it was, so that none comes twice."""
 
     def put(self, group: Group) -> int:
         """Keeps a group; its handle. PoolError where it cannot be kept."""
@@ -24,24 +26,6 @@ class Store(Protocol):
         """Forgets groups; others that are not kept are no error."""
         ...
 
-
-class MemoryStore:
-    """In this process, without a limit."""
-
-    def __init__(self) -> None:
-        self._groups: dict[int, Group] = {}
-        self._next = 0
-
-    def put(self, group: Group) -> int:
-        handle, self._next = self._next, self._next + 1
-        self._groups[handle] = group
-        return handle
-
-    def get(self, handles: Sequence[int]) -> list[Group]:
-        if missing := [handle for handle in handles if handle not in self._groups]:
-            raise PoolError(f"the pool does not keep groups {missing}")
-        return [self._groups[handle] for handle in handles]
-
-    def release(self, handles: Sequence[int]) -> None:
-        for handle in handles:
-            self._groups.pop(handle, None)
+    def metrics(self) -> dict[str, float]:
+        """How much is kept, for a step's row."""
+        ...

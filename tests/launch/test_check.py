@@ -179,11 +179,15 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
         "logging.trackers=[mlflow]",
         "reward={kind: plugin, path: 'nowhere:score'}",
         "data.train=/nowhere.jsonl",
+        "loop.schedule=stream",
+        "stream.pool.folder=/proc/self/pool",
     )
     lines = refused(["train", *words(task, tmp_path, "run", *more, "training.layout={dp: 3, ep: 3}")], capsys)
-    assert lines[0] == "mrl: 4 faults, nothing was started:"
+    assert lines[0] == "mrl: 5 faults, nothing was started:"
     for line, message in zip(
-        lines[1:], ("mlflow", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3"), strict=True
+        lines[1:],
+        ("mlflow", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3", "/proc/self/pool"),
+        strict=True,
     ):
         assert line.startswith("  - ") and message in line
     assert not list((tmp_path / "run/logs").rglob("*.log")), "a worker had started"

@@ -67,11 +67,18 @@ def test_a_stream_runs_ahead_within_its_age_and_trains_exact_log_probs(
     split: str, task: Path, tmp_path: Path
 ) -> None:
     """Tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else)."""
-    more = ("loop.schedule=stream", "stream={max_age: 2}", "loop.steps=6", "rollout.max_num_seqs=2")
+    more = (
+        "loop.schedule=stream",
+        "stream={max_age: 2, pool: {memory_bytes: 0}}",
+        "loop.steps=6",
+        "rollout.max_num_seqs=2",
+    )
     rows = trained(task, tmp_path, "run", *more, *SPLITS[split])
     assert [row["step"] for row in rows] == list(range(7))
     ages = [row["policy/age_steps"] for row in rows[1:]]
     assert max(ages) in (1.0, 2.0), "nothing ran ahead, or too far"
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
     assert sum(row["stream/parked"] for row in rows[1:]) > 0
+    assert all(row["pool/spilled_bytes"] == row["pool/bytes"] > 0 for row in rows[1:])
+    assert list((tmp_path / "run/pool").iterdir()) == [], "files outlived the run"
     assert not undescribed({name for row in rows for name in row})

@@ -9,6 +9,16 @@ from pydantic import Field
 from mrl.config.sections.base import Section
 
 
+class PoolSection(Section):
+    """Where judged groups wait for their step."""
+
+    memory_bytes: int = Field(default=1 << 30, ge=0)
+    """Memory of the driver that they take; beyond it they go to files, about 8 bytes a token and the text."""
+    folder: str | None = None
+    """Folder of these files, of this run alone, on the driver's node; null is `pool` in the run's folder. Nothing in it outlives
+    the run: what a checkpoint needs is in the checkpoint."""
+
+
 class StreamSection(Section):
     """Read by loop.schedule = stream."""
 
@@ -24,3 +34,5 @@ class StreamSection(Section):
     in_flight: Literal["recompute", "drain"] = "recompute"
     """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
     new version computes; drain: it waits for them."""
+    pool: PoolSection = PoolSection()
+    """Where judged groups wait for their step."""

@@ -23,6 +23,7 @@ from mrl.algorithms.tokens import Segments
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
+from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
@@ -285,7 +286,8 @@ class TableRun:
         common = [], recorder, Checkpoints(config, self._folder)
         self.loop: OnPolicyLoop | StreamLoop
         if config.loop.schedule == "stream":
-            self.producer = Producer(config, prompts, in_flight)
+            self.store = group_pool.opened(config, prompts)
+            self.producer = Producer(config, prompts, in_flight, self.store)
             self.loop = StreamLoop(
                 config, self.engines, collector, self.producer, *common, should_stop=should_stop
             )

@@ -12,6 +12,7 @@ import torch
 
 from mrl.errors import RolloutError, WorkerLost
 from mrl.observe.metrics_log import without_volatile
+from mrl.pool.group_bytes import encode
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
 
 SAVE_AT_FIVE = ("loop.checkpoint={every_steps: 5, keep: 9}",)
@@ -128,12 +129,31 @@ def test_drain_waits_for_responses_instead_of_parking_them(tmp_path: Path) -> No
     assert max(row["policy/age_steps"] for row in run.rows()) == 2
 
 
+def test_groups_that_lie_in_files_are_those_in_memory_to_the_bit(tmp_path: Path) -> None:
+    """Weights, rows and what was trained on: of a store with hardly any memory, and of one that needs no file."""
+    words = (STREAM, "stream.max_age=2")
+    memory = finished(tmp_path, *words, algorithm=FILTER, per_poll=1, name="memory")
+    files = finished(
+        tmp_path, *words, "stream.pool.memory_bytes=2000", algorithm=FILTER, per_poll=1, name="files"
+    )
+    assert torch.equal(memory.train.table, files.train.table)
+    for rows in zip(memory.rows(), files.rows(), strict=True):
+        assert without_volatile(rows[0]) == without_volatile(rows[1])
+        assert rows[0]["pool/bytes"] == rows[1]["pool/bytes"] > 0 == rows[0]["pool/spilled_bytes"]
+    trained = [[encode(group) for groups in run.groups for group in groups] for run in (memory, files)]
+    assert trained[0] == trained[1]
+    assert sum(row["pool/spilled_bytes"] > 0 for row in files.rows()) > 6
+    files.store.remove()
+    assert list((tmp_path / "files/pool").iterdir()) == [], "files outlived the run"
+
+
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREAM)
 
 
-def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path) -> None:
-    """Groups that wait for their step come from the checkpoint, those in the making are asked anew."""
-    first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", *SAVES))
+def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Groups that wait for their step come from the checkpoint, those in the making are asked anew; files of the attempt
+    before are dropped, and its handles do not come again."""
+    first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", "stream.pool.memory_bytes=0", *SAVES))
     first.engines.tokens_per_poll = 1
     first.loop.start()
     for _ in range(4):
@@ -141,7 +161,12 @@ def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path) -> None:
     state = max(first.train.saved.items())[1][0]
     assert json.loads(json.dumps(state)) == state
     assert state["supply"]["kept"] or len(state["supply"]["ledger"]["entries"]) > 4, "nothing was on its way"
+    left = sum(path.stat().st_size for path in (tmp_path / "run/pool").glob("*.open"))
     second = first.resumed()
+    assert left and f"{left} bytes of groups of an earlier attempt dropped" in caplog.text
+    next_handle = state["supply"]["next_handle"]
+    assert second.store.handles == [next_handle + number for number in range(len(state["supply"]["kept"]))]
+    assert next_handle == first.store.next_handle > len(state["supply"]["kept"]) > 0
     second.engines.tokens_per_poll = 1
     assert second.loop.next_step == 5
     second.loop.start()

@@ -101,10 +101,13 @@ def test_random_puts_gets_seals_and_releases_are_those_of_a_dictionary(
 ) -> None:
     """The same calls on the store and on a dictionary, with reopening after seals; at the end no file is left."""
     rng, kept = random.Random(memory_bytes), {}
+    sizes = [len(encode(group_of(index))) for index in range(300)]
     pool = store(tmp_path / "pool", memory_bytes=memory_bytes)
     for index in range(300):
         kept[pool.put(group_of(index))] = index
-        assert pool.memory_bytes <= memory_bytes
+        size = sum(sizes[number] for number in kept.values())
+        assert pool.memory_bytes <= memory_bytes and pool.metrics()["pool/bytes"] == size
+        assert pool.metrics()["pool/spilled_bytes"] == size - pool.memory_bytes
         if rng.random() < 0.5:
             gone = rng.sample(sorted(kept), min(len(kept), rng.randrange(4)))
             pool.release([*gone, 10_000])

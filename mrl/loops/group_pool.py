@@ -1,0 +1,58 @@
+"""The store of a run's judged groups: how much it may come to, whether its folder takes that, and how it is opened."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from mrl.config.root import Config
+from mrl.data.stream import PromptStream
+from mrl.errors import ConfigError
+from mrl.loops.produce import admission_of
+from mrl.pool.file_store import FileStore
+from mrl.pool.folder import clear, fault
+from mrl.pool.group_bytes import TOKEN_BYTES
+
+log = logging.getLogger(__name__)
+
+
+def most_bytes(config: Config) -> int:
+    """About what the groups come to where every slot has one of longest prompts and responses."""
+    response = config.rollout.max_response_tokens
+    sample = 4 * (config.model.max_length - response) + TOKEN_BYTES * response
+    return admission_of(config).slots * config.loop.samples_per_prompt * sample
+
+
+def check_pool(config: Config) -> None:
+    """The folder of the store is this run's, can be written to and has room. ConfigError with what to do; nothing is left
+    behind."""
+    if config.loop.schedule != "stream":
+        return
+    spilled = max(0, most_bytes(config) - config.stream.pool.memory_bytes)
+    if found := fault(_folder(config), _owner(config), num_bytes=spilled):
+        raise ConfigError(
+            f"stream.pool.folder, {_folder(config)}: {found}; name another folder on this machine, empty or new. "
+            f"{admission_of(config).slots} groups of longest responses, as many as may wait, take {spilled / 2**30:.1f} GiB beyond "
+            "stream.pool.memory_bytes; a smaller stream.max_age is fewer"
+        )
+
+
+def opened(config: Config, prompts: PromptStream) -> FileStore:
+    """The store without a group; what an earlier attempt left is dropped. PoolError where the folder cannot be used."""
+    folder, owner = _folder(config), _owner(config)
+    if dropped := clear(folder, owner):
+        log.warning(
+            "%s: %d bytes of groups of an earlier attempt dropped; what its checkpoint needs is in there",
+            folder, dropped,
+        )  # fmt: skip
+    memory = config.stream.pool.memory_bytes
+    return FileStore(folder, run=owner, memory_bytes=memory, prompt_at=prompts.prompt_at)
+
+
+def _folder(config: Config) -> Path:
+    return Path(config.stream.pool.folder or f"{config.run_folder}/pool")
+
+
+def _owner(config: Config) -> str:
+    """What the folder is marked with: inside the run's folder, which may be moved, the run's name."""
+    return str(Path(config.run_folder).resolve()) if config.stream.pool.folder else config.run.name
