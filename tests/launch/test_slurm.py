@@ -64,13 +64,14 @@ def start_again(slurm: LocalSlurm, number: str) -> None:
     slurm.wait_until(accepted, 240, "a pending job")
 
 
-def ray_processes(number: str) -> list[str]:
-    """Command lines of Ray's processes that a job left on this machine."""
-    found = []
+def ray_processes(slurm: LocalSlurm, number: str) -> list[str]:
+    """Command lines of Ray's processes that a job left on this machine; another Slurm's jobs have the same numbers."""
+    found, own = [], slurm.environment["SLURM_CONF"]
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
             words = " ".join(process.info["cmdline"] or [])
-            if "ray" in words and process.environ().get("SLURM_JOB_ID") == number:
+            environment = process.environ() if "ray" in words else {}
+            if environment.get("SLURM_JOB_ID") == number and environment.get("SLURM_CONF", own) == own:
                 found.append(words[:200])
     return found
 
@@ -103,7 +104,7 @@ def test_a_job_trains_on_one_node_and_generates_on_the_other(slurm: LocalSlurm, 
     assert (logs / "latest").resolve() == (logs / "attempt-0").resolve()
     assert "Ray node 0 is up" in (logs / "latest" / "node-0.log").read_text()
     assert "Ray node 1 is up" in (logs / "latest" / "node-1.log").read_text()
-    assert ray_processes(number) == []
+    assert ray_processes(slurm, number) == []
 
 
 def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Pa
     assert done == list(range(1, len(done) + 1))
     logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
     assert (logs / "latest").resolve() == (logs / "attempt-1").resolve()
-    assert ray_processes(number) == []
+    assert ray_processes(slurm, number) == []
 
 
 def test_a_bad_configuration_is_not_queued_again(slurm: LocalSlurm, tmp_path: Path) -> None:
