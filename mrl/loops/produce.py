@@ -38,6 +38,9 @@ COUNTS: tuple[str, ...] = (
 )
 """Added up from one step's groups to the next."""
 
+HOLDERS: tuple[str, ...] = ("engines", "verdicts", "slots")
+"""What the oldest group may wait for, and with it all admission; slots: a step and its sync, the group being ready."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
@@ -77,6 +80,8 @@ class Producer:
         self._restarted: list[int] = []
         """Groups whose responses a restored checkpoint does not hold."""
         self._counts = dict.fromkeys(COUNTS, 0.0)
+        self._held = dict.fromkeys(HOLDERS, 0.0)
+        """Seconds of pumps by what held them, since the step before took its groups."""
 
     # -- between two weight syncs --------------------------------------------------------------------------------
 
@@ -89,8 +94,10 @@ class Producer:
             return ()
         if room := self._admission.room(self._ledger):
             self._in_flight.ask(self._admit(room), self._sampling)
+        holder, start = self._held_by(), time.monotonic()
         self._in_flight.poll(timeout_seconds)
         self._book()
+        self._held[holder] += time.monotonic() - start
         return self._in_flight.under_way()
 
     def take(self, version: int) -> Batch | None:
@@ -185,12 +192,20 @@ class Producer:
                 self._screen.book([group])
                 self._ledger.drop(index, End.FILTERED if trainable([group]) else End.GIVEN_UP)
 
+    def _held_by(self) -> str:
+        head = self._ledger.head()
+        if head is None or head.index not in self._in_flight:
+            return "slots"
+        return "engines" if self._in_flight.num_unanswered([head.index]) else "verdicts"
+
     def _count(self, name: str, value: float) -> None:
         self._counts[name] += value
 
     def _take_counts(self) -> dict[str, float]:
         counts, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
-        return counts
+        held, self._held = self._held, dict.fromkeys(HOLDERS, 0.0)
+        total = sum(held.values()) or 1.0
+        return counts | {f"stream/held_by/{holder}": seconds / total for holder, seconds in held.items()}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -197,6 +197,34 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
         run.loop.step()
 
 
+def test_a_row_tells_what_admission_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent engines, then silent reward workers, then a trainer that does not come."""
+    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=1"))
+    run.engines.tokens_per_poll = 0
+    run.loop.start()
+    run.producer.resume()
+    held: list[list[str]] = []
+
+    def pump() -> None:
+        run.producer.pump()
+        held.append([name for name, seconds in run.producer._held.items() if seconds])
+
+    pump()
+    run.engines.tokens_per_poll = LONGEST
+    with monkeypatch.context() as silent:
+        silent.setattr(run.rewards, "collect", lambda timeout_seconds: [])
+        pump()
+        pump()
+    pump()
+    pump()
+    assert held == [["engines"]] * 2 + [["engines", "verdicts"]] * 2 + [["engines", "verdicts", "slots"]]
+    batch, rest = run.producer.take(0), run.producer.take(1)
+    assert batch is not None and rest is not None
+    shares = {name: batch.metrics[f"stream/held_by/{name}"] for name in ("engines", "verdicts", "slots")}
+    assert sum(shares.values()) == pytest.approx(1.0) and all(share > 0 for share in shares.values())
+    assert not any(rest.metrics[f"stream/held_by/{name}"] for name in shares), "counted twice"
+
+
 def test_a_death_in_the_sync_loses_neither_step_nor_row(tmp_path: Path) -> None:
     run = TableRun(config_of(tmp_path, {}, *SAVES, "loop.steps=9"))
     run.loop.start()
