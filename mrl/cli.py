@@ -108,13 +108,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
     plan.add_argument("--json", action="store_true", help="for programs")
-    bench = _config_command(commands, "bench", _bench, "a step of the loop against its floor")
-    bench.add_argument("--steps", type=int, default=5, help="steps measured after one warm-up")
-    bench.add_argument("--json", action="store_true", help="for programs")
+    bench = commands.add_parser("bench", help="a step against its floor, or schedules against each other")
+    _bench_commands(bench.add_subparsers(required=True, metavar="WHAT"))
     settings = commands.add_parser("settings", help="all settings, or those below a path, one sentence each")
     settings.add_argument("path", nargs="?", default="", help="for instance reward, or rollout.tp")
     settings.set_defaults(run=_settings)
     return parser
+
+
+def _bench_commands(commands) -> None:
+    step = _config_command(commands, "step", _bench_step, "a step of the loop against its floor")
+    step.add_argument("--steps", type=int, default=5, help="steps measured after one warm-up")
+    stream = _config_command(
+        commands, "stream", _bench_stream, "schedules against each other, with responses of fixed lengths"
+    )
+    stream.add_argument(
+        "--schedules",
+        default="on_policy,stream:max_age=2",
+        help="with commas between them; settings of `stream` behind colons; the first one is compared with",
+    )
+    stream.add_argument("--steps", type=int, default=15, help="steps measured of each schedule, in two runs")
+    stream.add_argument("--warm-up", type=int, default=3, help="steps of each run before them")
+    stream.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
+    stream.add_argument(
+        "--mean", type=float, help="mean tokens of a response; a quarter of the longest by default"
+    )
+    for command in (step, stream):
+        command.add_argument("--json", action="store_true", help="for programs")
 
 
 def _config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
@@ -124,10 +144,10 @@ def _config_command(commands, name: str, run, text: str) -> argparse.ArgumentPar
     return command
 
 
-def _load(options: argparse.Namespace):
+def _load(options: argparse.Namespace, *overrides: str):
     from mrl.config.load import load, split_arguments
 
-    return load(*split_arguments(options.config))
+    return load(*split_arguments([*options.config, *overrides]))
 
 
 def _answer(text: str) -> int:
@@ -219,15 +239,28 @@ def _plan(options: argparse.Namespace) -> int:
     return _answer(json.dumps(report.tree, indent=1) if options.json else report.table())
 
 
-def _bench(options: argparse.Namespace) -> int:
-    import json
-
+def _bench_step(options: argparse.Namespace) -> int:
     from mrl.launch.commands.bench_step import bench_step, table
 
-    if options.config[0] != "step":
-        raise ConfigError(f"mrl bench measures 'step' (mrl bench step CONFIG...), not {options.config[0]!r}")
-    options.config = options.config[1:]
-    figures = bench_step(_load(options), num_steps=options.steps)
+    return _figures(bench_step(_load(options), num_steps=options.steps), table, options)
+
+
+def _bench_stream(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.bench_stream import bench_stream, settings_of, table
+
+    names = options.schedules.split(",")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--schedules {options.schedules}: a schedule stands there twice")
+    configs = {name: _load(options, *settings_of(name)) for name in names}
+    figures = bench_stream(
+        configs, num_steps=options.steps, warm_up=options.warm_up, sigma=options.sigma, mean=options.mean
+    )
+    return _figures(figures, table, options)
+
+
+def _figures(figures, table, options: argparse.Namespace) -> int:
+    import json
+
     return _answer(json.dumps(figures, indent=1) if options.json else table(figures))
 
 

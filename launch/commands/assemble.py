@@ -43,6 +43,7 @@ from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
 from mrl.pool.store import Store
 from mrl.rewards.pool.pool import RewardPool
+from mrl.rollout.request import Lengths
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Prompt
 from mrl.training.hf.folder import read_config
@@ -68,6 +69,8 @@ class Parts:
     """Of judged groups; None where the schedule keeps none."""
     tokenizer: Any
     clock: PhaseClock
+    lengths: Lengths | None = None
+    """Of each response, instead of where the policy would end it; for measurements."""
 
     def in_flight(self) -> InFlight:
         """Groups in the making over the engines and the reward workers."""
@@ -76,6 +79,7 @@ class Parts:
             self.reward_workers,
             decoder(self.tokenizer, end_of_text(self.tokenizer, self.config.model.path)),
             run_seed=self.config.run.seed,
+            lengths=self.lengths,
         )
 
     def loop(

@@ -8,24 +8,19 @@ neither. Steps and floors alternate, so that a change of the machine's speed hit
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.launch.commands.assemble import Parts, assembled
-from mrl.loops.checkpoints import Checkpoints
+from mrl.launch.commands.assemble import Parts
+from mrl.launch.commands.bench_run import rows_of
 from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.learn import denominators
-from mrl.loops.recorder import Recorder
 from mrl.loops.schedule import Schedule
-from mrl.observe import metrics_log
-from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import Round
 from mrl.samples import Group, Prompt
 from mrl.training.batch import pack
@@ -36,21 +31,13 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
     schedule without such a floor."""
     if config.loop.schedule != "on_policy":
         raise ConfigError(f"mrl bench step measures loop.schedule = on_policy, not {config.loop.schedule}")
-    quiet = {
-        "validation": {"every_steps": 0, "before_training": False, "after_training": False, "num_prompts": 1}
-    }
-    quiet |= {"checkpoint": {"every_steps": 0, "at_end": False}, "steps": 2 * (num_steps + 1)}
-    with tempfile.TemporaryDirectory(prefix="mrl-bench-") as folder:
-        config = _changed(config, loop=quiet, run={"folder": folder})
-        run_folder = RunFolder(config.run_folder)
-        with assembled(config, log_folder=Path(folder) / "logs") as parts:
-            recorder = Recorder(config, run_folder, parts.clock, first_step=0)
-            bench = _Bench(parts, parts.loop(recorder, Checkpoints(config, run_folder)))
-            floors = bench.run(num_steps + 1)
-            recorder.close()
-        rows = metrics_log.read(run_folder.metrics)[1:]
-        run_folder.close()
-    return _figures(rows, floors[1:])
+    floors: list[dict[str, float]] = []
+
+    def measured(parts: Parts, loop: Schedule) -> None:
+        floors.extend(_Bench(parts, loop).run(num_steps + 1))
+
+    rows = rows_of(config, measured, num_steps=2 * (num_steps + 1))
+    return _figures(rows[1:], floors[1:])
 
 
 class _Bench:
@@ -127,10 +114,3 @@ def table(figures: Mapping[str, Any]) -> str:
     lines.append(f"{'all':<12}{figures['step_seconds']:>10.3f}{figures['floor_seconds']:>10.3f}")
     lines.append(f"step / floor = {figures['ratio']:.2f} (median of {len(figures['steps'])})")
     return "\n".join(lines)
-
-
-def _changed(config: Config, **sections: dict[str, Any]) -> Config:
-    values = config.model_dump()
-    for name, changes in sections.items():
-        values[name] |= changes
-    return Config.model_validate(values)

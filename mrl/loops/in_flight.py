@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.rollout.drafts import Drafts, whole_sample
-from mrl.rollout.request import Request, Response, Round, Sampling, request_id, sample_of
+from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
 
 Decode = Callable[[list[np.ndarray]], list[str]]
@@ -69,8 +69,16 @@ class InFlight:
     """All groups in the making over one set of engines and reward workers; prompts have different indices."""
 
     def __init__(
-        self, rollout: Rollout, reward_workers: RewardWorkers, decode: Decode, *, run_seed: int
+        self,
+        rollout: Rollout,
+        reward_workers: RewardWorkers,
+        decode: Decode,
+        *,
+        run_seed: int,
+        lengths: Lengths | None = None,
     ) -> None:
+        """`lengths`: of each response, instead of where the policy would end it."""
+        self._lengths = lengths
         self._rollout, self._reward_workers, self._decode = rollout, reward_workers, decode
         self._drafts = Drafts(run_seed)
         self._making: dict[int, _Making] = {}
@@ -81,7 +89,7 @@ class InFlight:
 
     def ask(self, prompts: Sequence[Prompt], sampling: Sampling, *, also: Sequence[Request] = ()) -> None:
         """Hands in a request for each response to these prompts, and those of `also`, all at once."""
-        requested = Round.of(prompts, sampling)
+        requested = Round.of(prompts, dataclasses.replace(sampling, lengths=self._lengths))
         self._drafts.ask(requested.requests())
         self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
         self._rollout.submit([*also, requested])

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -67,6 +67,10 @@ class Request:
         return np.concatenate([self.prompt_tokens, self.own_tokens]).astype(np.int32, copy=False)
 
 
+Lengths = Callable[[int, int], int]
+"""(prompt index, sample index) -> tokens of the response, at least 1. Travels to the engines (pickled)."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampling:
     """How the responses of a round are drawn."""
@@ -81,6 +85,14 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    lengths: Lengths | None = None
+    """Each response runs to its own length, but not over max_tokens, whatever is produced (measurements)."""
+
+    def budget(self, prompt_index: int, sample_index: int) -> int:
+        """Tokens that a sample's response may have, or with `lengths` has."""
+        if self.lengths is None:
+            return self.max_tokens
+        return min(self.lengths(prompt_index, sample_index), self.max_tokens)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,7 +125,8 @@ class Round:
                 prompt_tokens=tokens,
                 seed=seed_of_request(s.seed, request_id(index, number)),
                 temperature=s.temperature,
-                max_tokens=s.max_tokens,
+                max_tokens=s.budget(index, number),
+                ignore_stop=s.lengths is not None,
                 greedy=s.greedy,
                 top_p=s.top_p,
                 top_k=s.top_k,

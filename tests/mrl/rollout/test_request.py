@@ -64,3 +64,11 @@ def test_a_round_is_one_request_for_each_response() -> None:
     assert {(r.top_p, r.top_k, r.min_p) for r in requests} == {(0.9, 40, 0.05)}
     assert len({r.seed for r in requests}) == 6
     assert requests[1].seed == sample_seed(11, 4, 1)
+    assert not any(r.ignore_stop for r in requests)
+
+
+def test_a_response_of_a_given_length_runs_to_it_and_no_further_than_allowed() -> None:
+    sampling = Sampling(2, 1.0, max_tokens=45, seed=1, lengths=lambda prompt, sample: 10 * prompt + sample)
+    requests = Round(((4, np.ones(1, np.int32)), (5, np.ones(1, np.int32))), sampling).requests()
+    assert [r.max_tokens for r in requests] == [40, 41, 45, 45]
+    assert all(r.ignore_stop for r in requests)

@@ -1,0 +1,136 @@
+"""`mrl bench stream`: schedules against each other, on real engines and with the same load.
+
+Every response has a length of its own, drawn by its prompt and sample (bench_load.py), and runs to it whatever the policy says; rewards are
+hashes. A step of one schedule therefore trains as many tokens as the same step of another (where stream.window is 1),
+and no group is filtered. Each schedule is run twice from its start, in turn, so that a change of the machine's speed hits all.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.config.sections.reward import RewardSection
+from mrl.errors import ConfigError
+from mrl.launch.commands.assemble import Parts
+from mrl.launch.commands.bench_load import LogNormalLengths, hashed
+from mrl.launch.commands.bench_run import changed, rows_of
+from mrl.loops.schedule import Schedule
+
+ROUNDS = 2
+"""Runs of each schedule."""
+
+
+def settings_of(schedule: str) -> list[str]:
+    """The overrides of "on_policy", or of "stream" with settings of its section behind colons.
+
+    >>> settings_of("stream:max_age=2:window=4")
+    ['loop.schedule=stream', 'stream.max_age=2', 'stream.window=4']
+    """
+    name, *settings = schedule.split(":")
+    return [f"loop.schedule={name}", *(f"{name}.{setting}" for setting in settings)]
+
+
+def bench_stream(
+    configs: Mapping[str, Config],
+    *,
+    num_steps: int = 15,
+    warm_up: int = 3,
+    sigma: float = 0.9,
+    mean: float | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Figures of each schedule, over at least `num_steps` steps of all its runs after `warm_up` of each; seconds are of the wall.
+
+    `mean`: tokens of a response, a quarter of rollout.max_response_tokens where it is None. ConfigError for a number
+    that measures nothing.
+    """
+    if num_steps < 1 or warm_up < 0 or sigma < 0 or (mean is not None and mean < 1):
+        raise ConfigError(
+            f"mrl bench stream: --steps {num_steps} and --mean {mean} must be at least 1, --warm-up {warm_up} and "
+            f"--sigma {sigma} at least 0"
+        )
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
+    for _ in range(ROUNDS):
+        for name, config in configs.items():
+            count = warm_up + -(-num_steps // ROUNDS)
+            found = rows_of(_loaded(config), _run, num_steps=count, lengths=_lengths(config, sigma, mean))
+            rows[name] += found[warm_up:]
+    figures = {name: _figures(found) for name, found in rows.items()}
+    first = next(iter(figures.values()))
+    for found in figures.values():
+        for speed_up, seconds in (("speed_up", "step_seconds"), ("mean_speed_up", "mean_step_seconds")):
+            found[speed_up] = first[seconds] / found[seconds]
+    return figures
+
+
+def _loaded(config: Config) -> Config:
+    """Rewards by hash, computed by as many reward workers as are configured, and no filter."""
+    path = f"{hashed.__module__}:{hashed.__name__}"
+    reward = RewardSection(kind="plugin", style="native", path=path, workers=config.reward.workers)
+    return changed(config, reward=reward.model_dump(), algorithm={"filter": None})
+
+
+def _lengths(config: Config, sigma: float, mean: float | None) -> LogNormalLengths:
+    most = config.rollout.max_response_tokens
+    return LogNormalLengths(mean or max(1.0, most / 4), sigma, most, config.run.seed)
+
+
+def _run(parts: Parts, loop: Schedule) -> None:
+    loop.start()
+    loop.run()
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    steps = [float(row["time/step_seconds"]) for row in rows]
+    tokens = [float(row["rollout/response_tokens_mean"] * row["rollout/samples"]) for row in rows]
+    phases = sorted({name for row in rows for name in row if name.startswith("time/")})
+
+    def mean(name: str) -> float:
+        return statistics.fmean(float(row.get(name, 0.0)) for row in rows)
+
+    return {
+        "step_seconds": statistics.median(steps),
+        "mean_step_seconds": statistics.fmean(steps),
+        "tokens_per_second": sum(tokens) / sum(steps),
+        "wait_seconds": mean("time/generate_seconds") + mean("time/reward_seconds"),
+        "parked": mean("stream/parked"),
+        "park_frac": mean("stream/park_seconds") / statistics.fmean(steps),
+        "age_mean": mean("policy/age_mean"),
+        "age_max": max(float(row["policy/age_steps"]) for row in rows),
+        "driver_frac": mean("perf/driver_frac"),
+        "phases": {name[5:-8]: mean(name) for name in phases},
+        "steps": steps,
+        "tokens": tokens,
+    }
+
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("step s", "step_seconds", ".3f"),
+    ("speed-up", "speed_up", ".2f"),
+    ("mean s", "mean_step_seconds", ".3f"),
+    ("speed-up", "mean_speed_up", ".2f"),
+    ("tokens/s", "tokens_per_second", ".0f"),
+    ("waiting s", "wait_seconds", ".3f"),
+    ("parked", "parked", ".1f"),
+    ("age", "age_mean", ".2f"),
+    ("max", "age_max", ".0f"),
+    ("park", "park_frac", ".1%"),
+    ("driver", "driver_frac", ".1%"),
+)
+"""(heading, figure, format)."""
+
+
+def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """The figures for people, one line for each schedule."""
+    width = max(len(name) for name in (*figures, "schedule")) + 2
+    lines = [f"{'schedule':<{width}}" + "".join(f"{heading:>11}" for heading, _, _ in COLUMNS)]
+    for name, found in figures.items():
+        values = (format(found[figure], form) for _, figure, form in COLUMNS)
+        lines.append(f"{name:<{width}}" + "".join(f"{value:>11}" for value in values))
+    counted = len(next(iter(figures.values()))["steps"])
+    lines.append(
+        f"step s: median of {counted} steps; the speed-ups are of medians and of means, against the first"
+    )
+    return "\n".join(lines)
