@@ -54,7 +54,7 @@ def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--schedules", "on_policy,strem"], "loop.schedule"),
+        (["--schedules", "on_policy,streams"], "loop.schedule"),
         (["--schedules", "stream:max_age=-1"], "stream.max_age"),
         (["--schedules", "stream:max_age=0", "launch.engine_slots=1"], "stream.max_age = 0"),
         (["--schedules", "on_policy,on_policy"], "twice"),

@@ -113,8 +113,9 @@ class TableRanks:
         if self.dies is not None:
             raise self.dies
         self.called.append("update")
-        for _ in range(3 if self._pump else 0):
-            self._pump()
+        if self._pump is not None:
+            for _ in range(3):
+                self._pump()
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
         found = {"logprobs": logprobs.detach().numpy()}
