@@ -47,8 +47,9 @@ class GroupSupply:
                 self._stream.take(missing if section is None else wanted), sampling_of(self._config)
             )
             with collector.clock.phase("filter"):
-                kept = kept + self._screen.kept(fresh)
-                self._screen.book(fresh)
+                screened = self._screen.look(fresh)
+                self._screen.book(screened)
+                kept = kept + screened.kept
             rounds += 1
         kept = sorted(kept, key=lambda group: group.prompt.index)
         chosen, self._surplus = kept[:wanted], kept[wanted:]

@@ -20,7 +20,7 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
-from mrl.loops.collect import sampling_of, trainable
+from mrl.loops.collect import sampling_of
 from mrl.loops.group_json import from_json, to_json
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
@@ -107,8 +107,9 @@ class Producer:
             return None
         dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
         judged, kept = self._store.get(self._ledger.take(indices, version=version)), self._store.metrics()
-        self._screen.book(judged)
-        groups = trainable(judged)
+        screened = self._screen.look(judged)
+        self._screen.book(screened)
+        groups = screened.scored
         metrics = self._screen.close(groups, version=version, effort=f"{len(indices) + dropped} prompts")
         metrics |= {
             "group/resampled": float(dropped),
@@ -186,11 +187,12 @@ class Producer:
             if index not in self._ledger:
                 continue  # a validation's
             group = self._in_flight.take(index)
-            if self._screen.kept([group]):
+            screened = self._screen.look([group])
+            if screened.kept:
                 self._ledger.keep(index, self._store.put(group))
             else:
-                self._screen.book([group])
-                self._ledger.drop(index, End.FILTERED if trainable([group]) else End.GIVEN_UP)
+                self._screen.book(screened)
+                self._ledger.drop(index, End.FILTERED if screened.scored else End.GIVEN_UP)
 
     def _held_by(self) -> str:
         head = self._ledger.head()

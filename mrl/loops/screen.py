@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +15,24 @@ from mrl.config.sections.algorithm import FilterSection
 from mrl.errors import RewardError, RolloutError
 from mrl.loops import nan_guard
 from mrl.loops.collect import has_reward, trainable
+from mrl.loops.staleness import oldest, policy_versions
 from mrl.samples import Group, Status, VerdictKind
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Screened:
+    """Judged groups, and what is worth training on of them."""
+
+    judged: tuple[Group, ...]
+    """With all their samples."""
+    scored: list[Group]
+    """With the samples that have a reward; groups left empty are gone."""
+    decisions: list[filtering.Decision]
+    """Of each scored group, also where the run has no filter."""
+    kept: list[Group]
+    """The scored groups that the run's filter keeps."""
 
 
 class Screen:
@@ -34,26 +50,22 @@ class Screen:
 
     def newest_version(self) -> int:
         """Of their tokens; -1 without any."""
-        return int(np.max([_policy_versions(group).max(initial=-1) for group in self._booked], initial=-1))
+        newest = [policy_versions(group).max(initial=-1) for group in self._booked]
+        return int(np.max(newest, initial=-1))
 
-    def kept(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups worth training on, with the samples that have a reward. BadNumbers for rewards that are no numbers."""
+    def look(self, groups: Sequence[Group]) -> Screened:
+        """What judged groups are worth. BadNumbers for rewards that are no numbers."""
         nan_guard.check_rewards(groups)
-        scored = trainable(groups)
-        if self._config.algorithm.filter is None:
-            return scored
-        decisions = zip(scored, self._decisions(scored), strict=True)
-        return [group for group, decision in decisions if decision is filtering.Decision.KEPT]
+        scored, section = trainable(groups), self._config.algorithm.filter
+        decisions = filtering.keep(section or FilterSection(), [_values(group) for group in scored])
+        pairs = zip(scored, decisions, strict=True)
+        kept = [group for group, decision in pairs if section is None or decision is filtering.Decision.KEPT]
+        return Screened(tuple(groups), scored, decisions, kept)
 
-    def book(self, groups: Sequence[Group]) -> None:
+    def book(self, screened: Screened) -> None:
         """Counts groups, as they were judged, to the step that is closed next; with the filter's reason also where all are kept."""
-        scored = trainable(groups)
-        self._booked += groups
-        self._account.add(self._decisions(scored), [group.prompt.domain for group in scored])
-
-    def _decisions(self, scored: Sequence[Group]) -> list[filtering.Decision]:
-        section = self._config.algorithm.filter or FilterSection()
-        return filtering.keep(section, [_values(group) for group in scored])
+        self._booked += screened.judged
+        self._account.add(screened.decisions, [group.prompt.domain for group in screened.scored])
 
     def close(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
         """The metrics of the step that trains `version` on these groups; the next account begins.
@@ -71,7 +83,7 @@ class Screen:
                 "reward/no_reward_frac": no_reward,
                 "rollout/groups": float(len(chosen)),
             }
-            | _ages(chosen, version)
+            | oldest(chosen, version)
         )
         self._check_budget(len(chosen), metrics, effort)
         self._check_rewards(no_reward)
@@ -150,20 +162,3 @@ def _by_domain(samples: Sequence[Any]) -> dict[str, float]:
     return {
         f"reward/mean/{n}": float(np.mean([s.verdict.value for s in samples if s.domain == n])) for n in names
     }
-
-
-def _ages(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Versions between the weights that sampled the policy's tokens and those trained: the most, and who is not of today."""
-    ages = [version - _policy_versions(group) for group in groups]
-    tokens = np.concatenate(ages) if ages else np.zeros(0, np.int32)
-    return {
-        "policy/age_steps": float(tokens.max(initial=0)),
-        "policy/aged_token_frac": float((tokens > 0).mean()) if len(tokens) else 0.0,
-        "group/aged_frac": float(np.mean([(age > 0).any() for age in ages])) if ages else 0.0,
-    }
-
-
-def _policy_versions(group: Group) -> np.ndarray:
-    """[n] of all tokens that the policy produced for one prompt."""
-    versions = [s.policy_versions[s.loss_mask] for s in group.samples]
-    return np.concatenate(versions) if versions else np.zeros(0, np.int32)

@@ -9,12 +9,29 @@ import numpy as np
 from mrl.samples import Group, TrainBatch
 
 
+def policy_versions(group: Group) -> np.ndarray:
+    """[n] of all tokens that the policy produced for one prompt."""
+    versions = [s.policy_versions[s.loss_mask] for s in group.samples]
+    return np.concatenate(versions) if versions else np.zeros(0, np.int32)
+
+
+def oldest(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Versions between the weights that sampled the policy's tokens and those trained: the most, and who is not of today."""
+    ages = [version - policy_versions(group) for group in groups]
+    tokens = np.concatenate(ages) if ages else np.zeros(0, np.int32)
+    return {
+        "policy/age_steps": float(tokens.max(initial=0)),
+        "policy/aged_token_frac": float((tokens > 0).mean()) if len(tokens) else 0.0,
+        "group/aged_frac": float(np.mean([(age > 0).any() for age in ages])) if ages else 0.0,
+    }
+
+
 def ages_of(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Mean age of the policy's tokens trained at `version`, the share of each age, and segments of a sample."""
     samples = [sample for group in groups for sample in group.samples]
     if not samples:
         return {}
-    ages = version - np.concatenate([s.policy_versions[s.loss_mask] for s in samples])
+    ages = version - np.concatenate([policy_versions(group) for group in groups])
     found = {
         "policy/age_mean": float(ages.mean()),
         "stream/segments_per_sample": float(np.mean([len(s.segments) for s in samples])),
