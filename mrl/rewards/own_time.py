@@ -52,6 +52,11 @@ class Allowance:
         """From now on."""
         return cls(seconds, time.monotonic() + seconds + PATIENCE_SECONDS)
 
+    def require_patience(self, own: OwnTime) -> None:
+        """Raises Starved where the observer has waited for a program as long as it will."""
+        if time.monotonic() > self.until:
+            raise Starved(own.seconds, own.waited)
+
 
 class OwnTime:
     """Own time and processor time of a process with all below it, from now on.

@@ -21,7 +21,7 @@ from mrl.errors import RewardError
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun
 from mrl.rewards.frames import FrameBuffer, frame, parse_reply
-from mrl.rewards.own_time import Allowance, OwnTime, Starved
+from mrl.rewards.own_time import Allowance, OwnTime
 
 _READY_SECONDS = 30.0
 _LAST_SECONDS = 2.0
@@ -177,8 +177,7 @@ class Session:
             self._end(Outcome.TIME_LIMIT, f"{self._rules.cpu_seconds:g} s of processor time")
         if self._time.seconds >= self._seconds:
             self._end(Outcome.TIME_LIMIT, f"no end within {self._seconds:g} s")
-        if time.monotonic() > self._allowance.until:
-            raise Starved(self._time.seconds, self._time.waited)
+        self._allowance.require_patience(self._time)
 
     def _has_used_its_processor(self) -> bool:
         return max(self._time.cpu, self._run.cpu_seconds()) >= self._rules.cpu_seconds

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
@@ -22,7 +21,7 @@ from mrl.config.sections.reward import CodeRules
 from mrl.errors import RewardError
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.own_time import Allowance, OwnTime, Starved
+from mrl.rewards.own_time import Allowance, OwnTime
 
 _START_SECONDS = 60.0
 _TEST = "the test of what was returned"
@@ -159,8 +158,7 @@ class _Sitting:
                 raise CandidateEnded(Outcome.TIME_LIMIT, reason)
             if self._own.seconds >= self._seconds:
                 raise RewardError("code verifier: the task's test does not come to call the candidate")
-            if time.monotonic() > self._allowance.until:
-                raise Starved(self._own.seconds, self._own.waited)
+            self._allowance.require_patience(self._own)
 
     def _receive(self) -> dict[str, Any]:
         try:

@@ -113,11 +113,7 @@ def _interval(answer: Interval, ground_truth: Interval, rules: MathsRules) -> bo
 
 
 def _union(answer: Union, ground_truth: Union, rules: MathsRules) -> bool:
-    return (
-        _matched(answer.parts, ground_truth.parts, rules)
-        if len(answer.parts) == len(ground_truth.parts)
-        else False
-    )
+    return len(answer.parts) == len(ground_truth.parts) and _matched(answer.parts, ground_truth.parts, rules)
 
 
 def _matrix(answer: Matrix, ground_truth: Matrix, rules: MathsRules) -> bool:

@@ -8,6 +8,7 @@ the limits below is ever computed.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -98,12 +99,16 @@ def _exact_abs(value: Any) -> Fraction:
     return abs(value)
 
 
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "neg": operator.neg,
+}
+"""The same for fractions, quotients of polynomials and digits."""
 _EXACT: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "neg": lambda a: -a,
+    **_ARITHMETIC,
     "^": _exact_power,
     "!": _exact_factorial,
     "binom": _exact_binomial,
@@ -236,11 +241,7 @@ class Digits:
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "neg": lambda a: -a,
+    **_ARITHMETIC,
     "abs": abs,
 }
 _OVER = {

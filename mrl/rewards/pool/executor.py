@@ -12,7 +12,6 @@ import pickle
 import resource
 import select
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -73,8 +72,7 @@ class ForkedExecutor:
                 own.look()
             if own.seconds >= allowance.left:
                 raise TimeoutError
-            if time.monotonic() > allowance.until:
-                raise Starved(own.seconds, own.waited)
+            allowance.require_patience(own)
 
     def _end(self) -> int:
         """Kill and reap the child; its exit status."""
