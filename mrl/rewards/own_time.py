@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,8 +66,9 @@ class OwnTime:
     observer itself waits for a processor meanwhile is not the process' time either.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, pid: int, *, limit: float = math.inf) -> None:
+        """`limit`: seconds of own time that the observer allows; a look is due when they may be over."""
+        self._pid, self._limit = pid, limit
         self._figures = _figures(pid)
         self._began = self._entered = self._looked = time.monotonic()
         self._delayed = 0.0
@@ -89,7 +91,8 @@ class OwnTime:
     @property
     def pause(self) -> float:
         """Seconds until the next look is due; 0 when it is."""
-        tick = min(max(self._looked - self._began, _FIRST_TICK_SECONDS), _TICK_SECONDS)
+        left = max(self._limit - self.seconds, _FIRST_TICK_SECONDS)
+        tick = min(max(self._looked - self._began, _FIRST_TICK_SECONDS), _TICK_SECONDS, left)
         return max(0.0, self._looked + tick - time.monotonic())
 
     def look(self) -> bool:

@@ -185,7 +185,7 @@ class RewardSection(RewardSpec):
     retries: int = Field(default=2, ge=0)
     """Further attempts after a verifier failed on a sample."""
     tasks_per_worker: int = Field(default=2000, ge=1)
-    """A worker is replaced after so many samples."""
+    """A worker is replaced after so many pieces of work: a sample, a group, or a batch of cheap checks."""
     idle_seconds: float = Field(default=900.0, gt=0)
     """A worker without work for so long ends; the next sample starts another one."""
     queue_limit: int = Field(default=4096, ge=1)

@@ -115,7 +115,7 @@ class _Sitting:
         try:
             if not self._connection.poll(_START_SECONDS):
                 raise RewardError("code verifier: no process for a test")
-            self._own = OwnTime(int(self._receive()["pid"]))
+            self._own = OwnTime(int(self._receive()["pid"]), limit=self._seconds)
             self._connection.send_bytes(self._exam)
         except BaseException:
             self._connection.close()

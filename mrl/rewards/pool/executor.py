@@ -58,7 +58,7 @@ class ForkedExecutor:
             self._end()
 
     def _answer(self, allowance: Allowance) -> dict[str, Any]:
-        buffer, own = FrameBuffer(), OwnTime(self._pid)
+        buffer, own = FrameBuffer(), OwnTime(self._pid, limit=allowance.left)
         while True:
             with own:
                 ready, _, _ = select.select([self._from_child], [], [], own.pause)

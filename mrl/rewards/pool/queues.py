@@ -97,7 +97,7 @@ class StageQueue:
             self.put(tasks.pop())
         batch = Batch(next(self._numbers), tuple(tasks), now)
         worker.running[batch.number] = batch
-        worker.num_sent += len(tasks)
+        worker.num_sent += 1
         worker.used = Used()
         return batch
 

@@ -91,7 +91,7 @@ class Worker:
     idle_since: float = 0.0
     """When it was last heard of (monotonic seconds)."""
     num_sent: int = 0
-    """Tasks it was given so far."""
+    """Batches it was given so far."""
     used: Used = dataclasses.field(default_factory=Used)
     """Since it began on what it is doing, as far as it was asked for."""
 
