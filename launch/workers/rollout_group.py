@@ -186,7 +186,10 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return [rank for engine in self.on_all(RolloutActor.engine_ranks) for rank in engine]
 
     def memory_use(self) -> dict[str, float]:
-        """The tightest figures of all engine ranks (observe/memory_use.py)."""
+        """The tightest figures of all engine ranks (observe/memory_use.py); none while they generate, because the question
+        would wait for the calls under way."""
+        if self.under_way():
+            return {}
         return tightest(
             rank for engine in self.on_all(lambda actor: actor.engine.memory_use()) for rank in engine
         )

@@ -180,6 +180,7 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
     hybrid.rollout.tick_steps = 4  # two calls are under way: eight tokens until a park
     hybrid.rollout.submit(early)
     hybrid.rollout.submit(late)  # these wait for the third call, which the park forestalls
+    assert hybrid.rollout.memory_use() == {}, "a question that waits for engines that generate"
     for number in range(3):
         whole += finished(hybrid, drafts) if number == 2 else drafts.take(hybrid.rollout.park())
         hybrid.rest()
