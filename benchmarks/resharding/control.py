@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Dialer, Listener
@@ -107,7 +107,7 @@ def _answer_store(port: int) -> None:
     store = TCPStore(_HOST, port, is_master=False, timeout=datetime.timedelta(seconds=DEADLINE_SECONDS))
     for number in range(WARM_UP + ROUND_TRIPS):
         store.wait([f"to{number}"])
-        text = store.get(f"to{number}")
+        text = store.get(f"to{number}").decode()
         store.delete_key(f"to{number}")
         store.set(f"from{number}", text)
 
