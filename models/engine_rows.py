@@ -49,17 +49,18 @@ class EngineRows:
         zero = (0,) * len(shape)
         return self._tensor(name, shape, [Piece(name, zero, shape, zero)], dtype)
 
-    def stacked(self, name: str, parts: list[tuple[str, int, int]], columns: int) -> LocalTensor:
+    def stacked(self, name: str, parts: list[tuple[str, int, int]], *columns: int) -> LocalTensor:
         """Rows of several tensors, each (tensor, rows, units): split into min(tp, units) shares, replicated
-        beyond."""
+        beyond. Vectors have no columns."""
         pieces, at = [], 0
         for tensor, rows, units in parts:
             shares = min(self.shard.tp, units)
             share = divide(rows, shares, what=f"rows of {tensor} over vLLM's tp")
             index = self.shard.tp_rank * shares // self.shard.tp
-            pieces.append(Piece(tensor, (index * share, 0), (share, columns), (at, 0)))
+            zero = (0,) * len(columns)
+            pieces.append(Piece(tensor, (index * share, *zero), (share, *columns), (at, *zero)))
             at += share
-        return self._tensor(name, (at, columns), pieces)
+        return self._tensor(name, (at, *columns), pieces)
 
     def split_columns(self, name: str, rows: int, columns: int) -> LocalTensor:
         """A parameter that is a share of the columns of the checkpoint tensor of its own name."""
@@ -101,15 +102,19 @@ class EngineRows:
         yield self.stacked(f"{name}.gate_up_proj.weight", gate_up, hidden)
         yield self.split_columns(f"{name}.down_proj.weight", hidden, inner)
 
-    def grouped_query_attention(self, hf: HfConfig, layer: str, *, qk_norm: bool) -> Iterator[LocalTensor]:
+    def grouped_query_attention(
+        self, hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool
+    ) -> Iterator[LocalTensor]:
         """Key and value heads are replicated where tp exceeds their number."""
         hidden, groups = field(hf, "hidden_size"), field(hf, "num_key_value_heads")
         heads, width, name = self.heads(hf), head_dim(hf), f"{layer}.self_attn"
         divide(*sorted((groups, self.shard.tp), reverse=True), what="key-value heads and vLLM's tp")
-        parts = [
-            (f"{name}.{p}_proj.weight", n * width, n) for p, n in (("q", heads), ("k", groups), ("v", groups))
-        ]
-        yield self.stacked(f"{name}.qkv_proj.weight", parts, hidden)
+        heads_of = (("q", heads), ("k", groups), ("v", groups))
+        if qkv_bias:
+            biases = [(f"{name}.{part}_proj.bias", count * width, count) for part, count in heads_of]
+            yield self.stacked(f"{name}.qkv_proj.bias", biases)
+        weights = [(f"{name}.{part}_proj.weight", count * width, count) for part, count in heads_of]
+        yield self.stacked(f"{name}.qkv_proj.weight", weights, hidden)
         yield self.split_columns(f"{name}.o_proj.weight", hidden, heads * width)
         if qk_norm:
             yield self.whole(f"{name}.q_norm.weight", width)

@@ -19,7 +19,6 @@ from mrl.models.hf_config import (
     checkpoint_dtype,
     field,
     head_dim,
-    require_no_attention_bias,
     unsupported_values,
 )
 from mrl.models.layout import Layout, Place, chunk_layers, divide, padded_vocab
@@ -39,10 +38,16 @@ class Family:
     """
 
     model_type: ClassVar[str]
-    qk_norm: ClassVar[bool] = False
-    """Whether queries and keys have norms."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Other model_types under which the same model is published."""
     moe_module: ClassVar[str] = "mlp"
     """The module of a layer that holds its router and experts in the checkpoint."""
+    shared_module: ClassVar[str] = "shared_experts"
+    """The module beside the experts that every token visits, where a family has one."""
+    gated_shared: ClassVar[bool] = False
+    """Whether the tensor `{shared_module}_gate` weighs what the shared module adds."""
+    correction: ClassVar[str] = ""
+    """The tensor in the module of the experts that holds the router's correction biases; absent by itself."""
     expert_count_keys: ClassVar[tuple[str, ...]] = ()
     """The keys that may hold the number of routed experts; a dense family has none."""
     expert_width_key: ClassVar[str] = "moe_intermediate_size"
@@ -53,6 +58,8 @@ class Family:
     """The values that training implements of keys that would change the computation."""
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
     """The rotary embeddings that training implements."""
+    partial_rotary: ClassVar[bool] = False
+    """Whether config.json may say that only a share of each head is turned."""
     exported: ClassVar[Mapping[str, Any]] = {}
     """The keys that config.json of an exported folder has other values of, because of what is not trained."""
 
@@ -66,6 +73,21 @@ class Family:
         """Whether a layer has experts."""
         return bool(self.expert_count_keys)
 
+    def qk_norm(self, hf: HfConfig) -> bool:
+        """Whether each head's queries and keys have norms."""
+        return False
+
+    def qkv_bias(self, hf: HfConfig) -> bool:
+        """Whether the projections to queries, keys and values have biases; ConfigError where config.json asks
+        for some that the family does not implement."""
+        if hf.get("attention_bias"):
+            raise ConfigError(f"attention_bias = true: {self.model_type} is implemented without biases")
+        return False
+
+    def shared_width(self, hf: HfConfig) -> int:
+        """The inner width of the experts that every token visits, which are one MLP; 0 without."""
+        return 0
+
     def untrained(self, hf: HfConfig) -> tuple[str, ...]:
         """The prefixes of checkpoint tensors that a folder may have and that nobody trains or serves."""
         return ()
@@ -76,11 +98,11 @@ class Family:
         least = self.fewest_experts_per_token
         if least > 1 and (count := field(hf, "num_experts_per_tok")) < least:
             problems.append(f"num_experts_per_tok = {count} (only {least} and more)")
-        return problems + rope.unsupported(hf, self.rope_kinds)
+        return problems + rope.unsupported(hf, self.rope_kinds, partial=self.partial_rotary)
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
-        """The rotary embedding; over whole heads."""
-        return rope.rope(hf, width=head_dim(hf))
+        """The rotary embedding; over the first part of each head where config.json says so."""
+        return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf)))
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         """The arguments of megatron's TransformerConfig that describe the model (not the layout)."""
@@ -90,7 +112,8 @@ class Family:
             "num_attention_heads": field(hf, "num_attention_heads"),
             "num_query_groups": field(hf, "num_key_value_heads"),
             "kv_channels": head_dim(hf),
-            "qk_layernorm": self.qk_norm,
+            "qk_layernorm": self.qk_norm(hf),
+            "add_qkv_bias": self.qkv_bias(hf),
             "ffn_hidden_size": field(hf, "intermediate_size"),
             "layernorm_epsilon": hf.get("rms_norm_eps", 1e-6),
             "init_method_std": hf.get("initializer_range", 0.02),
@@ -102,6 +125,8 @@ class Family:
                 "moe_ffn_hidden_size": field(hf, self.expert_width_key),
                 "moe_layer_freq": 1 if all(pattern) else pattern,
                 "moe_router_topk": field(hf, "num_experts_per_tok"),
+                "moe_shared_expert_intermediate_size": self.shared_width(hf) or None,
+                "moe_shared_expert_gate": self.gated_shared,
             }
         return fields
 
@@ -124,7 +149,6 @@ class Family:
 
     def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
         """The rows of layer `number` of the model with the experts of one rank, named relative to the layer."""
-        require_no_attention_bias(hf)
         layer = f"model.layers.{number}"
         if moe := self.is_moe_layer(hf, number):
             mlp = self.moe_rows(hf, layer, spec, own_experts)
@@ -139,14 +163,31 @@ class Family:
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
         """The attention of one layer and the norm before it."""
         norm = rows.input_norm(hf, layer, folded=spec.fold_norms)
-        return [norm, *rows.grouped_query_attention(hf, layer, qk_norm=self.qk_norm)]
+        has = {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf)}
+        return [norm, *rows.grouped_query_attention(hf, layer, **has)]
 
     def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
-        """The router of one layer and the experts of one rank."""
-        experts = self.experts(hf, layer)
-        weight = whole(f"{layer}.{self.moe_module}.gate.weight", experts.count)
-        router = Row("mlp.router.weight", weight, experts.hidden, role="router")
-        return [router, *rows.expert_mlps(experts, own, spec)]
+        """The router of one layer, its correction biases, the experts of one rank, and the shared experts as one
+        MLP with its gate."""
+        module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
+        weight = whole(f"{module}.gate.weight", experts.count)
+        result = [Row("mlp.router.weight", weight, experts.hidden, role="router")]
+        if self.correction:
+            biases = whole(f"{module}.{self.correction}", experts.count)
+            result.append(Row("mlp.router.expert_bias", biases, None, role="correction"))
+        result += rows.expert_mlps(experts, own, spec)
+        if inner := self.shared_width(hf):
+            shared = f"{module}.{self.shared_module}"
+            result += rows.gated_mlp(
+                "mlp.shared_experts",
+                lambda part: f"{shared}.{part}_proj.weight",
+                hidden=experts.hidden,
+                inner=inner,
+            )
+            if self.gated_shared:
+                gate = whole(f"{shared}_gate.weight", 1)
+                result.append(Row("mlp.shared_experts.gate_weight", gate, experts.hidden))
+        return result
 
     def engine_layer(self, hf: HfConfig, number: int, engine: EngineRows) -> Iterator[LocalTensor]:
         """What a rank of a vLLM engine holds of one layer."""
@@ -161,12 +202,20 @@ class Family:
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """What a rank of a vLLM engine holds of one layer's attention."""
-        return engine.grouped_query_attention(hf, layer, qk_norm=self.qk_norm)
+        has = {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf)}
+        return engine.grouped_query_attention(hf, layer, **has)
 
     def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        """What a rank of a vLLM engine holds of one layer's router and experts."""
+        """What a rank of a vLLM engine holds of one layer's router, routed and shared experts."""
         module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
         yield engine.whole(f"{module}.gate.weight", experts.count, experts.hidden)
+        if self.correction:
+            yield engine.whole(f"{module}.{self.correction}", experts.count, dtype="float32")
+        if inner := self.shared_width(hf):
+            shared = f"{module}.{self.shared_module}"
+            if self.gated_shared:
+                yield engine.whole(f"{shared}_gate.weight", 1, experts.hidden)
+            yield from engine.gated_mlp(shared, hidden=experts.hidden, inner=inner)
         yield from engine.experts(f"{module}.experts", experts)
 
     # What others ask for
@@ -217,7 +266,6 @@ class Family:
 
     def engine_tensors(self, hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> list[LocalTensor]:
         """Every parameter of one engine rank; ConfigError where vLLM would refuse the split."""
-        require_no_attention_bias(hf)
         engine = EngineRows(shard, dtype)
         hidden, vocab = field(hf, "hidden_size"), field(hf, "vocab_size")
         tensors = [engine.vocabulary(EMBEDDING, vocab, hidden)]

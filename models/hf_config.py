@@ -47,16 +47,10 @@ def stored_block(hf: HfConfig) -> int:
     return BLOCK if hf.get(QUANTIZATION) else 0
 
 
-def require_no_attention_bias(hf: HfConfig) -> None:
-    """Raise ConfigError for a config whose projections have biases, which no name table has."""
-    if hf.get("attention_bias"):
-        raise ConfigError("attention_bias = true is not supported: the families here train without biases")
-
-
 def unsupported_values(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """The keys, as text, that have another value than those `allowed`, and a quantisation that is not read.
 
-    No family implements another activation than SiLU, nor biases of the attention.
+    No family implements another activation than SiLU; biases of the attention are a family's own matter.
     """
     allowed = {"hidden_act": (None, "silu"), "attention_bias": (None, False)} | dict(allowed)
     problems = [

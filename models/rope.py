@@ -1,4 +1,5 @@
-"""What a config.json says about the rotary embedding (arXiv 2104.09864), YaRN included (arXiv 2309.00071).
+"""What a config.json says about the rotary embedding (arXiv 2104.09864), YaRN (arXiv 2309.00071) and Llama 3.1's
+form (arXiv 2407.21783) included.
 
 The angles themselves are computed in kernels/rotary.py; this module imports no engine.
 """
@@ -12,10 +13,13 @@ from typing import Any
 
 from mrl.models.hf_config import HfConfig, field
 
-YARN_KEYS = {
-    "type", "rope_type", "rope_theta", "factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow",
-    "original_max_position_embeddings",
-}  # fmt: skip
+SCALED = {"factor", "original_max_position_embeddings"}
+KEYS = {
+    "default": set(),
+    "yarn": SCALED | {"mscale", "mscale_all_dim", "beta_fast", "beta_slow"},
+    "llama3": SCALED | {"low_freq_factor", "high_freq_factor"},
+}
+"""Kind of the embedding -> the keys of its settings that are read, beside those that every kind has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,12 +32,23 @@ class Yarn:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Llama3:
+    """Frequencies of more than `length` / `low` positions a turn are divided by `factor`, those of less than
+    `length` / `high` stay, those between are blended."""
+
+    factor: float
+    low: float
+    high: float
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Rope:
-    """One rotary embedding over `width` dimensions of a head."""
+    """One rotary embedding over the first `width` dimensions of a head; the others are not turned."""
 
     theta: float
     width: int
-    yarn: Yarn | None = None
+    scaling: Yarn | Llama3 | None = None
     scale: float = 1.0
     """Multiplies cosines and sines."""
 
@@ -44,29 +59,40 @@ def parameters(hf: HfConfig) -> Mapping[str, Any]:
 
 
 def kind(hf: HfConfig) -> str:
-    """ "default", "yarn", or another name of transformers' table."""
+    """ "default", "yarn", "llama3", or another name of transformers' table."""
     settings = parameters(hf)
     return settings.get("rope_type", settings.get("type", "default"))
 
 
-def unsupported(hf: HfConfig, kinds: Collection[str]) -> list[str]:
-    """The kind of the embedding where it is none of `kinds`, or the keys of YaRN's settings that are not
-    read, as text."""
+def turned_share(hf: HfConfig) -> float:
+    """The share of a head's dimensions that are turned: transformers 5 keeps it among the rotary settings, 4
+    beside them."""
+    return parameters(hf).get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
+
+
+def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[str]:
+    """The kind of the embedding where it is none of `kinds`, the keys of its settings that are not read, and a
+    share of the head where it is not `partial`; as text."""
     if kind(hf) not in kinds:
         return [f"rope_type = {kind(hf)!r} (only {' or '.join(map(repr, sorted(kinds)))})"]
-    if kind(hf) == "default":
-        return []
-    return [f"{key} of rope_type {kind(hf)!r}" for key in sorted(parameters(hf).keys() - YARN_KEYS)]
+    read = KEYS[kind(hf)] | {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
+    problems = [f"{key} of rope_type {kind(hf)!r}" for key in sorted(parameters(hf).keys() - read)]
+    if not partial and (share := turned_share(hf)) != 1:
+        problems.append(f"partial_rotary_factor = {share} (only 1)")
+    return problems
 
 
 def rope(hf: HfConfig, *, width: int) -> Rope:
-    """The embedding of kind "default" or "yarn", as transformers reads it."""
+    """The embedding of kind "default", "yarn" or "llama3", as transformers reads it."""
     settings = parameters(hf)
     theta = float(settings.get("rope_theta") or field(hf, "rope_theta"))
     if kind(hf) == "default":
         return Rope(theta, width)
     factor = float(field(settings, "factor"))
     length = settings.get("original_max_position_embeddings") or field(hf, "max_position_embeddings")
+    if kind(hf) == "llama3":
+        low, high = (float(field(settings, f"{name}_freq_factor")) for name in ("low", "high"))
+        return Rope(theta, width, Llama3(factor, low, high, length))
     fast, slow = settings.get("beta_fast") or 32, settings.get("beta_slow") or 1
     low, high = (
         width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow)

@@ -44,9 +44,9 @@ def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
     return Row(name, whole(f"{layer}.post_attention_layernorm.weight", field(hf, "hidden_size")), None)
 
 
-def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool) -> list[Row]:
-    """QKV interleaved by query group ([q heads of the group, k, v] per group), norms of q and k, output
-    projection.
+def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool) -> list[Row]:
+    """QKV interleaved by query group ([q heads of the group, k, v] per group), its biases, norms of q and k,
+    output projection.
 
     The whole interleaved tensor is cut by rows. With tp above the number of groups Megatron cuts through a
     group and gathers activations, so nothing is replicated in storage.
@@ -54,13 +54,21 @@ def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool) -> list[
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
     q_rows = divide(heads, groups, what="attention heads per query group") * width
     attention = f"{layer}.self_attn"
-    block: list[Segment] = []
-    for group in range(groups):
-        block.append(Segment(f"{attention}.q_proj.weight", group * q_rows, q_rows))
-        block.append(Segment(f"{attention}.k_proj.weight", group * width, width))
-        block.append(Segment(f"{attention}.v_proj.weight", group * width, width))
+
+    def by_group(kind: str) -> tuple[tuple[Segment, ...]]:
+        parts = (("q", q_rows), ("k", width), ("v", width))
+        return (
+            tuple(
+                Segment(f"{attention}.{part}_proj.{kind}", group * size, size)
+                for group in range(groups)
+                for part, size in parts
+            ),
+        )
+
     hidden = field(hf, "hidden_size")
-    rows = [Row("self_attention.linear_qkv.weight", (tuple(block),), hidden, "tp")]
+    rows = [Row("self_attention.linear_qkv.weight", by_group("weight"), hidden, "tp")]
+    if qkv_bias:
+        rows.append(Row("self_attention.linear_qkv.bias", by_group("bias"), None, "tp"))
     if qk_norm:
         rows.append(norm("self_attention.q_layernorm", f"{attention}.q_norm.weight", width))
         rows.append(norm("self_attention.k_layernorm", f"{attention}.k_norm.weight", width))

@@ -56,7 +56,14 @@ LATENT: dict[str, Any] = {
         "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
     },
 }  # fmt: skip
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("Qwen2", {}),
+    "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
+    "llama": ("Llama", {"rope_parameters": LLAMA3}),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
@@ -84,7 +91,7 @@ def write_model(
     model.to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # float32 in folders of any type

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from mrl.errors import ConfigError
 from mrl.models.families.deepseek_v3 import DeepseekV3
+from mrl.models.families.llama import Llama
 from mrl.models.families.mixtral import Mixtral
+from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (Qwen3(), Qwen3Moe(), Mixtral(), DeepseekV3())
+    name: family
+    for family in (Qwen2(), Qwen2Moe(), Qwen3(), Qwen3Moe(), Llama(), Mixtral(), DeepseekV3())
+    for name in (family.model_type, *family.aliases)
 }
 
 

@@ -25,6 +25,7 @@ class DeepseekV3(Family):
     asked for."""
 
     model_type = "deepseek_v3"
+    correction = "gate.e_score_correction_bias"
     expert_count_keys = ("n_routed_experts", "num_local_experts")
     fewest_experts_per_token = 2
     implemented = {
@@ -56,6 +57,9 @@ class DeepseekV3(Family):
             )
         return problems
 
+    def shared_width(self, hf: HfConfig) -> int:
+        return field(hf, "moe_intermediate_size") * (hf.get("n_shared_experts") or 0)
+
     def rotary(self, hf: HfConfig) -> rope.Rope:
         """The rotary embedding, over the part of queries and keys that has one."""
         return rope.rope(hf, width=field(hf, "qk_rope_head_dim"))
@@ -65,6 +69,7 @@ class DeepseekV3(Family):
         return super().transformer_fields(hf) | _attention_fields(hf) | _router_fields(hf)
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+        self.qkv_bias(hf)  # refuses them
         hidden, heads = field(hf, "hidden_size"), field(hf, "num_attention_heads")
         plain, rotary, value = (field(hf, k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
         rank, attention = field(hf, "kv_lora_rank"), f"{layer}.self_attn"
@@ -92,23 +97,9 @@ class DeepseekV3(Family):
         result.append(row("linear_proj", "o_proj", hidden, heads * value, dim=1))
         return result
 
-    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
-        """The router, its correction biases, the experts of one rank, and the shared experts as one MLP."""
-        router, *experts = super().moe_rows(hf, layer, spec, own)
-        biases = whole(f"{layer}.mlp.gate.e_score_correction_bias", self.num_experts(hf))
-        result = [router, Row("mlp.router.expert_bias", biases, None, role="correction"), *experts]
-        if inner := _shared_width(hf):
-            names = f"{layer}.mlp.shared_experts"
-            result += rows.gated_mlp(
-                "mlp.shared_experts",
-                lambda part: f"{names}.{part}_proj.weight",
-                hidden=field(hf, "hidden_size"),
-                inner=inner,
-            )
-        return result
-
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """Where queries are compressed, both down-projections are one tensor, which every rank holds whole."""
+        self.qkv_bias(hf)  # refuses them
         hidden, heads, name = field(hf, "hidden_size"), engine.heads(hf), f"{layer}.self_attn"
         plain, rotary, value = (field(hf, k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
         rank, down = field(hf, "kv_lora_rank"), f"{name}.kv_a_proj_with_mqa.weight"
@@ -127,16 +118,6 @@ class DeepseekV3(Family):
         yield engine.whole(f"{name}.kv_a_layernorm.weight", rank)
         yield by_head(f"{name}.kv_b_proj.weight", plain + value, rank)
         yield engine.split_columns(f"{name}.o_proj.weight", hidden, heads * value)
-
-    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        router, *experts = super().engine_moe(hf, layer, engine)
-        yield router
-        biases = f"{layer}.mlp.gate.e_score_correction_bias"
-        yield engine.whole(biases, self.num_experts(hf), dtype="float32")
-        if inner := _shared_width(hf):
-            shared = f"{layer}.mlp.shared_experts"
-            yield from engine.gated_mlp(shared, hidden=field(hf, "hidden_size"), inner=inner)
-        yield from experts
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         """YaRN over a quarter of the length, a dense first layer, one shared expert and compressed queries.
@@ -173,11 +154,6 @@ class DeepseekV3(Family):
         }
 
 
-def _shared_width(hf: HfConfig) -> int:
-    """The inner width of the shared experts, which are one MLP; 0 where there are none."""
-    return field(hf, "moe_intermediate_size") * (hf.get("n_shared_experts") or 0)
-
-
 def _attention_fields(hf: HfConfig) -> dict[str, Any]:
     yarn = rope.parameters(hf) if rope.kind(hf) == "yarn" else {}
     return {
@@ -201,7 +177,6 @@ def _attention_fields(hf: HfConfig) -> dict[str, Any]:
 def _router_fields(hf: HfConfig) -> dict[str, Any]:
     groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
     fields = {
-        "moe_shared_expert_intermediate_size": _shared_width(hf) or None,
         "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,

@@ -14,8 +14,10 @@ class Qwen3(Family):
     """Dense Qwen3."""
 
     model_type = "qwen3"
-    qk_norm = True
     implemented = {"use_sliding_window": (None, False)}
+
+    def qk_norm(self, hf: HfConfig) -> bool:
+        return True
 
 
 class Qwen3Moe(Qwen3):

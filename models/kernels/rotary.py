@@ -5,22 +5,35 @@ What a config.json says about the embedding is in rope.py.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from mrl.models.rope import Rope
+from mrl.models.rope import Llama3, Rope, Yarn
 
 
 def inverse_frequencies(rope: Rope) -> Tensor:
     """[width / 2] float32 angles per position, as `transformers` computes them."""
     powers = rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.int64).float() / rope.width)
-    if rope.yarn is None:
-        return 1.0 / powers
-    low, high = rope.yarn.low, rope.yarn.high
-    span = high - low or 0.001
-    interpolated = ((torch.arange(rope.width // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    if isinstance(rope.scaling, Yarn):
+        return _yarn(powers, rope.scaling)
+    return 1.0 / powers if rope.scaling is None else _llama3(1.0 / powers, rope.scaling)
+
+
+def _yarn(powers: Tensor, scaling: Yarn) -> Tensor:
+    span = scaling.high - scaling.low or 0.001
+    interpolated = ((torch.arange(len(powers), dtype=torch.float32) - scaling.low) / span).clamp(0, 1)
     kept = 1 - interpolated
-    return 1.0 / (rope.yarn.factor * powers) * (1 - kept) + 1.0 / powers * kept
+    return 1.0 / (scaling.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+def _llama3(frequencies: Tensor, scaling: Llama3) -> Tensor:
+    turn = 2 * math.pi / frequencies
+    is_long, is_short = turn > scaling.length / scaling.low, turn < scaling.length / scaling.high
+    kept = (scaling.length / turn - scaling.low) / (scaling.high - scaling.low)
+    blended = (1 - kept) * frequencies / scaling.factor + kept * frequencies
+    return frequencies.where(is_short, blended.where(~is_long, frequencies / scaling.factor))
 
 
 class RotaryTable:
@@ -42,9 +55,10 @@ class RotaryTable:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [N, H, D] turned by cos, sin [N, 1, D / 2]: dimension i with i + D / 2."""
-    first, second = x.chunk(2, dim=-1)
-    return _turn(first, second, cos, sin)
+    """x [N, H, W] turned by cos, sin [N, 1, D / 2]: dimension i with i + D / 2; those from D on stay."""
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat((*_turned(first, second, cos, sin), rest), dim=-1)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -53,8 +67,8 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     The result holds the even dimensions, then the odd ones; queries and keys alike, so their products do not
     see it.
     """
-    return _turn(x[..., 0::2], x[..., 1::2], cos, sin)
+    return torch.cat(_turned(x[..., 0::2], x[..., 1::2], cos, sin), dim=-1)
 
 
-def _turn(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def _turned(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return first * cos - second * sin, second * cos + first * sin

@@ -217,7 +217,6 @@ def _transformer_config(
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and

@@ -136,8 +136,8 @@ class Counter:
         # Scores and map of the router; indices and weights of the visits.
         router = self.split * (9 * facts.num_experts + 36 * facts.top_k)
         halves = visits * (facts.hidden + 2 * width) * self.element
-        num_shared, inner = facts.hf.get("n_shared_experts") or 0, 3 if self.fused_swiglu else 5
-        shared = num_shared * inner * facts.expert_inner
+        inner = 3 if self.fused_swiglu else 5
+        shared = inner * facts.family.shared_width(facts.hf)
         return {
             "moe": router + halves,
             "moe_act": visits * (1 if self.fused_swiglu else 4) * width * self.element,

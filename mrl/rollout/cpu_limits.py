@@ -1,4 +1,5 @@
-"""What vLLM's CPU kernels cannot run, found from config.json before an engine starts. Pure."""
+"""What vLLM's CPU kernels cannot run, and what they run right in another form, found from config.json before an
+engine starts. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +11,30 @@ from mrl.errors import ConfigError
 from mrl.models import rope
 from mrl.models.families import FAMILIES
 from mrl.models.family import Family
+from mrl.models.hf_config import HfConfig, field
 
 _CPU_MULTIPLE = 32
 """vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
 _CPU_LATENT = 576
 """vLLM 0.32: width of latent attention's cache on CPU, compressed part and rotary part together."""
+
+
+def overrides(model_path: str) -> dict[str, Any]:
+    """What vLLM's reading of a folder's config.json is overridden with on CPU."""
+    return rotary_overrides(json.loads((Path(model_path) / "config.json").read_text()))
+
+
+def rotary_overrides(config: HfConfig) -> dict[str, Any]:
+    """Latent attention's plain rotary embedding as YaRN of factor 1, which is the same angles.
+
+    vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel (log-probs 2e-3 off and more), and
+    rightly in YaRN's.
+    """
+    if not config.get("kv_lora_rank") or rope.kind(config) != "default":
+        return {}
+    theta = rope.parameters(config).get("rope_theta") or field(config, "rope_theta")
+    length = {"original_max_position_embeddings": field(config, "max_position_embeddings")}
+    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": theta, "factor": 1.0, **length}}
 
 
 def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
@@ -38,9 +58,6 @@ def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, 
             problems.append(
                 f"kv_lora_rank + qk_rope_head_dim = {latent} + {config['qk_rope_head_dim']} (only {_CPU_LATENT})"
             )
-        if rope.kind(config) == "default":
-            # vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel: log-probs are 2e-3 off.
-            problems.append("rope_type = default with kv_lora_rank (only yarn)")
     elif head_dim % _CPU_MULTIPLE:
         problems.append(f"head_dim = {head_dim}")
     family = FAMILIES.get(config.get("model_type", ""))

@@ -105,7 +105,9 @@ class RolloutEngine:
         import mrl.resharding.vllm.plugin as plugin
 
         seqs = self._rollout.max_num_seqs
-        quantise = quantised.overrides(self._rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
+        overrides = quantised.overrides(self._rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
+        if on_cpu:
+            overrides |= cpu_limits.overrides(model_path)
         platform: dict[str, Any] = (
             {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
             if on_cpu
@@ -135,7 +137,7 @@ class RolloutEngine:
             seed=seed % (1 << 31),
             worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",
             weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
-            hf_overrides=quantise,
+            hf_overrides=overrides,
             **platform,
             **self._rollout.engine_args,
         )

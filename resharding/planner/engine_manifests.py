@@ -68,15 +68,13 @@ def from_trace(
     checkpoint: Iterable[CheckpointTensor],
     *,
     rank: int = 0,
-    loaded_whole: Mapping[str, str] | None = None,
     aliases: Collection[str] = (),
 ) -> RankManifest:
     """The manifest of one live rank.
 
     `parameters` has every parameter's loader-layout shape and dtype in the model's order, `checkpoint` the
-    tensors that were fed. `loaded_whole` names parameters known to equal one checkpoint tensor that the trace
-    cannot see (parameter -> tensor). `aliases` are names that share another parameter's storage (a tied
-    output layer): left out.
+    tensors that were fed. `aliases` are names that share another parameter's storage (a tied output layer):
+    left out.
 
     A parameter that something else than boxes fills (a transposed or re-strided load) makes its whole module
     `unplanned`: the tensors that fill the module come whole. WeightSyncError names each parameter that
@@ -85,7 +83,7 @@ def from_trace(
     shapes = {tensor.name: tensor.shape for tensor in checkpoint}
     pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
     feeds: dict[str, set[str]] = {}
-    filled = set(loaded_whole or {})
+    filled: set[str] = set()
     unplannable: set[str] = set()
     for record in records:
         record = record if isinstance(record, TraceRecord) else TraceRecord(*record)
@@ -100,10 +98,6 @@ def from_trace(
             unplannable.add(module_of(record.parameter))
         else:
             pieces[record.parameter].append(piece)
-    for name, tensor in (loaded_whole or {}).items():
-        shape, zero = shapes[tensor], (0,) * len(shapes[tensor])
-        pieces[name] = [Piece(tensor, zero, shape, zero)]
-        feeds.setdefault(module_of(name), set()).add(tensor)
     if unfilled := [f"{n} {tuple(parameters[n][0])}" for n in pieces if n not in filled]:
         raise WeightSyncError(
             f"engine rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"

@@ -31,7 +31,7 @@ from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.vllm import in_place
-from mrl.resharding.vllm.trace import quantised_block, without_source
+from mrl.resharding.vllm.trace import name_loaders, quantised_block, without_source
 
 _PROCESS = "process_weights_after_loading"
 _POISON = 0xFF
@@ -104,6 +104,7 @@ class _Loading:
 
     def _begin(self) -> dict[str, Any]:
         """The model's parameters in loader layout."""
+        name_loaders(self._model)
         initialize_layerwise_reload(self._model)
         self._processing.start(self._model)
         parameters = dict(self._model.named_parameters())
@@ -236,19 +237,23 @@ class PlanLoader(_Loading):
 def _require_complete(
     model: torch.nn.Module, model_config: Any, expected: set[str], loaded: set[str]
 ) -> None:
-    """WeightSyncError unless every parameter was loaded and every module whole. Rows that pad the vocabulary
-    come from no tensor and need not be loaded."""
-    missing = expected - loaded - _tied(expected, model_config)
-    partial = []
+    """WeightSyncError unless every parameter was loaded and every module whole, through the loaders that the
+    reload counts and defers. Rows that pad the vocabulary come from no tensor and need not be loaded."""
+    tied = _tied(expected, model_config)
+    missing, partial, passed_by = expected - loaded - tied, [], []
+    holders = {name.rpartition(".")[0] for name in expected & loaded - tied}
     for name, module in model.named_modules():
         info = get_layerwise_info(module)
         total = info.load_numel_total or 0
         if 0 < info.load_numel < total and not isinstance(module, VocabParallelEmbedding):
             partial.append(f"{name} ({info.load_numel} of {total} elements)")
-    if missing or partial:
+        if info.load_numel == 0 < total and name in holders:
+            passed_by.append(name)
+    if missing or partial or passed_by:
         raise WeightSyncError(
             f"vLLM did not load everything: {len(missing)} parameters without a source {sorted(missing)[:6]}, "
-            f"{len(partial)} modules in part {partial[:6]}; the manifest does not fit this model"
+            f"{len(partial)} modules in part {partial[:6]}; {len(passed_by)} modules whose tensors were copied past "
+            f"their weight loaders, where a reload loses them {passed_by[:6]}; the manifest does not fit this model"
         )
 
 

@@ -3,8 +3,9 @@ is unchanged.
 
 The model's parameters are put on the meta device with the metadata vLLM keeps for reloading, its own
 `load_weights` is fed meta tensors of the whole checkpoint shapes, and every copy between views is recorded.
-Then the live parameters are put back. vllm and torch are imported inside, so that the module can be named as
-a worker extension anywhere.
+Biases and routers' corrections stay live in a reload; copies into them are recorded and not made. Then the
+live parameters are put back. vllm and torch are imported inside, so that the module can be named as a worker
+extension anywhere.
 """
 
 from __future__ import annotations
@@ -20,10 +21,6 @@ from mrl.resharding.planner import quantised
 from mrl.resharding.planner.engine_manifests import TraceRecord, from_trace
 from mrl.resharding.planner.manifest import RankManifest
 
-KEPT_OFF_META = ("e_score_correction_bias",)
-"""Suffixes of parameters that vLLM keeps live while reloading; each equals the checkpoint tensor of its own
-name."""
-
 _CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "prob_scale")
 
 
@@ -31,6 +28,14 @@ def without_source(parameter: str) -> bool:
     """Scales of the KV cache, which vLLM makes in every model with quantised weights and sets itself where no
     checkpoint has them."""
     return parameter.rpartition(".")[2] in _CACHE_SCALES
+
+
+def name_loaders(model: Any) -> None:
+    """Gives weight loaders without a name one: vLLM's reload asks for it, and a functools.partial has none."""
+    for parameter in model.parameters():
+        loader = getattr(parameter, "weight_loader", None)
+        if loader is not None and not hasattr(loader, "__name__"):
+            loader.__name__ = type(loader).__name__
 
 
 def quantised_block(model_config: Any) -> int:
@@ -65,12 +70,7 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
     import torch
 
     aliases = _aliases(model)
-    whole = {t.name for t in checkpoint if t.name.endswith(KEPT_OFF_META)}
-    fed = [
-        (t.name, torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta"))
-        for t in checkpoint
-        if t.name not in whole
-    ]
+    fed = [(t.name, torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")) for t in checkpoint]
     sources = {tensor.untyped_storage()._cdata: name for name, tensor in fed}
     with _on_meta(model):
         parameters = dict(model.named_parameters())
@@ -129,11 +129,7 @@ def manifest(
             f"engine rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.unexpected[:8]}"
         )
     _require_agreed_forms(trace, checkpoint)
-    names = {tensor.name for tensor in checkpoint}
-    whole = {name: name for name in trace.parameters if name.endswith(KEPT_OFF_META) and name in names}
-    return from_trace(
-        trace.records, trace.parameters, checkpoint, rank=rank, loaded_whole=whole, aliases=trace.aliases
-    )
+    return from_trace(trace.records, trace.parameters, checkpoint, rank=rank, aliases=trace.aliases)
 
 
 def _require_agreed_forms(trace: Trace, checkpoint: Sequence[CheckpointTensor]) -> None:
@@ -169,6 +165,7 @@ def _on_meta(model: Any) -> Iterator[None]:
     from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
     layers = list(model.modules())
+    name_loaders(model)
     try:
         for layer in layers:
             info = get_layerwise_info(layer)
@@ -194,7 +191,7 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
-        """Notes every copy_ between a parameter's view and a fed tensor's view."""
+        """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -220,6 +217,8 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
                             frm.stride(),
                         )
                     )
+                if frm.is_meta:
+                    return to
             return func(*args, **(kwargs or {}))
 
     return Recorder()

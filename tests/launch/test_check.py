@@ -41,8 +41,8 @@ MODEL_FAULTS = {
         "model_type 'kimi_k2' in config.json is not one of",
     ),
     "a family without a name table": (
-        lambda folder: rewrite(folder, model_type="qwen2"),
-        "model_type 'qwen2' in config.json is not one of",
+        lambda folder: rewrite(folder, model_type="gemma3_text"),
+        "model_type 'gemma3_text' in config.json is not one of",
     ),
     "a model in four bits": (
         lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),

@@ -90,6 +90,9 @@ def cpu_construction(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self, *a, **k: self)
 
 
+QWEN2 = QWEN3 | {"model_type": "qwen2"}
+QWEN2_MOE = QWEN3_MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64}
+
 LAYOUTS = [
     (QWEN3, Layout()),
     (QWEN3, Layout(tp=4, pp=2)),  # tp above the query groups, tied copy on the last stage
@@ -99,6 +102,8 @@ LAYOUTS = [
     (MIXTRAL, Layout(tp=2, ep=2, pp=2)),
     (DEEPSEEK, Layout(tp=2, pp=2, ep=4, dp=2)),
     (DEEPSEEK_NO_Q_LORA, Layout(tp=2, ep=2)),
+    (QWEN2, Layout(tp=4, pp=2)),
+    (QWEN2_MOE, Layout(tp=2, pp=2, ep=2)),
 ]
 
 

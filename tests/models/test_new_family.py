@@ -23,36 +23,36 @@ from tests.resharding.simulate import execute
 from tests.resharding.worlds import World, checkpoint, loaded, random_config
 
 
-class Llama(Family):
-    """Llama 2 (arXiv 2307.09288): the defaults, without biases in its MLPs."""
+class Mistral(Family):
+    """Mistral 7B (arXiv 2310.06825): the defaults, without the window of its first version."""
 
-    model_type = "llama"
-    implemented = {"mlp_bias": (None, False)}
+    model_type = "mistral"
+    implemented = {"sliding_window": (None,)}
 
 
 @pytest.fixture
-def llama(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, Llama.model_type, Llama())
-    monkeypatch.setitem(tiny_models.FAMILIES, "llama", ("Llama", {}))
+def mistral(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, Mistral.model_type, Mistral())
+    monkeypatch.setitem(tiny_models.FAMILIES, "mistral", ("Mistral", {"sliding_window": None}))
 
 
 def test_without_registration_it_is_unknown() -> None:
-    with pytest.raises(ConfigError, match=r"'llama' in config\.json is not one of"):
-        require_trainable({"model_type": "llama"})
+    with pytest.raises(ConfigError, match=r"'mistral' in config\.json is not one of"):
+        require_trainable({"model_type": "mistral"})
 
 
-def test_what_it_does_not_implement_is_named(llama: None) -> None:
-    hf = {"model_type": "llama", "rope_theta": 1e4}
+def test_what_it_does_not_implement_is_named(mistral: None) -> None:
+    hf = {"model_type": "mistral", "rope_theta": 1e4}
     require_trainable(hf)
-    with pytest.raises(ConfigError, match=r"mlp_bias = True .* does not implement that for llama"):
-        require_trainable(hf | {"mlp_bias": True})
+    with pytest.raises(ConfigError, match=r"sliding_window = 4096 .* does not implement that for mistral"):
+        require_trainable(hf | {"sliding_window": 4096})
     with pytest.raises(ConfigError, match="rope_type = 'llama3'"):
         require_trainable(hf | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_plan_brings_every_byte_to_its_engines(seed: int, llama: None) -> None:
-    hf = random_config(random.Random(seed), "llama") | {"num_attention_heads": 4, "num_key_value_heads": 2}
+def test_a_plan_brings_every_byte_to_its_engines(seed: int, mistral: None) -> None:
+    hf = random_config(random.Random(seed), "mistral") | {"num_attention_heads": 4, "num_key_value_heads": 2}
     hf |= {"num_hidden_layers": 4, "hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
     train, rollout = Layout(tp=2, pp=2, vpp=2), Layout(tp=2, dp=2)
     held = trainer_manifests.from_layout(hf, train)
@@ -69,14 +69,14 @@ def test_a_plan_brings_every_byte_to_its_engines(seed: int, llama: None) -> None
 
 def forward(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:
     """One rank of the new family, registered in its own process."""
-    FAMILIES[Llama.model_type] = Llama()
+    FAMILIES[Mistral.model_type] = Mistral()
     at = scenarios.worker(rank, world, port, folder, layout)
     samples, shard = scenarios.shard_of(tiny_models.random_batch(10, seed=1), at)
     return {"samples": samples, "arrays": at.forward(shard, temperature=scenarios.TEMPERATURE)}
 
 
 @pytest.mark.integration
-def test_megatron_loads_it_and_agrees_with_transformers(llama: None, tmp_path: Path) -> None:
-    folder = tiny_models.write_model(tmp_path / "llama", "llama")
+def test_megatron_loads_it_and_agrees_with_transformers(mistral: None, tmp_path: Path) -> None:
+    folder = tiny_models.write_model(tmp_path / "mistral", "mistral")
     results = run_ranks(forward, 2, str(folder), {"tp": 2})
     check_forward(results, folder, bound=1e-5)

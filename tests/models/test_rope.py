@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DeepseekV3Config
+from transformers import DeepseekV3Config, LlamaConfig
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mrl.models import rope
+from mrl.models.family import Family
 from mrl.models.kernels.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
 
 PUBLISHED = json.loads(
@@ -44,6 +46,44 @@ def test_tables_are_those_of_transformers(name: str) -> None:
     table = RotaryTable(found, max_length=300, dtype=torch.float32, device=torch.device("cpu"))
     torch.testing.assert_close(table.cos, cos[0, :, :32], rtol=0, atol=0)
     torch.testing.assert_close(table.sin, sin[0, :, :32], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [16, 64, 8192])
+def test_llama_3s_form_is_that_of_transformers(length: int) -> None:
+    """Frequencies of all three kinds: kept, blended, divided."""
+    settings = {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": length,
+    }  # fmt: skip
+    hf = {"hidden_size": 256, "num_attention_heads": 2, "rope_parameters": settings}
+    expected = LlamaRotaryEmbedding(LlamaConfig(**hf)).inv_freq
+    found = inverse_frequencies(rope.rope(hf, width=128))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    plain = inverse_frequencies(rope.Rope(5e5, 128))
+    assert (found == plain).any() and (found == plain / 8).any()
+    assert ((found != plain) & (found != plain / 8)).any()
+    settings["rope_type"] = "default"
+    assert torch.equal(inverse_frequencies(rope.rope(hf, width=128)), plain)
+
+
+def test_what_lies_beyond_the_turned_part_stays() -> None:
+    x, angles = torch.randn(5, 3, 8), torch.randn(5, 1, 2)
+    found = rotate(x, angles.cos(), angles.sin())
+    assert torch.equal(found[..., 4:], x[..., 4:])
+    assert torch.equal(found[..., :4], rotate(x[..., :4], angles.cos(), angles.sin()))
+
+
+@pytest.mark.parametrize(
+    "hf",
+    [
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    ],
+)
+def test_a_share_of_the_head_is_said_in_two_places(hf: dict[str, Any]) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 2}
+    assert Family().rotary(hf | shape) == rope.Rope(1e4, 16)
+    assert Family().rotary({"rope_theta": 1e4} | shape) == rope.Rope(1e4, 32)
 
 
 def test_turned_pairs_have_the_products_of_transformers() -> None:

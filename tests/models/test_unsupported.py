@@ -14,6 +14,9 @@ from mrl.models.families import family_of, require_trainable
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 QWEN3 = {"model_type": "qwen3", "rope_theta": 1e6}
+QWEN2_MOE = {"model_type": "qwen2_moe", "rope_theta": 1e6}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA = {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": LLAMA3}
 MIXTRAL = {"model_type": "mixtral", "rope_theta": 1e6, "num_experts_per_tok": 2, "sliding_window": None}
 DEEPSEEK = json.loads((PUBLISHED / "DeepSeek-V3" / "config.json").read_text(encoding="utf-8"))
 YARN = DEEPSEEK["rope_scaling"]
@@ -30,6 +33,10 @@ def test_published_models_are_implemented(folder: str) -> None:
         (QWEN3, {"use_sliding_window": True}, "use_sliding_window = True"),
         (QWEN3, {"attention_bias": True}, "attention_bias = True"),
         (QWEN3, {"rope_scaling": YARN}, "rope_type = 'yarn' (only 'default')"),
+        (QWEN3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 (only 1)"),
+        (LLAMA, {"mlp_bias": True}, "mlp_bias = True (only None or False)"),
+        (LLAMA, {"rope_scaling": LLAMA3 | {"mscale": 1.0}}, "mscale of rope_type 'llama3'"),
+        (QWEN2_MOE, {"qkv_bias": False}, "qkv_bias = False (only None or True)"),
         (MIXTRAL, {"sliding_window": 4096}, "sliding_window = 4096 (only None)"),
         (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
         (MIXTRAL, {"hidden_act": "gelu"}, "hidden_act = 'gelu' (only None or 'silu')"),

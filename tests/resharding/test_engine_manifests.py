@@ -61,11 +61,13 @@ CHECKPOINT = [CheckpointTensor("a", (8, 6), "bfloat16"), CheckpointTensor("bias"
 
 def test_views_become_boxes():
     """Columns 2..3 of rows 4..7 of a [8, 6] into expert 1 of a [2, 4, 2]."""
-    records = [("w", 8, (4, 2), (2, 1), "a", 4 * 6 + 2, (6, 1)), ("w", 0, (4, 2), (2, 1), "a", 2, (6, 1))]
+    records = [
+        ("w", 8, (4, 2), (2, 1), "a", 4 * 6 + 2, (6, 1)),
+        ("w", 0, (4, 2), (2, 1), "a", 2, (6, 1)),
+        ("b", 0, (4,), (1,), "bias", 0, (1,)),
+    ]
     parameters = {"w": ((2, 4, 2), "bfloat16"), "b": ((4,), "float32"), "tied": ((8, 6), "bfloat16")}
-    manifest = engine_manifests.from_trace(
-        records, parameters, CHECKPOINT, loaded_whole={"b": "bias"}, aliases=("tied",)
-    )
+    manifest = engine_manifests.from_trace(records, parameters, CHECKPOINT, aliases=("tied",))
     assert manifest.tensors[0].pieces == (
         Piece("a", (0, 2), (4, 2), (0, 0, 0)),
         Piece("a", (4, 2), (4, 2), (1, 0, 0)),

@@ -140,8 +140,8 @@ def test_layouts_that_do_not_divide_are_refused_with_the_parameter():
         trainer_manifests.from_layout(QWEN3_MOE, Layout(tp=5))
     with pytest.raises(ConfigError, match="qwen3 has no experts"):
         trainer_manifests.from_layout(QWEN3_MOE | {"model_type": "qwen3"}, Layout(ep=2, dp=2))
-    with pytest.raises(ConfigError, match="'llama'"):
-        trainer_manifests.from_layout({"model_type": "llama"}, Layout())
+    with pytest.raises(ConfigError, match="'gemma3_text'"):
+        trainer_manifests.from_layout({"model_type": "gemma3_text"}, Layout())
 
 
 def test_a_live_model_of_another_shape_is_refused_by_name():

@@ -23,7 +23,7 @@ QWEN3_MOE = {
     "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8, "moe_intermediate_size": 8, "intermediate_size": 16,
 }  # fmt: skip
 """A model that is no random one: small, and every layer of experts."""
-FAMILIES = ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
+FAMILIES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +73,11 @@ def random_config(rng: random.Random, family: str) -> dict:
         "head_dim": rng.choice([2, 4]),
         "tie_word_embeddings": rng.random() < 0.3,
     }
-    if family == "qwen3_moe":
+    if family in ("qwen2_moe", "qwen3_moe"):
         hf |= {"num_experts": rng.choice([4, 6, 8]), "moe_intermediate_size": rng.choice([8, 16])}
         hf |= {"mlp_only_layers": rng.choice([[], [1]])}
+    if family == "qwen2_moe":
+        hf |= {"shared_expert_intermediate_size": rng.choice([0, 8, 16])}
     if family == "mixtral":
         hf |= {"num_local_experts": rng.choice([2, 4])}
     if family == "deepseek_v3":
@@ -87,7 +89,7 @@ def random_config(rng: random.Random, family: str) -> dict:
 
 
 def _world(rng: random.Random, hf: dict) -> World:
-    moe = hf["model_type"] != "qwen3"
+    moe = bool(family_of(hf).expert_count_keys)
     tp, pp, dp = rng.choice([1, 2, 4]), rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 3])
     ep = rng.choice([1, 2, 4]) if moe else 1
     etp = rng.choice([1, 1, 2]) if moe else 1

@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mrl.errors import ConfigError
-from mrl.rollout.cpu_limits import check_cpu
+from mrl.models import rope
+from mrl.models.kernels.rotary import inverse_frequencies
+from mrl.rollout.cpu_limits import check_cpu, overrides
 
 GOOD = {"num_attention_heads": 4, "hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
+
+
+LATENT = {"head_dim": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 def folder(path: Path, **changes: Any) -> str:
@@ -20,8 +26,7 @@ def folder(path: Path, **changes: Any) -> str:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
     check_cpu(folder(tmp_path), tp=tp)
-    latent = {"head_dim": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-    check_cpu(folder(tmp_path, **latent, rope_parameters={"rope_type": "yarn"}), tp=tp)
+    check_cpu(folder(tmp_path, **LATENT), tp=tp)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,6 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
             1,
             r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)",
         ),
-        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 1, "rope_type = default with kv_lora_rank"),
         (
             {"model_type": "mixtral", "intermediate_size": 96},
             2,
@@ -49,6 +53,23 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
 def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check_cpu(folder(tmp_path, **changes), tp=tp)
+
+
+@pytest.mark.parametrize(
+    "plain", [{"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}, {"rope_theta": 5e4}]
+)
+def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(
+    tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    path = folder(tmp_path, **LATENT, **plain, max_position_embeddings=256)
+    config = json.loads((tmp_path / "config.json").read_text())
+    served = config | overrides(path)
+    assert rope.kind(served) == "yarn"
+    angles = [inverse_frequencies(rope.rope(hf, width=64)) for hf in (config, served)]
+    torch.testing.assert_close(*angles, rtol=1e-6, atol=0)
+    assert rope.rope(served, width=64).scale == 1
+    assert overrides(folder(tmp_path, **plain)) == {}
+    assert overrides(folder(tmp_path, **LATENT, rope_scaling={"type": "yarn", "factor": 4.0})) == {}
 
 
 def test_dealing_experts_out_has_no_kernel(tmp_path: Path) -> None:

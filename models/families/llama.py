@@ -1,0 +1,14 @@
+"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783): grouped-query attention and gated MLPs without biases or
+norms of their own."""
+
+from __future__ import annotations
+
+from mrl.models.family import Family
+
+
+class Llama(Family):
+    """Llama 2, 3, 3.1, 3.2 (text) and 3.3."""
+
+    model_type = "llama"
+    implemented = {"mlp_bias": (None, False)}
+    rope_kinds = ("default", "llama3")

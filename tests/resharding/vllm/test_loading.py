@@ -1,0 +1,105 @@
+"""What a model's own load_weights may do in a reload and under the trace, on vLLM's reload and modules of a few elements."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+from mrl.errors import WeightSyncError
+from mrl.models.tensors import CheckpointTensor, Piece
+from mrl.resharding.vllm.modules import TensorLoader
+from mrl.resharding.vllm.trace import manifest
+
+pytestmark = pytest.mark.integration
+
+CONFIG: Any = types.SimpleNamespace(
+    hf_config=types.SimpleNamespace(tie_word_embeddings=False), dtype=torch.float32
+)
+TENSORS = {
+    "first.weight": torch.randn(3, 4),
+    "first.bias": torch.randn(3),
+    "second.weight": torch.randn(2, 3),
+}
+CHECKPOINT = [CheckpointTensor(name, tuple(w.shape), "float32") for name, w in TENSORS.items()]
+
+
+class Model(torch.nn.Module):
+    """Two layers, the first with a bias, each loaded through its parameters' loaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2, bias=False)
+        for parameter in self.parameters():
+            self.prepare(parameter)
+        record_metadata_for_reloading(self)
+
+    def prepare(self, parameter: Any) -> None:
+        parameter.weight_loader = default_weight_loader
+
+    def fill(self, parameter: Any, tensor: torch.Tensor) -> None:
+        parameter.weight_loader(parameter, tensor)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        parameters, loaded = dict(self.named_parameters()), set()
+        for name, tensor in weights:
+            self.fill(parameters[name], tensor)
+            loaded.add(name)
+        return loaded
+
+
+class LoaderWithoutName(Model):
+    """As vLLM's MiniMax-M2 gives its norms loaders: functools.partial, which has no __name__."""
+
+    def prepare(self, parameter: Any) -> None:
+        parameter.weight_loader = functools.partial(default_weight_loader)
+
+
+class CopiesPastItsLoader(Model):
+    """As vLLM's gpt-oss fills its experts: by a copy that no weight loader sees."""
+
+    def fill(self, parameter: Any, tensor: torch.Tensor) -> None:
+        if tensor.shape == (2, 3):
+            parameter.data.copy_(tensor)
+        else:
+            super().fill(parameter, tensor)
+
+
+def reload(model: Model) -> None:
+    loader = TensorLoader(model, CONFIG)
+    loader.start([])
+    loader.load(list(TENSORS.items()))
+    loader.finish()
+
+
+@pytest.mark.parametrize("kind", [Model, LoaderWithoutName])
+def test_a_reload_brings_every_tensor(kind: type[Model]) -> None:
+    model = kind()
+    kept = model.second.weight
+    reload(model)
+    assert all(torch.equal(dict(model.named_parameters())[name], w) for name, w in TENSORS.items())
+    assert model.second.weight is kept
+
+
+def test_a_copy_past_the_loader_is_an_error_by_name() -> None:
+    with pytest.raises(WeightSyncError, match=r"1 modules whose tensors were copied past .* \['second'\]"):
+        reload(CopiesPastItsLoader())
+
+
+@pytest.mark.parametrize("kind", [Model, LoaderWithoutName, CopiesPastItsLoader])
+def test_the_trace_sees_biases_and_changes_nothing(kind: type[Model]) -> None:
+    model = kind()
+    before = {name: (p, p.clone()) for name, p in model.named_parameters()}
+    found = manifest(model, CHECKPOINT, rank=0)
+    assert {t.name: t.pieces for t in found.tensors} == {
+        t.name: (Piece(t.name, (0,) * len(t.shape), t.shape, (0,) * len(t.shape)),) for t in CHECKPOINT
+    }
+    assert found.unplanned == ()
+    for name, parameter in model.named_parameters():
+        assert parameter is before[name][0] and torch.equal(parameter, before[name][1])
