@@ -15,7 +15,9 @@ from mrl.errors import ConfigError
 from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.hf_config import (
+    HARMLESS,
     HfConfig,
+    Noted,
     checkpoint_dtype,
     field,
     head_dim,
@@ -56,6 +58,10 @@ class Family:
     """The fewest experts that a token may visit in training."""
     implemented: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """The values that training implements of keys that would change the computation."""
+    harmless: ClassVar[tuple[str, ...]] = ()
+    """The keys of config.json that change nothing of this family's models as training implements them."""
+    layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention",)
+    """The kinds of layers in `layer_types` that training implements."""
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
     """The rotary embeddings that training implements."""
     partial_rotary: ClassVar[bool] = False
@@ -98,7 +104,20 @@ class Family:
         least = self.fewest_experts_per_token
         if least > 1 and (count := field(hf, "num_experts_per_tok")) < least:
             problems.append(f"num_experts_per_tok = {count} (only {least} and more)")
+        if others := sorted(set(hf.get("layer_types") or ()) - set(self.layer_kinds)):
+            problems.append(f"layer_types with {', '.join(others)} (only {' or '.join(self.layer_kinds)})")
         return problems + rope.unsupported(hf, self.rope_kinds, partial=self.partial_rotary)
+
+    def unread(self, hf: HfConfig) -> list[str]:
+        """The keys of config.json that nobody here reads and that are not known to be harmless."""
+        noted = Noted(hf)
+        for read in (self.unsupported, self.untrained, self.transformer_fields, self.rotary):
+            read(noted)
+        for number in range(field(noted, "num_hidden_layers")):
+            self.layer(noted, number, TRAINER, range(0))
+        _outer_rows(noted, Layout(), 1)
+        known = noted.asked | HARMLESS | set(self.harmless)
+        return sorted(key for key, value in hf.items() if value is not None and key not in known)
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
         """The rotary embedding; over the first part of each head where config.json says so."""

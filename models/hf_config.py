@@ -7,7 +7,7 @@ alone reads in that family's file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mrl.errors import ConfigError
@@ -21,15 +21,51 @@ float8_e4m3fn values in `X.weight` and the scale of each block in `X.weight_scal
 scale."""
 
 
+HARMLESS = frozenset({
+    # what the folder is, and who wrote it
+    "model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype",
+    "tokenizer_class", "name_or_path", "unsloth_version", "unsloth_fixed",
+    # tokens and lengths: the tokenizer, rollout.* and model.max_length decide
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
+    "max_position_embeddings", "model_max_length", "max_length",
+    # what transformers returns and keeps
+    "use_cache", "return_dict", "use_return_dict", "output_attentions", "output_hidden_states",
+    "output_router_logits", "torchscript", "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
+    "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "_attn_implementation",
+    "attn_implementation", "_attn_implementation_autoset", "experts_implementation",
+    # how it was pre-trained: the losses beside the model's are training.router_aux_loss
+    "initializer_range", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp",
+})  # fmt: skip
+"""The keys that change nothing of what training and serving compute, whatever they say."""
+
+
+class Noted(Mapping[str, Any]):
+    """A config.json that notes which of its keys are asked for."""
+
+    def __init__(self, hf: HfConfig) -> None:
+        self._hf = hf
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return self._hf[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._hf)
+
+    def __len__(self) -> int:
+        return len(self._hf)
+
+
 def field(hf: HfConfig, *names: str) -> Any:
     """The first of `names` that the config has; configs of different transformers versions spell some keys
     differently."""
-    for name in names:
-        if hf.get(name) is not None:
-            return hf[name]
-    raise ConfigError(
-        f"config.json of a {hf.get('model_type')} model has none of {list(names)}; is the file complete?"
-    )
+    found = [value for name in names if (value := hf.get(name)) is not None]
+    if not found:
+        raise ConfigError(
+            f"config.json of a {hf.get('model_type')} model has none of {list(names)}; is the file complete?"
+        )
+    return found[0]
 
 
 def head_dim(hf: HfConfig) -> int:
@@ -50,9 +86,14 @@ def stored_block(hf: HfConfig) -> int:
 def unsupported_values(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """The keys, as text, that have another value than those `allowed`, and a quantisation that is not read.
 
-    No family implements another activation than SiLU; biases of the attention are a family's own matter.
+    No family implements another activation than SiLU, or leaves a part of the attention out at random; biases
+    of the attention are a family's own matter.
     """
-    allowed = {"hidden_act": (None, "silu"), "attention_bias": (None, False)} | dict(allowed)
+    allowed = {
+        "hidden_act": (None, "silu"),
+        "attention_bias": (None, False),
+        "attention_dropout": (None, 0),
+    } | dict(allowed)
     problems = [
         f"{key} = {hf.get(key)!r} (only {' or '.join(map(repr, values))})"
         for key, values in allowed.items()

@@ -55,7 +55,8 @@ class Rope:
 
 def parameters(hf: HfConfig) -> Mapping[str, Any]:
     """The rotary settings: transformers 5 keeps them in `rope_parameters`, 4 in `rope_scaling`."""
-    return hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    newer, older = hf.get("rope_parameters"), hf.get("rope_scaling")
+    return newer or older or {}
 
 
 def kind(hf: HfConfig) -> str:
@@ -67,7 +68,8 @@ def kind(hf: HfConfig) -> str:
 def turned_share(hf: HfConfig) -> float:
     """The share of a head's dimensions that are turned: transformers 5 keeps it among the rotary settings, 4
     beside them."""
-    return parameters(hf).get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
+    newer, older = parameters(hf).get("partial_rotary_factor"), hf.get("partial_rotary_factor")
+    return newer or older or 1.0
 
 
 def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[str]:
@@ -84,8 +86,8 @@ def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[
 
 def rope(hf: HfConfig, *, width: int) -> Rope:
     """The embedding of kind "default", "yarn" or "llama3", as transformers reads it."""
-    settings = parameters(hf)
-    theta = float(settings.get("rope_theta") or field(hf, "rope_theta"))
+    settings, older = parameters(hf), hf.get("rope_theta")
+    theta = float(settings.get("rope_theta") or older or field(hf, "rope_theta"))
     if kind(hf) == "default":
         return Rope(theta, width)
     factor = float(field(settings, "factor"))

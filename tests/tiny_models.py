@@ -64,12 +64,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
     "llama": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama_tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "deepseek_v3": ("DeepseekV3", LATENT),
 }
-"""Model type -> the prefix of transformers' classes, and the fields that its config adds to COMMON."""
+"""A model type, or one with the form that sets it apart -> the prefix of transformers' classes, and the fields that its config
+adds to COMMON. tests/mrl/training/test_family_matrix.py tests each."""
+SERVED: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
+"""Widths that vLLM's CPU kernels take of every family, where its own fields do not say otherwise."""
 
 
 def write_model(
@@ -78,15 +82,20 @@ def write_model(
     *,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    served: bool = False,
     **changes: Any,
 ) -> Path:
-    """Write a random model (4 layers unless changed) with a larger spread than usual, so that errors show."""
+    """Write a random model (4 layers unless changed) with a larger spread than usual, so that errors show.
+
+    `served`: of widths that vLLM's CPU kernels take.
+    """
     import transformers
 
     torch.manual_seed(seed)
     fields = {"num_hidden_layers": 4, "tie_word_embeddings": False, "initializer_range": 0.1} | COMMON
     prefix, own = FAMILIES[model_type]
-    config = getattr(transformers, f"{prefix}Config")(**(fields | own | changes))
+    fields |= (SERVED if served else {}) | own | changes
+    config = getattr(transformers, f"{prefix}Config")(**fields)
     model: Any = getattr(transformers, f"{prefix}ForCausalLM")(config)
     model.to(dtype)
     with torch.no_grad():

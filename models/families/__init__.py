@@ -9,6 +9,7 @@ from mrl.models.families.llama import Llama
 from mrl.models.families.mixtral import Mixtral
 from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
+from mrl.models.families.refused import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 
@@ -20,19 +21,26 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(hf: HfConfig) -> Family:
-    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those
-    registered."""
+    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those registered,
+    and says what is known of it."""
     model_type = hf.get("model_type")
     if model_type not in FAMILIES:
-        raise ConfigError(f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}")
+        raise ConfigError(
+            f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}{reason(hf)}"
+        )
     return FAMILIES[model_type]
 
 
 def require_trainable(hf: HfConfig) -> None:
-    """Raise ConfigError for an unknown family, or for a config that asks for what training does not
-    implement."""
+    """Raise ConfigError for an unknown family, for a config that asks for what training does not implement, and
+    for keys that are not known here."""
     family = family_of(hf)
     if problems := family.unsupported(hf):
         raise ConfigError(
             f"config.json says {', '.join(problems)}: training does not implement that for {family.model_type}"
+        )
+    if unread := [f"{key} = {hf[key]!r}" for key in family.unread(hf)]:
+        raise ConfigError(
+            f"config.json says {', '.join(unread)}: {family.model_type} is implemented without such keys, and what "
+            "they change is not known here; take out what changes nothing"
         )

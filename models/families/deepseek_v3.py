@@ -34,6 +34,7 @@ class DeepseekV3(Family):
         "norm_topk_prob": (True,),
         "rope_interleave": (None, True),
     }
+    harmless = ("head_dim", "qk_head_dim")
     rope_kinds = ("default", "yarn")
     exported = {"num_nextn_predict_layers": 0}
 

@@ -12,7 +12,8 @@ class Qwen2(Family):
     """Dense Qwen2 and Qwen2.5."""
 
     model_type = "qwen2"
-    implemented = {"use_sliding_window": (None, False)}
+    implemented = {"use_sliding_window": (None, False), "use_mrope": (None, False)}
+    harmless = ("sliding_window", "max_window_layers")
 
     def qkv_bias(self, hf: HfConfig) -> bool:
         return True

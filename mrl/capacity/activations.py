@@ -138,10 +138,11 @@ class Counter:
         halves = visits * (facts.hidden + 2 * width) * self.element
         inner = 3 if self.fused_swiglu else 5
         shared = inner * facts.family.shared_width(facts.hf)
+        gated = self.split * facts.hidden if facts.family.gated_shared else 0  # what the gate weighs
         return {
             "moe": router + halves,
             "moe_act": visits * (1 if self.fused_swiglu else 4) * width * self.element,
-            "shared_experts": self.local * shared // layout.tp * self.element,
+            "shared_experts": (self.local * shared // layout.tp + gated) * self.element,
         }
 
     def final(self) -> int:

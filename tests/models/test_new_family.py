@@ -42,7 +42,7 @@ def test_without_registration_it_is_unknown() -> None:
 
 
 def test_what_it_does_not_implement_is_named(mistral: None) -> None:
-    hf = {"model_type": "mistral", "rope_theta": 1e4}
+    hf = random_config(random.Random(0), "mistral") | {"rope_theta": 1e4}
     require_trainable(hf)
     with pytest.raises(ConfigError, match=r"sliding_window = 4096 .* does not implement that for mistral"):
         require_trainable(hf | {"sliding_window": 4096})

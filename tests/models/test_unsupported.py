@@ -10,14 +10,22 @@ import pytest
 
 from mrl.errors import ConfigError
 from mrl.models.engine_rows import Shard
-from mrl.models.families import family_of, require_trainable
+from mrl.models.families import FAMILIES, family_of, require_trainable
+from mrl.models.families.refused import REFUSED
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
-QWEN3 = {"model_type": "qwen3", "rope_theta": 1e6}
-QWEN2_MOE = {"model_type": "qwen2_moe", "rope_theta": 1e6}
+SHAPE = {
+    "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "rope_theta": 1e6,
+}  # fmt: skip
+QWEN3 = SHAPE | {"model_type": "qwen3"}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+QWEN2_MOE = SHAPE | EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 8}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA = {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": LLAMA3}
-MIXTRAL = {"model_type": "mixtral", "rope_theta": 1e6, "num_experts_per_tok": 2, "sliding_window": None}
+LLAMA = SHAPE | {"model_type": "llama", "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8192}}
+MIXTRAL = SHAPE | {
+    "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None,
+}  # fmt: skip
 DEEPSEEK = json.loads((PUBLISHED / "DeepSeek-V3" / "config.json").read_text(encoding="utf-8"))
 YARN = DEEPSEEK["rope_scaling"]
 
@@ -30,6 +38,8 @@ def test_published_models_are_implemented(folder: str) -> None:
 @pytest.mark.parametrize(
     ("hf", "changes", "named"),
     [
+        (QWEN3, {"layer_types": ["sliding_attention"]}, "layer_types with sliding_attention (only full_attention)"),
+        (QWEN3, {"attention_dropout": 0.1}, "attention_dropout = 0.1"),
         (QWEN3, {"use_sliding_window": True}, "use_sliding_window = True"),
         (QWEN3, {"attention_bias": True}, "attention_bias = True"),
         (QWEN3, {"rope_scaling": YARN}, "rope_type = 'yarn' (only 'default')"),
@@ -57,6 +67,36 @@ def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: st
         require_trainable(hf | changes)
     assert named in str(error.value)
     assert f"training does not implement that for {hf['model_type']}" in str(error.value)
+
+
+@pytest.mark.parametrize("hf", [QWEN3, QWEN2_MOE, LLAMA, MIXTRAL, DEEPSEEK], ids=lambda hf: hf["model_type"])
+def test_a_key_that_nobody_reads_is_named(hf: dict[str, Any]) -> None:
+    require_trainable(hf | {"router_warmth": None, "use_cache": False})
+    with pytest.raises(
+        ConfigError, match=rf"says router_warmth = 3: {hf['model_type']} is implemented without"
+    ):
+        require_trainable(hf | {"router_warmth": 3})
+
+
+def test_two_spellings_of_one_key_are_both_read() -> None:
+    require_trainable(QWEN2_MOE | {"num_local_experts": 4, "rope_parameters": {"rope_theta": 1e6}})
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_is_known_of_other_models_is_said(model_type: str) -> None:
+    why, nearest = REFUSED[model_type]
+    assert model_type not in FAMILIES and nearest in FAMILIES
+    with pytest.raises(ConfigError) as error:
+        family_of({"model_type": model_type})
+    assert f"{model_type!r} in config.json is not one of" in str(error.value)
+    assert f"{why}; the nearest family is {nearest}" in str(error.value)
+
+
+def test_images_are_refused_as_such() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'new_vl' in config\.json is not one of .*: images are not trained"
+    ):
+        family_of({"model_type": "new_vl", "vision_config": {}})
 
 
 @pytest.mark.parametrize("hf", [json.loads((PUBLISHED / name / "config.json").read_text()) for name in ("DeepSeek-V3", "Qwen3-30B-A3B")],

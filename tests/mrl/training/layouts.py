@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.training import LayoutSection
+from mrl.models.families import family_of
 from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
@@ -63,6 +65,22 @@ def check_layout(
         close = (trained[name] - theirs).abs() < 1e-5
         assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"
     return results
+
+
+def check_family(
+    family: str, layout: dict[str, int], one_rank_of: OneRank, out: Path, **changes: Any
+) -> None:
+    """check_layout, and the routers: the margins are those of one rank, correction biases stay as they are."""
+    folder, expected = one_rank_of.of(family)
+    for result in check_layout(layout, folder, expected, out, **changes):
+        if result["arrays"] is not None and layout.get("dp", 1) == 1:
+            margins = result["arrays"]["router_margin"], expected["arrays"]["router_margin"]
+            np.testing.assert_allclose(*margins, atol=1e-5)
+    before, after = (load_file(f / "model.safetensors") for f in (folder, out / "trained"))
+    biases = [name for name in before if name.endswith(CORRECTION)]
+    assert bool(biases) == bool(family_of(json.loads((folder / "config.json").read_text())).correction)
+    for bias in biases:  # frozen, and float32 whatever the weights are
+        assert before[bias].any() and torch.equal(before[bias], after[bias]), bias
 
 
 class OneRank:

@@ -1,0 +1,157 @@
+"""Every family: Megatron against transformers in each kind of layout, and a vLLM engine after a weight sync against one that
+read the folder.
+
+A family takes part by its entry in tests/tiny_models.py. CI runs the short form (SHORT, SERVED), the rest is slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.config.sections.rollout import RolloutSection
+from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
+from tests.engines import EngineHost
+from tests.mrl.rollout import driving
+from tests.mrl.training.layouts import OneRank, check_family, check_forward
+from tests.resharding.feeding import Feeder, read
+from tests.resharding.leasing import LeasedRank, spread
+from tests.resharding.vllm.sessions import ASKED, SYNC, described, planned_session, sync_weights
+from tests.tiny_models import FAMILIES, write_model
+
+pytestmark = pytest.mark.integration
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "one": {},
+    "tp2-pp2": {"tp": 2, "pp": 2},
+    "tp2-pp2-ep2": {"tp": 2, "pp": 2, "ep": 2},
+    "ep2-dp2": {"ep": 2, "dp": 2},
+    "cp2": {"cp": 2},
+}
+SHORT = {
+    "qwen2_moe": ("one", "tp2-pp2-ep2"),
+    "llama_tied": ("one", "tp2-pp2"),
+    "qwen3_moe": ("one", "ep2-dp2"),
+    "mixtral": ("one",),
+    "deepseek_v3": ("one", "cp2"),
+}
+"""What CI runs; tests/mrl/training/test_layouts.py has more layouts of the families whose ranks it has anyway."""
+SERVED = ("qwen2_moe",)
+"""Whose engine CI starts."""
+
+
+def has_experts(family: str) -> bool:
+    return "num_experts_per_tok" in FAMILIES[family][1]
+
+
+def cases() -> Iterator[Any]:
+    for family in FAMILIES:
+        left_out = (
+            "tp2-pp2" if has_experts(family) else "tp2-pp2-ep2",
+            "" if has_experts(family) else "ep2-dp2",
+        )
+        for layout in LAYOUTS:
+            if layout not in left_out:
+                marks = () if layout in SHORT.get(family, ()) else pytest.mark.slow
+                yield pytest.param(family, layout, marks=marks, id=f"{family}-{layout}")
+
+
+@pytest.mark.parametrize(("family", "layout"), cases())
+def test_trains_as_transformers_computes(
+    family: str, layout: str, one_rank_of: OneRank, tmp_path: Path
+) -> None:
+    """Log-probs, gradient norms over layouts, the export of what was loaded and of what was trained."""
+    if layout != "one":
+        check_family(family, LAYOUTS[layout], one_rank_of, tmp_path)
+        return
+    folder, result = one_rank_of.of(family)
+    check_forward([result], folder, bound=1e-5)
+    losses = [metrics["loss"] for metrics in result["metrics"]]
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "family", [f if f in SERVED else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+)
+def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) -> None:
+    """Nothing goes by the gather path, the plan made without an engine is the one made with it, and the log-probs are those
+    of transformers."""
+    folder = write_model(tmp_path / family, family, served=True)
+    with engine(folder, real_weights=False) as host, synced(host, folder) as (trainer, feeder, plan):
+        assert planned_session(host, trainer, feeder, plan) == []
+        assert driving.worst_gap(folder, ASKED, host.call(driving.generate, ASKED)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planned_and_gathered_syncs_give_what_an_engine_reads_itself(family: str, tmp_path: Path) -> None:
+    """Another folder's weights and then the folder's, by the plan and by gathering: to the last bit."""
+    folder, other = (write_model(tmp_path / str(n), family, served=True, seed=n) for n in (0, 9))
+    with engine(folder, real_weights=True) as host:
+        read_itself = answers(host)
+    with engine(folder, real_weights=False) as host, synced(host, folder) as (trainer, feeder, plan):
+        for source in (other, folder):
+            trainer.set(list(read(source).values()))
+            assert planned_session(host, trainer, feeder, plan) == []
+        assert answers(host) == read_itself
+        for source in (other, folder):
+            assert not sync_weights(host, feeder, source).errors
+        assert answers(host) == read_itself
+
+
+@contextlib.contextmanager
+def engine(folder: Path, *, real_weights: bool) -> Iterator[EngineHost]:
+    host = EngineHost(
+        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
+        model_path=str(folder),
+        max_length=160,
+        seed=1,
+        real_weights=real_weights,
+        sync=SYNC,
+    )
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+@contextlib.contextmanager
+def synced(host: EngineHost, folder: Path) -> Iterator[tuple[LeasedRank, Feeder, Any]]:
+    """A trainer rank that holds the folder, what feeds the engine from it, and their plan."""
+    (tensors,) = spread(read(folder), 1)
+    needed = described(host, folder)
+    hf = json.loads((folder / "config.json").read_text())
+    (expected,) = engine_manifests.from_layout(hf, Layout(), dtype="float32")
+    assert boxes(expected) == boxes(needed[0])
+    plan = build_plan(
+        [RankManifest.of(0, tensors)], needed, Topology.shared(1), PlanOptions(bucket_bytes=64 << 10)
+    )
+    assert plan.fallback_bytes == 0
+    feeder = Feeder(host.call(driving.addresses), SYNC)
+    trainer = LeasedRank(tensors, list(read(folder).values()))
+    try:
+        yield trainer, feeder, plan
+    finally:
+        host.call(driving.release)
+        feeder.close()
+        trainer.close()
+
+
+def boxes(manifest: RankManifest) -> dict[str, Any]:
+    """Parameters by name, with their boxes in order of place."""
+    return {
+        t.name: (t.shape, t.dtype, sorted(t.pieces, key=lambda p: p.local_start)) for t in manifest.tensors
+    }
+
+
+def answers(host: EngineHost) -> list[list[float]]:
+    return [a.logprobs.tolist() for a in host.call(driving.generate, ASKED)]
