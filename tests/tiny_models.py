@@ -76,6 +76,16 @@ SERVED: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
 """Widths that vLLM's CPU kernels take of every family, where its own fields do not say otherwise."""
 
 
+def tiny_config(model_type: str, *, served: bool = False, **changes: Any) -> Any:
+    """transformers' config of a tiny model (4 layers unless changed). `served`: of widths that vLLM's CPU kernels take."""
+    import transformers
+
+    fields = {"num_hidden_layers": 4, "tie_word_embeddings": False, "initializer_range": 0.1} | COMMON
+    prefix, own = FAMILIES[model_type]
+    fields |= (SERVED if served else {}) | own | changes
+    return getattr(transformers, f"{prefix}Config")(**fields)
+
+
 def write_model(
     folder: Path,
     model_type: str = "qwen3_moe",
@@ -85,18 +95,12 @@ def write_model(
     served: bool = False,
     **changes: Any,
 ) -> Path:
-    """Write a random model (4 layers unless changed) with a larger spread than usual, so that errors show.
-
-    `served`: of widths that vLLM's CPU kernels take.
-    """
+    """Write a random model of `tiny_config` with a larger spread than usual, so that errors show."""
     import transformers
 
     torch.manual_seed(seed)
-    fields = {"num_hidden_layers": 4, "tie_word_embeddings": False, "initializer_range": 0.1} | COMMON
-    prefix, own = FAMILIES[model_type]
-    fields |= (SERVED if served else {}) | own | changes
-    config = getattr(transformers, f"{prefix}Config")(**fields)
-    model: Any = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    config = tiny_config(model_type, served=served, **changes)
+    model: Any = getattr(transformers, f"{FAMILIES[model_type][0]}ForCausalLM")(config)
     model.to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
