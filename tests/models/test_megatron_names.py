@@ -28,26 +28,30 @@ COMMON = {
     "intermediate_size": 96,
     "num_attention_heads": 4,
     "head_dim": 16,
-    "num_experts_per_tok": 2,
     "rope_theta": 1e4,
 }
+CHOSEN = {"num_experts_per_tok": 2}
 QWEN3 = COMMON | {
     "model_type": "qwen3",
     "num_hidden_layers": 4,
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-QWEN3_MOE = COMMON | {
+QWEN3_MOE = COMMON | CHOSEN | {
     "model_type": "qwen3_moe", "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 8,
     "moe_intermediate_size": 32, "mlp_only_layers": [1],
 }  # fmt: skip
-MIXTRAL = COMMON | {
-    "model_type": "mixtral",
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 4,
-    "num_local_experts": 4,
-}
-DEEPSEEK = COMMON | {
+MIXTRAL = (
+    COMMON
+    | CHOSEN
+    | {
+        "model_type": "mixtral",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "num_local_experts": 4,
+    }
+)
+DEEPSEEK = COMMON | CHOSEN | {
     "model_type": "deepseek_v3", "num_hidden_layers": 4, "num_key_value_heads": 4, "n_routed_experts": 8,
     "n_shared_experts": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 32,
     "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True,

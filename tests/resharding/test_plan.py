@@ -19,7 +19,7 @@ from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from tests.resharding.explain import estimate, explain, window_traffic
 from tests.resharding.simulate import execute, write_counts
-from tests.resharding.worlds import random_world
+from tests.resharding.worlds import FAMILIES, random_world
 
 TINY = {
     "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -322,7 +322,7 @@ def test_explain_states_the_summary():
 
 
 def test_nothing_needs_the_gather_path_in_any_family():
-    for family in ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3"):
+    for family in FAMILIES:
         world = random_world(31, family=family)
         plan = build_plan(world.trainers, world.engines, world.topology, world.options)
         needed = {piece.tensor for m in world.engines for t in m.tensors for piece in t.pieces}
