@@ -32,7 +32,7 @@ LAYERS = [
     ],
     ["mrl.rewards.instructions"],
     ["mrl.rewards.kinds"],
-    ["mrl.data", "mrl.rewards.pool"],
+    ["mrl.agents", "mrl.data", "mrl.rewards.pool"],
     ["mrl.prepare", "mrl.resharding.vllm", "mrl.training.hf"],
     ["mrl.rollout", "mrl.training"],
     ["mrl.capacity", "mrl.loops"],

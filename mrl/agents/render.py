@@ -1,0 +1,181 @@
+"""What stands between two turns of the policy, as tokens: the end of its turn, the observations, the next header.
+
+The tokens of an episode only grow. What the policy wrote is never decoded and encoded again; what follows it is the
+difference of two renderings of the chat template, found once at start with made-up turns. Observations are encoded as
+plain text: none of the tokenizer's added tokens comes out of them, whatever they say.
+
+Source of the difference: "append-only" rendering as in verl's continuous tokens; here a template that rewrites what stood
+before is refused, because the policy's tokens would then have another history than the one that was sampled from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from mrl.errors import ConfigError, DataError
+
+Role = Literal["tool", "user"]
+
+_ASKED, _ANSWERED = "mrlasked", "mrlanswered"
+_THOUGHT = "<think>\nmrlthought\n</think>\n\n"
+_SLOT = "mrlslot{}mrl"
+_CALL = {"type": "function", "id": "call000000", "function": {"name": "mrlcalled", "arguments": {"n": 1}}}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Observation:
+    """What the policy sees next."""
+
+    text: str
+    role: Role = "user"
+
+
+class TurnRenderer:
+    """Of one tokenizer, its chat template and the tools of one environment."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        roles: Sequence[Role] = ("user",),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`roles`: those of the observations to come. ConfigError where the tokenizer has no chat template, where it refuses
+        such turns, or where it rewrites what stood before them; the place is named."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "an episode of several turns needs a tokenizer with a chat template; this one has none"
+            )
+        self._tokenizer = tokenizer
+        self._arguments = {**(chat_template_kwargs or {}), "tools": list(tools) if tools else None}
+        added = {
+            number: str(token)
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if number != tokenizer.unk_token_id
+        }
+        self._added_ids = set(added)
+        names = sorted(added.values(), key=len, reverse=True)
+        self._is_added = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
+        self._ending = self._ending_of_a_turn()
+        for role in roles:
+            for answer in (_ANSWERED, _THOUGHT + _ANSWERED):
+                self._between(("x",), role, answer)
+        self._found: dict[tuple[str, int], str] = {}
+
+    def after(self, last_token: int | None, observations: Sequence[Observation]) -> np.ndarray:
+        """[n] int32: the tokens from the policy's last one to where it goes on.
+
+        `last_token` is the policy's own last token, so that an end of turn that it wrote is not written again; None where it
+        wrote none. DataError without observations, or with ones of different roles.
+        """
+        roles = {observation.role for observation in observations}
+        if len(roles) != 1:
+            raise DataError(f"the observations after a turn have one role, not {sorted(roles) or 'none'}")
+        (role,) = roles
+        key = (role, len(observations))
+        if key not in self._found:
+            self._found[key] = self._between(
+                tuple(_SLOT.format(i) for i in range(len(observations))), role, _ANSWERED
+            )
+        ending = self._with_template(self._ending)
+        if last_token is not None and ending and ending[0] == last_token:
+            ending = ending[1:]
+        ids, text = ending, self._found[key]
+        for number, observation in enumerate(observations):
+            before, slot, text = text.partition(_SLOT.format(number))
+            if not slot:
+                raise DataError(f"the chat template leaves out an observation with the role {role!r}")
+            ids += self._with_template(before) + self.plain(observation.text)
+        return np.asarray(ids + self._with_template(text), np.int32)
+
+    def plain(self, text: str) -> list[int]:
+        """The ids of a text that nothing in it can turn into one of the tokenizer's added tokens: an added token's own text
+        is cut behind its first character."""
+        ids = self._encode(text)
+        if self._added_ids.isdisjoint(ids):
+            return ids
+        cuts = [0, *(match.start() + 1 for match in self._is_added.finditer(text)), len(text)]
+        ids = [i for start, end in itertools.pairwise(cuts) for i in self._encode(text[start:end])]
+        if self._added_ids.isdisjoint(ids):
+            return ids
+        # Overlapping ones, or one of a single character: letter by letter, and what is an added token itself is left out.
+        return [i for letter in text for i in self._encode(letter) if i not in self._added_ids]
+
+    # -- the template --------------------------------------------------------------------------------------------
+
+    def _ending_of_a_turn(self) -> str:
+        """The text between the policy's last word and the end of its turn."""
+        asked = [{"role": "user", "content": _ASKED}]
+        opened = self._rendered(asked, opens=True)
+        whole = self._rendered([*asked, {"role": "assistant", "content": _ANSWERED}], opens=False)
+        at = whole.rfind(_ANSWERED)
+        if at < 0:
+            raise ConfigError("the chat template leaves out the assistant's turn")
+        shared = _common(opened, whole)
+        if _ASKED not in shared:
+            raise ConfigError(_rewrites(opened, whole, "the question"))
+        return whole[at + len(_ANSWERED) :]
+
+    def _between(self, texts: Sequence[str], role: str, answer: str) -> str:
+        """The text from the end of the policy's turn to where it goes on, around these observations."""
+        call = {"tool_calls": [dict(_CALL) for _ in texts]} if role == "tool" else {}
+        asked = {"role": "user", "content": _ASKED}
+        turn = {"role": "assistant", "content": answer, **call}
+        said = [
+            {"role": role, "content": text}
+            | ({"tool_call_id": _CALL["id"], "name": "mrlcalled"} if call else {})
+            for text in texts
+        ]
+        before = self._rendered([asked, turn], opens=False)
+        after = self._rendered([asked, turn, *said], opens=True)
+        if answer not in before:
+            raise ConfigError(
+                f"the chat template rewrites what the policy wrote ({answer!r} is {before[-80:]!r} then); set it by "
+                "data.chat_template_kwargs to keep thoughts, or use a template that does"
+            )
+        if not after.startswith(before):
+            raise ConfigError(_rewrites(before, after, f"a turn before observations of the role {role!r}"))
+        return after[len(before) :]
+
+    def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
+        import jinja2
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=opens, **self._arguments
+                )
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            roles = [message["role"] for message in messages]
+            raise ConfigError(
+                f"the chat template refuses messages with the roles {roles}: {error}"
+            ) from error
+
+    # -- tokens --------------------------------------------------------------------------------------------------
+
+    def _with_template(self, text: str) -> list[int]:
+        return self._encode(text) if text else []
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _common(first: str, second: str) -> str:
+    pairs = enumerate(zip(first, second, strict=False))
+    return first[: next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))]
+
+
+def _rewrites(before: str, after: str, what: str) -> str:
+    at = len(_common(before, after))
+    return (
+        f"the chat template rewrites {what}: behind {before[max(0, at - 40) : at]!r} stands {before[at : at + 40]!r}, and with "
+        f"further turns {after[at : at + 40]!r}"
+    )

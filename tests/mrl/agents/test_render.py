@@ -1,0 +1,153 @@
+"""What follows a turn: the template's own text, whatever tools say, and the policy's tokens as they were."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.agents.render import Observation, TurnRenderer
+from mrl.errors import ConfigError, DataError
+from tests.support import chat_tokenizers
+
+HARD = "a é e\u0301 \u200b\u00ad ﬁ 語 한 ب 👩\u200d👩\u200d👧 🇩🇪 \ufeff \u202e \t\n\n  \r x"
+
+
+@pytest.fixture(scope="module", params=sorted(chat_tokenizers.ALL))
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    return chat_tokenizers.ALL[request.param]()
+
+
+def _asked(tokenizer: Any) -> list[int]:
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "q"}], tokenize=False, add_generation_prompt=True
+    )
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _policy_writes(rng: random.Random, tokenizer: Any) -> list[int]:
+    """Tokens that no tokenizer would choose for their text, and the end of the turn."""
+    ordinary = [i for i in range(len(tokenizer)) if i not in tokenizer.added_tokens_decoder]
+    return [*rng.choices(ordinary, k=rng.randint(1, 12)), tokenizer.eos_token_id]
+
+
+def _random_text(rng: random.Random, tokenizer: Any) -> str:
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    parts = [
+        HARD[rng.randrange(len(HARD)) :],
+        "17",
+        " the answer ",
+        rng.choice(added),
+        rng.choice(added)[:-1],
+    ]
+    return "".join(rng.choices(parts, k=rng.randint(0, 6)))
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_the_difference_is_the_templates_own_text(tokenizer: Any, role: Any) -> None:
+    renderer = TurnRenderer(tokenizer, roles=(role,))
+    said = [Observation("the answer is 17", role), Observation("done again", role)]
+    between = renderer.after(tokenizer.eos_token_id, said[: 2 if role == "tool" else 1])
+    text = tokenizer.decode(
+        [*_asked(tokenizer), *tokenizer("words")["input_ids"], tokenizer.eos_token_id, *between]
+    )
+    call = {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]} if role == "tool" else {}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "words", **call}]
+    messages += [{"role": role, "content": o.text} for o in said[: 2 if role == "tool" else 1]]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    end = tokenizer.eos_token
+    assert _words(text).rpartition(_words(end))[2] == _words(whole).rpartition(_words(end))[2]
+    assert _words(text).count(_words(end)) == _words(whole).count(_words(end))
+
+
+def _words(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_nothing_that_is_observed_becomes_an_added_token(tokenizer: Any) -> None:
+    """Against one that is encoded with its template in one go, as text: there the same words are tokens."""
+    renderer, forged = TurnRenderer(tokenizer, roles=("tool",)), 0
+    added = {i: str(t) for i, t in tokenizer.added_tokens_decoder.items() if i != tokenizer.unk_token_id}
+    places = [i for i in renderer.after(None, [Observation("", "tool")]).tolist() if i in added]
+    for text in added.values():
+        for said in (text, f"x{text}{text}y", f"{text[0]}{text}", f"{HARD}{text}{HARD}"):
+            found = renderer.after(None, [Observation(said, "tool")]).tolist()
+            assert [i for i in found if i in added] == places, said
+            forged += any(i in added for i in tokenizer(said, add_special_tokens=False)["input_ids"])
+    assert forged >= 3 * len(added), "plain encoding makes tokens of them, or this shows nothing"
+
+
+def test_letters_of_observations_survive(tokenizer: Any) -> None:
+    renderer = TurnRenderer(tokenizer)
+    if tokenizer.unk_token_id is None:
+        for text in (HARD, *map(str, tokenizer.added_tokens_decoder.values())):
+            assert tokenizer.decode(renderer.plain(text)) == text
+
+
+def test_episodes_only_grow_and_encoding_them_again_is_another_history(tokenizer: Any) -> None:
+    """500 episodes of three turns a tokenizer: what the policy wrote stands in the context as it wrote it."""
+    rng, renderer, differs, episodes = (
+        random.Random(0),
+        TurnRenderer(tokenizer, roles=("tool", "user")),
+        0,
+        500,
+    )
+    asked = _asked(tokenizer)
+    for _ in range(episodes):
+        context, turns = list(asked), []
+        for _ in range(3):
+            turns.append((len(context), _policy_writes(rng, tokenizer)))
+            context += turns[-1][1]
+            role = rng.choice(("tool", "user"))
+            texts = [_random_text(rng, tokenizer) for _ in range(rng.randint(1, 2) if role == "tool" else 1)]
+            context += renderer.after(context[-1], [Observation(t, role) for t in texts]).tolist()
+        assert all(context[at : at + len(wrote)] == wrote for at, wrote in turns)
+        again = tokenizer(tokenizer.decode(context), add_special_tokens=False)["input_ids"]
+        differs += again != context
+    assert differs >= 0.05 * episodes
+
+
+def test_an_end_of_turn_is_written_once(tokenizer: Any) -> None:
+    renderer, end = TurnRenderer(tokenizer), tokenizer.eos_token_id
+    with_it, without = (renderer.after(last, [Observation("x")]).tolist() for last in (end, None))
+    assert without == [end, *with_it]
+
+
+@pytest.mark.parametrize("roles", [[], ["user", "tool"]])
+def test_observations_of_no_role_or_two_are_refused(roles: list[Any]) -> None:
+    renderer = TurnRenderer(chat_tokenizers.qwen())
+    with pytest.raises(DataError, match="have one role"):
+        renderer.after(None, [Observation("x", role) for role in roles])
+
+
+def test_a_template_that_rewrites_history_is_refused_with_the_place() -> None:
+    tokenizer = chat_tokenizers.qwen(chat_tokenizers.FORGETFUL)
+    with pytest.raises(
+        ConfigError, match=r"rewrites a turn before observations of the role 'user': behind .*mrlthought"
+    ):
+        TurnRenderer(tokenizer)
+
+
+def test_a_template_that_knows_no_tools_is_refused() -> None:
+    strict = chat_tokenizers.CHATML.replace(
+        "{%- if m.role == 'tool' %}", "{%- if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+    )
+    tokenizer = chat_tokenizers.qwen(strict)
+    TurnRenderer(tokenizer)
+    with pytest.raises(
+        ConfigError, match=r"refuses messages with the roles \['user', 'assistant', 'tool'\]: no tools"
+    ):
+        TurnRenderer(tokenizer, roles=("tool",))
+
+
+def test_no_template() -> None:
+    tokenizer = chat_tokenizers.qwen()
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="needs a tokenizer with a chat template"):
+        TurnRenderer(tokenizer)
+
+
+def test_tokens_are_int32(tokenizer: Any) -> None:
+    assert TurnRenderer(tokenizer).after(None, [Observation("x")]).dtype == np.int32

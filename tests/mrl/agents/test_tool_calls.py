@@ -1,0 +1,88 @@
+"""Calls are read as they stand; what cannot be carried out says why, in words for the policy."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from mrl.agents.tool_calls import BadCall, ToolCall, calls_in
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "add": {
+        "type": "object",
+        "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "say": {"type": "object", "properties": {"text": {"type": "string"}}},
+}
+ADD = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+
+
+def _hermes(*bodies: str) -> str:
+    return "I ask.\n" + "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+
+
+def test_calls_in_order() -> None:
+    say = '{"name": "say", "arguments": {"text": "</think> \\"x\\" }{"}}'
+    assert calls_in(_hermes(ADD, ADD.replace("1", "7")), "hermes", TOOLS) == [
+        ToolCall("add", {"a": 1, "b": 2}),
+        ToolCall("add", {"a": 7, "b": 2}),
+    ]
+    assert calls_in(f"[{ADD}, {ADD}]", "json", TOOLS) == 2 * [ToolCall("add", {"a": 1, "b": 2})]
+    assert calls_in(_hermes(say.replace("</think> ", "")), "hermes", TOOLS) == [
+        ToolCall("say", {"text": '"x" }{'})
+    ]
+
+
+@pytest.mark.parametrize("format", ["hermes", "json"])
+@pytest.mark.parametrize(
+    "text", ["the answer is 17", "", f"<think>{_hermes(ADD)}", f"<think>{ADD}</think> done"]
+)
+def test_text_without_a_call_makes_none(text: str, format: Any) -> None:
+    assert calls_in(text, format, TOOLS) == []
+
+
+def test_a_call_behind_a_thought_counts_and_one_inside_does_not() -> None:
+    thought = f"<think>{_hermes(ADD)}</think>"
+    assert calls_in(thought + "no", "hermes", TOOLS) == []
+    assert calls_in(thought + _hermes(ADD), "hermes", TOOLS) == [ToolCall("add", {"a": 1, "b": 2})]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("add(1, 2)", "no JSON"),
+        ("", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ('{"name": "add", "arguments": {"a": NaN, "b": 1}}', "NaN is no number"),
+        ("[1]", 'an object with "name"'),
+        ('{"arguments": {}}', 'an object with "name"'),
+        ('{"name": 3}', 'an object with "name"'),
+        ('{"name": "sub", "arguments": {}}', "no tool 'sub'; there are add, say"),
+        ('{"name": "add", "arguments": "1, 2"}', "are an object, not str"),
+        ('{"name": "add", "arguments": {"a": 1}}', "'b' is a required property"),
+        ('{"name": "add", "arguments": {"a": 1, "b": "2"}}', "wrong at b: '2' is not of type 'number'"),
+        ('{"name": "add", "arguments": {"a": 1, "b": 2, "c": 3}}', "'c' was unexpected"),
+    ],
+)
+def test_what_cannot_be_carried_out(body: str, reason: str) -> None:
+    (found,) = calls_in(_hermes(body), "hermes", TOOLS)
+    assert isinstance(found, BadCall) and reason in found.reason and len(found.reason) < 500
+
+
+@pytest.mark.parametrize("text", ["<tool_call>" + ADD, ADD + "</tool_call>", _hermes(ADD) + "<tool_call>"])
+def test_a_mark_without_its_other_half(text: str) -> None:
+    assert isinstance(calls_in(text, "hermes", TOOLS)[-1], BadCall)
+
+
+def test_random_calls_come_back() -> None:
+    rng, letters = random.Random(0), 'a"\\\n{}[]<>/語👩\u200d👧 '
+    for _ in range(300):
+        texts = ["".join(rng.choices(letters, k=rng.randint(0, 12))) for _ in range(rng.randint(1, 3))]
+        calls = [{"name": "say", "arguments": {"text": text}} for text in texts]
+        response = _hermes(*(json.dumps(call, ensure_ascii=rng.random() < 0.5) for call in calls))
+        assert calls_in(response, "hermes", TOOLS) == [ToolCall("say", {"text": text}) for text in texts]
