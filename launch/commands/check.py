@@ -146,7 +146,8 @@ def check_tokenizer(config: Config) -> Any:
     no model."""
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # that is check_policy's to say
-    size, tokenizer = int(read_config(config.model.path)["vocab_size"]), load_tokenizer(config.model.path)
+    size = int(read_config(config.model.path)["vocab_size"])
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= size:
         raise ConfigError(

@@ -73,7 +73,7 @@ def _new_folder(path: str) -> Path:
 
 def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
     """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     dataset = load_validation(config.data, config.reward, tokenizer)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
@@ -89,6 +89,7 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
         seed=config.run.seed,
         sync=config.sync,
         stop_token_ids=ends,
+        trust_remote_code=config.model.trust_remote_code,
         real_weights=True,
     )
     try:

@@ -24,8 +24,9 @@ def verify_row(config: Config, *, row: str, response: str | None, every_stage: b
     box. Raises DataError for a row that is not there or cannot be used, RewardError where a verifier does not
     answer.
     """
-    folder = config.model.path
-    tokenizer = load_tokenizer(folder) if (Path(folder) / "config.json").is_file() else None
+    model, tokenizer = config.model, None
+    if (Path(model.path) / "config.json").is_file():
+        tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
     prompt = pick_row(config.data, config.reward, tokenizer, row)
     text = _response(response, prompt)
     found = explain(config.reward, prompt, text)

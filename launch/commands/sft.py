@@ -60,15 +60,15 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _train(config: Config, seen: TextIO, rank: int) -> None:
-    from transformers import AutoTokenizer
-
     from mrl.algorithms.objective import cross_entropy
+    from mrl.data.tokenise import load_tokenizer
     from mrl.training.hf import export
 
     section = _section(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training)
-    sequences = encode(demonstrations(section.data), AutoTokenizer.from_pretrained(config.model.path))
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    sequences = encode(demonstrations(section.data), tokenizer)
     dp, start = worker.layout.dp, time.monotonic()
     for step in range(1, section.steps + 1):
         batch = rows_of_step(sequences, section, step=step, seed=config.run.seed)

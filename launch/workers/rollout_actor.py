@@ -46,11 +46,10 @@ class RolloutActor:
 
     def start(self) -> None:
         """Starts vLLM with the model's shape and no weights; it serves after the first weight sync."""
-        from transformers import AutoTokenizer
-
+        from mrl.data.tokenise import load_tokenizer
         from mrl.rollout.engine import RolloutEngine
 
-        path = self._config.model.path
+        path, trusted = self._config.model.path, self._config.model.trust_remote_code
         self.engine = RolloutEngine(
             self._config.rollout,
             path,
@@ -58,7 +57,8 @@ class RolloutActor:
             seed=self._config.run.seed,
             engine_index=self._index,
             sync=self._config.sync,
-            stop_token_ids=end_of_text(AutoTokenizer.from_pretrained(path), path),
+            stop_token_ids=end_of_text(load_tokenizer(path, trust_remote_code=trusted), path),
+            trust_remote_code=trusted,
             deterministic=self._config.loop.deterministic,
             on_worker_lost=self._leave,
         )

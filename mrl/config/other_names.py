@@ -85,6 +85,7 @@ SYNONYMS = {
     "clip_ratio_low": "algorithm.loss.clip_low",
     "clip_ratio_high": "algorithm.loss.clip_high",
     "epsilon_high": "algorithm.loss.clip_high",
+    "trust_remote_code": "model.trust_remote_code (for tokenizers; families are implemented here)",
     "report_to": "logging.trackers",
     "logger": "logging.trackers",
     "save_freq": "loop.checkpoint.every_steps",
@@ -101,7 +102,6 @@ UNSUPPORTED = {
     "lora_rank": "all weights are trained",
     "peft": "all weights are trained",
     "reward_model": "rewards come from verifiers and functions; see `mrl settings reward`",
-    "trust_remote_code": "families are implemented here and tokenizers are read without foreign code",
     "multi_turn": "an episode is one prompt and one response",
 }
 """A word of other systems -> what there is instead."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,22 @@ from mrl.data.shapes import Row
 from mrl.errors import ConfigError, DataError
 
 
-def load_tokenizer(model_path: str) -> Any:
-    """The tokenizer of the model's folder; ConfigError where there is none that transformers loads without foreign code."""
+def load_tokenizer(model_path: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of the model's folder; ConfigError where there is none that transformers loads.
+
+    One that is Python code of the folder is run with `trust_remote_code`, and refused without: transformers
+    would read the files beside it as another kind of tokenizer, which gives other ids.
+    """
     from transformers import AutoTokenizer
 
+    code = "" if trust_remote_code else own_code(Path(model_path))
+    if code and not (Path(model_path) / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"the tokenizer in model.path = {model_path} is Python code of the folder, {code}: read it, and set "
+            "model.trust_remote_code=true to have it run"
+        )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         # A folder without a tokenizer's files gives an empty one of the family's class.
         reason = "" if tokenizer.encode("1", add_special_tokens=False) else "its vocabulary is empty"
     except Exception as error:  # what the readers of each kind of file raise
@@ -28,6 +40,17 @@ def load_tokenizer(model_path: str) -> Any:
             "tokenizer_config.json beside config.json"
         )
     return tokenizer
+
+
+def own_code(folder: Path) -> str:
+    """The file of the Python code that is the folder's tokenizer; empty where it has a usual one."""
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("auto_map", [])
+    except (OSError, ValueError):
+        return ""  # what is wrong with the file is transformers' to say
+    classes = found.get("AutoTokenizer", []) if isinstance(found, dict) else found
+    references = [classes] if isinstance(classes, str) else [each for each in classes if each]
+    return f"{references[0].rpartition('.')[0]}.py" if references else ""
 
 
 def render(

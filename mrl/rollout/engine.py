@@ -50,10 +50,12 @@ class RolloutEngine:
         stop_token_ids: Sequence[int] = (),
         deterministic: bool = False,
         real_weights: bool = False,
+        trust_remote_code: bool = False,
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
+        `trust_remote_code`: the folder's tokenizer, which the engine needs for `rollout.stop`, may be the folder's own code.
         `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
         started = time.monotonic()
         engine_arguments.require(rollout.engine_args)
@@ -63,6 +65,7 @@ class RolloutEngine:
         self._deterministic = deterministic
         self._stop = tuple(dict.fromkeys((*stop_token_ids, *rollout.stop_token_ids)))
         self._max_length = max_length
+        self._trusted = trust_remote_code
         self._scratch = scratch.Scratch()
         with self._scratch.in_use():
             self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
@@ -119,6 +122,7 @@ class RolloutEngine:
         arguments = EngineArgs(
             model=model_path,
             skip_tokenizer_init=not self._rollout.stop,
+            trust_remote_code=self._trusted and bool(self._rollout.stop),
             tensor_parallel_size=self._rollout.tp,
             enable_expert_parallel=self._rollout.expert_parallel,
             distributed_executor_backend="uni" if self._rollout.tp == 1 else "mp",

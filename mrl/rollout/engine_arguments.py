@@ -34,7 +34,7 @@ OWNED: dict[str, str] = {
     **dict.fromkeys(
         ("revision", "code_revision", "tokenizer_revision", "hf_config_path"), "model.path is a folder"
     ),
-    "trust_remote_code": "not supported: families are implemented here",
+    "trust_remote_code": "decided by model.trust_remote_code, for tokenizers: families are implemented here",
     "max_model_len": "decided by model.max_length",
     "seed": "decided by run.seed",
     "dtype": "decided by rollout.dtype",

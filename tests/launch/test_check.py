@@ -31,6 +31,14 @@ def drop(folder: Path, *names: str) -> None:
         (folder / name).unlink()
 
 
+def code_for_tokenizer(folder: Path) -> None:
+    """As Kimi-K2's folder has it; the code ends whoever runs it."""
+    drop(folder, "tokenizer.json")
+    (folder / "own.py").write_text("import os\nos._exit(7)\n")
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 MODEL_FAULTS = {
     "a family that cannot be trained": (
         lambda folder: rewrite(folder, model_type="gpt_oss"),
@@ -51,6 +59,10 @@ MODEL_FAULTS = {
     "no tokenizer": (
         lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),
         "holds no tokenizer that transformers loads",
+    ),
+    "a tokenizer that is code": (
+        lambda folder: code_for_tokenizer(folder),
+        "Python code of the folder, own.py: read it, and set model.trust_remote_code=true",
     ),
     "a tokenizer of another model": (
         lambda folder: rewrite(folder, vocab_size=8),

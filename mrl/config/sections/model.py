@@ -48,5 +48,8 @@ class ModelSection(Section):
     """What to make at `path` when nothing is there; absent means that the folder must exist."""
     reference_path: str | None = None
     """Folder of the reference policy; the starting point itself when absent."""
+    trust_remote_code: bool = False
+    """Whether the folder's own Python code is run where its tokenizer is one (Kimi-K2's); a model is never read from
+    such code. Read it first: it runs with the rights of the run, on every node."""
     max_length: int = Field(default=512, ge=2)
     """Longest prompt plus response, in tokens."""

@@ -1,12 +1,42 @@
 """Text and messages to tokens: the template's own special tokens, never a closing one on an open prompt."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import dynamic_module_utils
 
 from mrl.data.shapes import Row
-from mrl.data.tokenise import encode, render
-from mrl.errors import DataError
+from mrl.data.tokenise import decoder, encode, load_tokenizer, render
+from mrl.errors import ConfigError, DataError
+
+OWN_TOKENIZER = """
+from transformers import PreTrainedTokenizer
+
+
+class Letters(PreTrainedTokenizer):
+    def __init__(self, **fields):
+        self._letters = {chr(code): code - 32 for code in range(32, 127)}
+        super().__init__(eos_token="~", **fields)
+
+    vocab_size = property(lambda self: len(self._letters))
+
+    def get_vocab(self):
+        return dict(self._letters)
+
+    def _tokenize(self, text):
+        return list(text)
+
+    def _convert_token_to_id(self, token):
+        return self._letters[token]
+
+    def _convert_id_to_token(self, index):
+        return chr(index + 32)
+
+    def convert_tokens_to_string(self, tokens):
+        return "".join(tokens)
+"""
 
 
 def row(prompt: Any) -> Row:
@@ -42,3 +72,23 @@ def test_special_tokens(plain_tokenizer: Any, closing_tokenizer: Any) -> None:
     assert plain[0] == 1 and plain[1:].tolist() == templated.tolist()
     (open_end,) = encode(["ab"], [False], closing_tokenizer)
     assert open_end.tolist() == plain.tolist(), "the tokenizer's closing token is not part of a prompt"
+
+
+def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kimi-K2's folder has it: a model type that transformers does not know, and a tokenizer in Python."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k2"}))
+    (folder / "letters.py").write_text(OWN_TOKENIZER)
+    settings = {"tokenizer_class": "Letters", "auto_map": {"AutoTokenizer": ["letters.Letters", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"letters\.py: read it, and set model\.trust_remote_code=true"):
+        load_tokenizer(str(folder))
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=True)
+    (ids,) = encode(["2+2"], [False], tokenizer)
+    assert ids.tolist() == [18, 11, 18]
+    assert decoder(tokenizer)([ids]) == ["2+2"]
