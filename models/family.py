@@ -276,7 +276,7 @@ class Family:
         dtypes: dict[Role, str] = {"weight": dtype, "router": router_dtype or dtype, "correction": "float32"}
         splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}
         tensors = []
-        for chunk, prefix, row in self._local_rows(hf, layout, place, spec, pad_vocab_to):
+        for chunk, prefix, row in self.local_rows(hf, layout, place, spec, pad_vocab_to):
             parts, index = splits[row.split]
             tensors.append(
                 cut(row, parts=parts, index=index, chunk=chunk, dtype=dtypes[row.role], prefix=prefix)
@@ -295,7 +295,7 @@ class Family:
             tensors.append(engine.vocabulary(HEAD, vocab, hidden))
         return tensors
 
-    def _local_rows(
+    def local_rows(
         self, hf: HfConfig, layout: Layout, place: Place, spec: Spec, pad_vocab_to: int
     ) -> Iterator[tuple[int, str, Row]]:
         """(model chunk, prefix of the name, row) of everything that a trainer rank holds."""

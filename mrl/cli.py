@@ -90,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--max-shard-bytes", type=int, help="largest file; the run's export.max_shard_bytes by default"
     )
+    export.add_argument(
+        "--adapter",
+        action="store_true",
+        help="what training.lora trained alone, as a folder of the PEFT library",
+    )
     export.set_defaults(run=_export)
     evaluate = _config_command(
         commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation"
@@ -207,7 +212,10 @@ def _export(options: argparse.Namespace) -> int:
     from mrl.launch.commands.export import export_run
 
     size = options.max_shard_bytes
-    print(export_run(options.folder, options.out, step=options.step, max_shard_bytes=size))
+    text = export_run(
+        options.folder, options.out, step=options.step, max_shard_bytes=size, adapter=options.adapter
+    )
+    print(text)
     return 0
 
 

@@ -4,41 +4,70 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.models.families import family_of
 from mrl.observe import metrics_log
 from mrl.observe.model_card import model_card
 from mrl.training.checkpoint.folder import latest_checkpoint, name_of, read_manifest, step_of, verify
 from mrl.training.checkpoint.reader import DistributedCheckpoint
-from mrl.training.hf import export
+from mrl.training.hf import export, peft
+from mrl.training.hf.adapted import AdaptedWeights
 from mrl.training.hf.folder import read_config
 
 
 def export_run(
-    run_folder: str, out: str | None, *, step: int | None = None, max_shard_bytes: int | None = None
+    run_folder: str,
+    out: str | None,
+    *,
+    step: int | None = None,
+    max_shard_bytes: int | None = None,
+    adapter: bool = False,
 ) -> str:
     """Exports the newest valid checkpoint of a run, or that of one step, to the new folder `out`; returns what was written, as text.
 
     Without `out` nothing is written: the text says what would be, after the checkpoint was found to hold all of it.
+    `adapter`: as a folder of the PEFT library, which holds what training.lora trained alone.
     """
     config, checkpoint = load([Path(run_folder) / "config.yaml"]), find_checkpoint(run_folder, step)
-    source, dtype = Path(config.model.path), str(read_manifest(checkpoint)["about"]["dtype"])
+    about = read_manifest(checkpoint)["about"]
+    source, dtype, lora = Path(config.model.path), str(about["dtype"]), about.get("lora")
+    if adapter:
+        return _export_adapter(checkpoint, out, source, dtype, lora)
     size = max_shard_bytes or config.export.max_shard_bytes
     if out is None:
         hf_config = read_config(source)
-        export.plan_copies(DistributedCheckpoint(checkpoint), hf_config)
+        export.weights_of(checkpoint, source, hf_config, lora)
         files = export.plan_files(hf_config, dtype=dtype, file_bytes=size)
     else:
         card = _card(Path(run_folder), config, step=step_of(checkpoint), dtype=dtype)
         files = export.export_checkpoint(
-            checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size, card=card
+            checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size, card=card, lora=lora
         )
     return (
         f"{checkpoint} -> {out or 'nothing, this is a dry run'}: {len(files.tensors):,} tensors, {files.num_parameters:,} parameters, "
         f"{files.num_bytes:,} bytes of {dtype} in {len(files.members)} file{'s' if len(files.members) > 1 else ''}"
     )
+
+
+def _export_adapter(
+    checkpoint: Path, out: str | None, source: Path, dtype: str, lora: dict[str, Any] | None
+) -> str:
+    if lora is None:
+        raise ConfigError(
+            f"{checkpoint} holds all weights and no adapters (training.lora); export it without --adapter"
+        )
+    hf_config = read_config(source)
+    weights = AdaptedWeights(DistributedCheckpoint(checkpoint), source, hf_config, lora)
+    names = [tensor.name for tensor in family_of(hf_config).checkpoint_tensors(hf_config)]
+    size = "nothing, this is a dry run"
+    if out is not None:
+        num_bytes = peft.export_adapter(weights, Path(out), base=str(source), dtype=dtype, tensors=names)
+        size = f"{out}, {num_bytes:,} bytes of {dtype}"
+    return f"{checkpoint} -> {size}: adapters of {len(weights.changed):,} tensors, rank {weights.lora.rank}"
 
 
 def _card(run_folder: Path, config: Config, *, step: int, dtype: str) -> str:

@@ -65,7 +65,7 @@ class Offloading:
         model = SimpleNamespace(
             buffers=[buffer],
             expert_parallel_buffers=[],
-            module=SimpleNamespace(correction_biases=dict),
+            module=SimpleNamespace(weights=dict),
         )
         self._memory = ParameterMemory([model], device=device)
         self._parameters, self._num_bytes = buffer.param_data, parameters.nbytes + gradients.nbytes

@@ -7,7 +7,7 @@ load weights, wrap for data parallelism or own an optimizer (mrl/training).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,8 +23,12 @@ from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
+from mrl.models.megatron.adapters import LowRankPair
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.layer_specs import block_spec
+
+ADAPTERS = "adapters."
+"""What the names of adapters' parameters begin with."""
 
 
 class PackedModel(GPTModel):
@@ -33,11 +37,26 @@ class PackedModel(GPTModel):
     def _postprocess(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden_states
 
+    @property
+    def pairs(self) -> Iterable[LowRankPair]:
+        """The adapters of a chunk whose weights are frozen (adapters.py)."""
+        adapters: Any = self._modules.get("adapters")
+        return adapters or ()
+
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Megatron's, without the layers' float8 states: nothing is trained in float8, and layers of one spec
-        have them where layers of the other do not."""
+        """Megatron's, without adapters, which are in the weights, and without the layers' float8 states: nothing is
+        trained in float8, and layers of one spec have them where layers of the other do not."""
         found = super().sharded_state_dict(*args, **kwargs)
-        return {name: shard for name, shard in found.items() if not _is_extra_state(name)}
+        return {
+            name: shard
+            for name, shard in found.items()
+            if not _is_extra_state(name) and not name.startswith(ADAPTERS)
+        }
+
+    def trained_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What a checkpoint saves: the adapters alone where the chunk has some, else sharded_state_dict()."""
+        adapters = {name: shard for pair in self.pairs for name, shard in pair.sharded().items()}
+        return adapters or self.sharded_state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> Any:
         """Megatron's; float8 states alone may be missing."""
@@ -52,8 +71,10 @@ class PackedModel(GPTModel):
         return self.output_layer(hidden)
 
     def weights(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds, by name: the parameters and the routers' correction biases."""
-        return dict(self.named_parameters()) | self.correction_biases()
+        """Everything that an exported checkpoint holds, by name: the parameters, adapters left out, and the routers'
+        correction biases."""
+        own = {name: p for name, p in self.named_parameters() if not name.startswith(ADAPTERS)}
+        return own | self.correction_biases()
 
     def correction_biases(self) -> dict[str, Tensor]:
         """The buffers that sigmoid routers add to their scores before they choose, by name; float32, not
@@ -138,7 +159,7 @@ def build_chunks(
             model.output_layer = head
         models.append(model.to(device))
     mark_expert_parameters(models)
-    if choice.transformer_engine:
+    if choice.transformer_engine and training.lora is None:  # gradients of frozen weights go to adapters
         fuse_gradient_accumulation(models)
     rotary = RotaryTable(
         family.rotary(hf_config),

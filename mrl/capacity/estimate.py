@@ -18,9 +18,10 @@ from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
 from mrl.capacity.step_time import Generation, TrainingTime, generation, microbatches, training_time, work_of
 from mrl.capacity.traffic import Traffic, traffic
-from mrl.capacity.training_memory import RankMemory, StageMemory, stage_memory
+from mrl.capacity.training_memory import GRADIENT_BYTES, RankMemory, StageMemory, stage_memory
 from mrl.config.root import Config
 from mrl.config.sections.model import ModelSection
+from mrl.models.adapters import num_elements
 from mrl.models.facts import Facts
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
@@ -80,7 +81,7 @@ class Estimate:
     def _critic(self) -> list[StageMemory]:
         """The critic's stages, zeros without one; it needs no activations beside the policy's."""
         if self.config.critic is None:
-            return [StageMemory(0, 0, 0, 0)] * self.layout.pp
+            return [StageMemory(0, 0, 0, 0, 0)] * self.layout.pp
         return stage_memory(self._critic_facts, self.config.training, value_head=True)
 
     @property
@@ -136,17 +137,31 @@ class Estimate:
         return host_moments(
             memory=self.hardware.host_memory_bytes,
             offloaded=(slot.weights + slot.optimizer + slot.critic) * self.offloads * ranks,
-            reference=slot.weights * self.config.algorithm.needs_reference * ranks,
+            reference=slot.weights * self._earlier_weights * ranks,
             saving=self.saving.host_bytes * saves(self.config),
             export=self.exporting.host_bytes * exports,
         )
 
+    @property
+    def _earlier_weights(self) -> int:
+        """How many other weights the host has: the reference's, and those that adapters change, which are the
+        reference's too unless that is of another folder."""
+        has_adapters, needs_reference = (
+            self.config.training.lora is not None,
+            self.config.algorithm.needs_reference,
+        )
+        if has_adapters and self.config.model.reference_path is None:
+            return 1
+        return has_adapters + needs_reference
+
     @cached_property
     def saving(self) -> Saving:
         """One checkpoint."""
-        models = [(self.facts, [rank.policy for rank in self.stages])]
+        lora, facts = self.config.training.lora, self.facts
+        count = facts.parameters_total if lora is None else num_elements(facts.family, facts.hf, lora)
+        models = [(count, [rank.policy for rank in self.stages])]
         if self.config.critic is not None:
-            models.append((self._critic_facts, self._critic()))
+            models.append((self._critic_facts.parameters_total, self._critic()))
         return saving(self.config, self.hardware, models)
 
     @cached_property
@@ -179,7 +194,10 @@ class Estimate:
     def training_time(self) -> TrainingTime:
         """The seconds of the trainer's phases."""
         replicas = self.layout.dp * self.layout.cp
-        sent = (self.slot.gradients + self.slot.weights) * (replicas - 1) / replicas
+        trained = self.stages[self.fullest_stage].policy.trained
+        sent = (
+            trained * (GRADIENT_BYTES + DTYPE_BYTES[self.config.training.dtype]) * (replicas - 1) / replicas
+        )
         return training_time(
             self.facts,
             self.hardware,

@@ -10,6 +10,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.models.adapters import adapters
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
 from mrl.rollout import cpu_limits, engine_arguments, quantised
@@ -115,10 +116,13 @@ def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
 
 
 def _every_rank(config: Config, hf: dict[str, Any]) -> None:
-    """Asks the family's name table for the parameters of every rank: it has the last word on a layout."""
-    layout, family = config.training.layout.sizes(), family_of(hf)
+    """Asks the family's name table for the parameters of every rank, and for adapters of every stage: it has the
+    last word on a layout."""
+    layout, family, lora = config.training.layout.sizes(), family_of(hf), config.training.lora
     for place in layout.places():
         family.local_tensors(hf, layout, place)
+        if lora is not None and place.tp == place.cp == place.dp == 0:
+            adapters(family, hf, layout, place, lora)
 
 
 def _errors_of(check: Callable[[], object]) -> list[str]:

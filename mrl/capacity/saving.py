@@ -44,13 +44,14 @@ class Exporting:
     """As many bytes are read as written, one after the other."""
 
 
-def saving(config: Config, hardware: Hardware, models: list[tuple[Facts, list[StageMemory]]]) -> Saving:
-    """The checkpoint of the trained models, each with its stages: the policy, and PPO's critic."""
+def saving(config: Config, hardware: Hardware, models: list[tuple[int, list[StageMemory]]]) -> Saving:
+    """The checkpoint of the trained models, each with its trained parameters and its stages: the policy (its adapters
+    where it has some), and PPO's critic."""
     layout, element = config.training.layout.sizes(), DTYPE_BYTES[config.training.dtype]
-    held = sum(max(stage.parameters for stage in stages) for _, stages in models)
+    held = sum(max(stage.trained for stage in stages) for _, stages in models)
     ranks = min(hardware.gpus_per_node, layout.world_size)
     replicas = layout.edp if layout.ep > 1 else layout.dp * layout.cp
-    num_bytes = sum(facts.parameters_total for facts, _ in models) * file_bytes(config)
+    num_bytes = sum(count for count, _ in models) * file_bytes(config)
     states = held * STATES // replicas
     node_bytes = min(num_bytes, ranks * (held * element + states))
     narrow = config.training.optimizer.moments_dtype != "float32"

@@ -1,11 +1,16 @@
 """Weights, gradients and optimizer state of each pipeline stage, as Megatron's buffers lay them out.
 
-Every model chunk has one buffer for its dense parameters and, with expert parallelism, one for its experts.
+Every model chunk has one buffer for its dense parameters and one for its experts, whose replicas are others
+(models/megatron/build.py, mark_expert_parameters).
 Parameters start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size
 (with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer). Gradients are float32 and
 whole; the optimizer state (float32 master weights where parameters are not float32, two moments) is split
 over the data-parallel ranks. With bfloat16 moments the master weights are the 2 bytes that a bfloat16
 parameter lacks of them.
+
+With adapters (training.lora) only those have gradients and optimizer state; weights are frozen and lie in buffers of
+their own, without that padding. The gradient of one weight at a time, in its type, is there while it is turned into
+its adapter's.
 """
 
 from __future__ import annotations
@@ -15,8 +20,10 @@ import math
 
 from mrl.capacity.activations import Activations
 from mrl.config.sections.training import TrainingSection
+from mrl.models.adapters import adapters
 from mrl.models.facts import Facts
-from mrl.models.layout import Layout
+from mrl.models.layout import Layout, Place
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 GRADIENT_BYTES = 4
@@ -28,6 +35,8 @@ class StageMemory:
 
     parameters: int
     """Elements this rank holds, without padding."""
+    trained: int
+    """Those that have gradients and optimizer state."""
     weights: int
     gradients: int
     optimizer: int
@@ -69,24 +78,59 @@ def stage_memory(facts: Facts, training: TrainingSection, *, value_head: bool = 
 def _rank_memory(
     facts: Facts, training: TrainingSection, layout: Layout, rank: int, *, value_head: bool
 ) -> StageMemory:
+    place, lora = layout.place(rank), None if value_head else training.lora
+    table = facts.family.local_tensors(facts.hf, layout, place, dtype=training.dtype)
+    if lora is not None:
+        return _adapted_memory(facts, training, layout, place, table)
     sizes: dict[tuple[int, bool], list[int]] = {}
     correction = 0
-    place = layout.place(rank)
     if value_head and place.pp == layout.pp - 1:
         sizes[layout.vpp - 1, False] = [facts.hidden]
-    for tensor in facts.family.local_tensors(facts.hf, layout, place, dtype=training.dtype):
+    for tensor in table:
         if value_head and tensor.name == "output_layer.weight":
             continue
         if tensor.name.endswith("expert_bias"):
             correction += math.prod(tensor.shape)  # a buffer: neither gradient nor optimizer state
             continue
-        expert = ".experts." in tensor.name and layout.ep > 1
+        expert = ".experts." in tensor.name
         sizes.setdefault((tensor.chunk, expert), []).append(math.prod(tensor.shape))
+    trained = _trained_memory(sizes, training, layout)
+    return dataclasses.replace(trained, weights=trained.weights + 4 * correction)
+
+
+def _adapted_memory(
+    facts: Facts, training: TrainingSection, layout: Layout, place: Place, table: list[LocalTensor]
+) -> StageMemory:
+    """Frozen weights in buffers of their own; adapters trained as weights are."""
+    assert training.lora is not None
+    element, frozen, largest = DTYPE_BYTES[training.dtype], 0, 0
+    sizes: dict[tuple[int, bool], list[int]] = {}
+    by_name = {(tensor.chunk, tensor.name): math.prod(tensor.shape) for tensor in table}
+    for tensor in table:
+        frozen += -(-math.prod(tensor.shape) // 64) * 64 * DTYPE_BYTES[tensor.dtype]
+    for adapter in adapters(facts.family, facts.hf, layout, place, training.lora, dtype=training.dtype):
+        halves = [math.prod(half.tensor.shape) for half in (adapter.a, adapter.b)]
+        sizes.setdefault((adapter.chunk, adapter.is_routed), []).extend(halves)
+        largest = max(largest, by_name[adapter.chunk, adapter.parameter])
+    trained = _trained_memory(sizes, training, layout)
+    return StageMemory(
+        parameters=sum(by_name.values()) + trained.parameters,
+        trained=trained.trained,
+        weights=frozen + trained.weights,
+        gradients=trained.gradients + largest * element,
+        optimizer=trained.optimizer,
+    )
+
+
+def _trained_memory(
+    sizes: dict[tuple[int, bool], list[int]], training: TrainingSection, layout: Layout
+) -> StageMemory:
+    """Of trained parameters, by (model chunk, whether in the experts' buffer)."""
     element = DTYPE_BYTES[training.dtype]
     state = {"bfloat16": 6, "float32": 8 if training.dtype == "float32" else 12}[
         training.optimizer.moments_dtype
     ]
-    weights, gradients, optimizer = 4 * correction, 0, 0
+    weights, gradients, optimizer = 0, 0, 0
     for (_, expert), group in sizes.items():
         replicas = layout.edp if expert else layout.dp * layout.cp
         padded = buffer_elements(group, replicas)
@@ -94,7 +138,7 @@ def _rank_memory(
         gradients += padded * GRADIENT_BYTES
         optimizer += min(padded // replicas, sum(group)) * state
     held = sum(map(sum, sizes.values()))
-    return StageMemory(parameters=held, weights=weights, gradients=gradients, optimizer=optimizer)
+    return StageMemory(held, held, weights, gradients, optimizer)
 
 
 def buffer_elements(sizes: list[int], replicas: int) -> int:

@@ -86,6 +86,11 @@ SYNONYMS = {
     "clip_ratio_high": "algorithm.loss.clip_high",
     "epsilon_high": "algorithm.loss.clip_high",
     "trust_remote_code": "model.trust_remote_code (for tokenizers; families are implemented here)",
+    "lora": "training.lora.rank (and what else `mrl settings training.lora` shows)",
+    "peft": "training.lora.rank (and what else `mrl settings training.lora` shows)",
+    "lora_rank": "training.lora.rank",
+    "lora_alpha": "training.lora.alpha",
+    "target_modules": "training.lora.targets",
     "report_to": "logging.trackers",
     "logger": "logging.trackers",
     "save_freq": "loop.checkpoint.every_steps",
@@ -98,9 +103,6 @@ SYNONYMS = {
 """A word of verl, TRL, OpenRLHF, slime or vLLM -> the setting that does the same."""
 
 UNSUPPORTED = {
-    "lora": "all weights are trained",
-    "lora_rank": "all weights are trained",
-    "peft": "all weights are trained",
     "reward_model": "rewards come from verifiers and functions; see `mrl settings reward`",
     "multi_turn": "an episode is one prompt and one response",
 }

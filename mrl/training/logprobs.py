@@ -51,11 +51,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return result[0], result[1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, targets, entropy, normaliser = ctx.saved_tensors
         settings = ctx.settings
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=entropy.dtype, device=weight.device)
+        grad_hidden, grad_weight = torch.empty_like(hidden), None
+        if ctx.needs_input_grad[1]:  # not of a frozen output layer
+            grad_weight = torch.zeros(weight.shape, dtype=entropy.dtype, device=weight.device)
         with_entropy = bool(grads[1].any())
         for rows in _chunks(hidden.shape[0], settings["chunk"]):
             logits = _local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
@@ -71,9 +72,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad.div_(settings["temperature"])
             grad = grad.to(weight.dtype)
             torch.mm(grad, weight, out=grad_hidden[rows])
-            grad_weight += torch.mm(grad.t(), hidden[rows])
+            if grad_weight is not None:
+                grad_weight += torch.mm(grad.t(), hidden[rows])
             del logits, grad  # before the next chunk's logits exist
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
 def _chunks(num_rows: int, size: int) -> list[slice]:

@@ -23,13 +23,16 @@ from torch import Tensor
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
+from mrl.models.adapters import adapters
 from mrl.models.families import family_of
 from mrl.models.layout import Layout, Place
+from mrl.models.megatron.adapters import LowRankPair, add_adapters
 from mrl.models.megatron.build import build_chunks
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations
 from mrl.samples import TrainBatch
+from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import folder
 from mrl.training.optimizer import Optimizer
@@ -55,8 +58,9 @@ class TrainedModel:
         place: Place,
         device: torch.device,
         value_head: bool = False,
+        seed: int = 0,
     ) -> None:
-        """Builds this rank's part with random weights, on process groups that are there."""
+        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters."""
         self.layout, self.place, self.device = layout, place, device
         self.hf_config = folder.read_config(model.path)
         self.family = family_of(self.hf_config)
@@ -71,10 +75,13 @@ class TrainedModel:
             value_head=value_head,
         )
         self.chunks.config.finalize_model_grads_func = _sum_gradients
+        pairs = [] if value_head else self._add_adapters(training, seed)
         with exportable_allocations():
             self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self.chunks.models)]
             self.memory = ParameterMemory(self._models, device=device)
         self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=device)
+        self.adapters = Adapters(pairs, self.memory, device=device) if pairs else None
+        """What is trained, where training.lora says so; the parameters have it merged."""
         self._passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
@@ -89,6 +96,21 @@ class TrainedModel:
             grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
         )
         return DistributedDataParallel(self.chunks.config, config, chunk, disable_bucketing=number > 0)
+
+    def _add_adapters(self, training: TrainingSection, seed: int) -> list[LowRankPair]:
+        lora = training.lora
+        if lora is None:
+            return []
+        table = adapters(
+            self.family,
+            self.hf_config,
+            self.layout,
+            self.place,
+            lora,
+            dtype=training.dtype,
+            spec=self.spec,
+        )
+        return add_adapters(self.chunks.models, table, scale=lora.scale, seed=seed)
 
     def _match_names(self, dtype: str) -> list[tuple[LocalTensor, Tensor]]:
         """The name table's tensors beside the real parameters; any difference is an error."""
@@ -122,6 +144,8 @@ class TrainedModel:
         self.note_change()
         self.load_parameters(path)
         self.optimizer.take_parameters()
+        if self.adapters is not None:
+            self.adapters.keep_base()
         self._folder = Path(path)
 
     def load_parameters(self, path: str | Path) -> None:
@@ -188,6 +212,7 @@ class TrainedModel:
         """Takes one optimizer step along the gradients that wait, if they are finite; returns metrics."""
         self.note_change()
         result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
+        self.merge()
         self._loss = float("nan")
         return {
             "grad_norm": result.grad_norm,
@@ -195,6 +220,11 @@ class TrainedModel:
             "lr": result.lr,
             "optimizer_steps": float(self.optimizer.steps),
         }
+
+    def merge(self) -> None:
+        """Makes the parameters what the adapters say, after these changed; nothing without adapters."""
+        if self.adapters is not None:
+            self.adapters.merge()
 
     def offload(self, *, keep_parameters: bool = False) -> None:
         """Frees gradients, optimizer state and, unless they are kept, parameters."""

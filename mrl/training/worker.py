@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,10 @@ from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.saving import Save, save_weights
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.hf import folder
+from mrl.training.hf import base, folder
 from mrl.training.passes import Objective
 from mrl.training.platform import device_memory
-from mrl.training.platform.host_copies import HostCopies
-from mrl.training.platform.parallel import start_process_groups, stop_process_groups
+from mrl.training.platform.parallel import joined, start_process_groups, stop_process_groups
 from mrl.training.trained_model import TrainedModel
 
 
@@ -66,13 +67,15 @@ class MegatronWorker:
         )
         if self.device.type == "cpu":
             torch.set_num_threads(training.num_threads)
-        self.policy = TrainedModel(model, training, layout=self.layout, place=self.place, device=self.device)
+        self.policy = TrainedModel(
+            model, training, layout=self.layout, place=self.place, device=self.device, seed=seed
+        )
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""
         self._save: Save | None = None
         """The checkpoint that is being written, until it is committed."""
-        self._reference: HostCopies | None = None
-        """The reference policy's parameter buffers in the host's memory."""
+        self._as_reference: Callable[[str], AbstractContextManager[None]] | None = None
+        """Puts the reference in the policy's place while it is entered, once snapshot_reference() was called."""
         if load:
             self.policy.load_hf(model.path)
 
@@ -93,14 +96,21 @@ class MegatronWorker:
 
     @torch.no_grad()
     def snapshot_reference(self, path: str | Path | None = None) -> None:
-        """Keeps a frozen reference policy in the host's memory: today's parameters, or a Hugging Face folder's."""
-        memory = self.policy.memory
-        if path is None:
-            self._reference = memory.snapshot()
+        """Keeps a frozen reference policy in the host's memory: today's parameters, or a Hugging Face folder's.
+
+        Adapters keep the parameters without them there already: that is the reference where no folder is given.
+        """
+        memory, adapters = self.policy.memory, self.policy.adapters
+        if path is None and adapters is not None:
+            self._as_reference = adapters.taken_off
             return
-        with memory.borrowed("load the reference"):
-            self.policy.load_parameters(path)
-            self._reference = memory.snapshot()
+        if path is None:
+            copies = memory.snapshot()
+        else:
+            with memory.borrowed("load the reference"):
+                self.policy.load_parameters(path)
+                copies = memory.snapshot()
+        self._as_reference = functools.partial(memory.holding, copies)
 
     def forward(
         self,
@@ -180,11 +190,9 @@ class MegatronWorker:
         if role == "policy":
             yield
             return
-        if self._reference is None:
+        if self._as_reference is None:
             raise ConfigError("there is no reference policy on this worker; call snapshot_reference() first")
-        memory = self.policy.memory
-        with torch.no_grad(), memory.borrowed("swap the reference in"):
-            memory.fill(self._reference)
+        with torch.no_grad(), self._as_reference("swap the reference in"):
             yield
 
     def device_name(self) -> str:
@@ -233,6 +241,7 @@ class MegatronWorker:
         for model in self._models():
             model.note_change()
         payload = load_state(Path(path), self._states(), about=self._about())
+        self.policy.merge()
         self.policy.optimizer.steps = payload["optimizer_steps"]
         if self.critic is not None:
             self.critic.optimizer.steps = payload["critic_steps"]
@@ -247,11 +256,20 @@ class MegatronWorker:
         return states if self.critic is None else states | {"critic": self.critic.state()}
 
     def _about(self) -> dict[str, Any]:
-        return {
+        about = {
             "model_type": self.policy.family.model_type,
             "dtype": self.training.dtype,
             "layout": dataclasses.asdict(self.layout),
         }
+        if self.training.lora is None:
+            return about
+        return about | {"lora": base.about(self.training.lora, self.model.path, self._base_digest)}
+
+    @functools.cached_property
+    def _base_digest(self) -> str:
+        """Of the weights that adapters change; asked for on all ranks together, each reads its share."""
+        own = base.file_digests(self.model.path, share=self.place.rank, shares=self.layout.world_size)
+        return base.digest_of(joined(own))
 
     def offload(self, *, keep_parameters: bool = False) -> None:
         """Frees gradients, optimizer state, the critic and parameters (on CPU: shared memory, gradients).

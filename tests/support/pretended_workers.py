@@ -154,7 +154,7 @@ def _trained_model(stage: StageMemory) -> TrainedModel:
         param_data=sized(stage.weights), grad_data=sized(stage.gradients), param_index_map={}
     )
     chunk = SimpleNamespace(
-        buffers=[buffer], expert_parallel_buffers=[], module=SimpleNamespace(correction_biases=dict)
+        buffers=[buffer], expert_parallel_buffers=[], module=SimpleNamespace(weights=dict)
     )
     model.memory, model.optimizer = ParameterMemory([chunk], device=DEVICE), Optimizer.__new__(Optimizer)
     model._folder = None

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mrl.config.sections.base import Section
+from mrl.config.sections.lora import LoraSection
 from mrl.models.layout import Layout
 
 
@@ -126,11 +127,23 @@ class TrainingSection(Section):
     """Coefficient of the load-balancing loss; 0 for RL."""
     optimizer: OptimizerSection = OptimizerSection()
     """The policy's optimizer."""
+    lora: LoraSection | None = None
+    """Low-rank adapters of the policy, whose weights are then frozen; absent means that all weights are trained. A
+    critic is trained whole."""
 
     @model_validator(mode="after")
     def _modules_are_selected(self) -> "TrainingSection":
         if self.recompute_modules and self.recompute != "selective":
             raise ValueError("training.recompute_modules needs training.recompute = selective")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_whole(self) -> "TrainingSection":
+        if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
+            raise ValueError(
+                f"training.lora.targets: routed_experts with training.layout.etp = {self.layout.etp} is not implemented; "
+                "spread experts with ep instead, or leave routed_experts out"
+            )
         return self
 
     def offloads(self, *, gpus: bool) -> bool:

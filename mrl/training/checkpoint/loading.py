@@ -47,8 +47,28 @@ def _check(
         raise CheckpointError(
             f"{path} was trained in {saved['dtype']}, training.dtype is {about['dtype']}; set it to the same"
         )
+    _check_adapters(path, saved.get("lora"), about.get("lora"))
     for name in folders:
         if not (path / name).is_dir():
             raise CheckpointError(
                 f"{path} holds no {name}, which this run trains; start from another checkpoint"
             )
+
+
+def _check_adapters(path: Path, saved: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
+    """A checkpoint of adapters goes on with the same ones of the same base, wherever that lies by now."""
+    if saved is None or own is None:
+        if saved is not own:
+            holds, trains = ("adapters", "all weights") if own is None else ("all weights", "adapters")
+            raise CheckpointError(
+                f"{path} holds {holds}, the run trains {trains}: training.lora must stay as it was"
+            )
+        return
+    for name in (name for name in saved if name != "base" and saved[name] != own[name]):
+        if name == "base_digest":
+            raise CheckpointError(
+                f"{path} holds adapters of other weights than those of model.path = {own['base']}; they were in {saved['base']}"
+            )
+        raise CheckpointError(
+            f"{path} has training.lora.{name} = {saved[name]}, the run {own[name]}; set it to the same"
+        )

@@ -26,10 +26,10 @@ STATE = "optimizer.state"
 """What the keys of optimizer states begin with; the state's name and the parameter's key follow."""
 
 
-def sharded_weights(model: Any, metadata: Mapping[str, Any]) -> dict[str, list[ShardedTensor]]:
-    """Parameters and buffers of a model chunk, as views, by their key. Loading into them changes the model."""
+def sharded_weights(state: Mapping[str, Any]) -> dict[str, list[ShardedTensor]]:
+    """A sharded state dict's tensors, as views, by their key. Loading into them changes the model."""
     shards: dict[str, list[ShardedTensor]] = {}
-    for tensor, place in sharded_places(model, metadata):
+    for tensor, place in sharded_places(state):
         flat = tensor.detach().view(-1)  # fails where it would copy
         shards.setdefault(place.key, []).extend(boxes_of(place, flat, range(flat.numel())))
     return shards
@@ -64,12 +64,9 @@ def restore_states(part: Any, held: list[tuple[Tensor, dict[str, Tensor]]]) -> N
         sync()  # states that Megatron's CPU off-load keeps twice
 
 
-def sharded_places(model: Any, metadata: Mapping[str, Any]) -> Iterator[tuple[Tensor, Place]]:
-    """Each parameter and buffer of a model chunk, and where it lies in the checkpoint.
-
-    Left out: Transformer Engine's extra states, which belong to training in float8.
-    """
-    for value in nested_values(model.sharded_state_dict(prefix="", metadata=dict(metadata))):
+def sharded_places(state: Mapping[str, Any]) -> Iterator[tuple[Tensor, Place]]:
+    """Each parameter and buffer of a model chunk's sharded state dict, and where it lies in the checkpoint."""
+    for value in nested_values(dict(state)):
         if isinstance(value, ShardedTensor | ShardedTensorFactory):
             assert value.data is not None
             yield value.data, value

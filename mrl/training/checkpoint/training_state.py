@@ -32,7 +32,8 @@ class TrainingState:
     def sharded(self) -> dict[str, Any]:
         """The sharded state dict that is saved from, or loaded into: its tensors are this rank's own memory."""
         parts = self._optimizer.chained()
-        places = dict(place for model in self._models for place in sharded_places(model, METADATA))
+        trained = [model.trained_state_dict(prefix="", metadata=dict(METADATA)) for model in self._models]
+        places = dict(place for state in trained for place in sharded_places(state))
         self._optimizer.prime()
         self._held = [[] for _ in parts]
         states: dict[str, list[ShardedTensor]] = {}
@@ -40,13 +41,11 @@ class TrainingState:
             for key, shards in sharded_states(part, places, held).items():
                 states.setdefault(key, []).extend(shards)
         common = self._optimizer.common()
-        return self.sharded_weights() | {"optimizer": common, "optimizer_states": states}
+        return _by_chunk(trained) | {"optimizer": common, "optimizer_states": states}
 
     def sharded_weights(self) -> dict[str, Any]:
-        """The model's part of sharded()."""
-        return {
-            f"model{number}": sharded_weights(model, METADATA) for number, model in enumerate(self._models)
-        }
+        """All of the model, what is frozen included, for an export."""
+        return _by_chunk([m.sharded_state_dict(prefix="", metadata=dict(METADATA)) for m in self._models])
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes what is not a tensor of a state that was loaded into sharded()."""
@@ -54,3 +53,7 @@ class TrainingState:
         for part, held in zip(self._optimizer.chained(), self._held, strict=True):
             restore_states(part, held)
         self._held = []
+
+
+def _by_chunk(states: list[dict[str, Any]]) -> dict[str, Any]:
+    return {f"model{number}": sharded_weights(state) for number, state in enumerate(states)}

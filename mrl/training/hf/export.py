@@ -11,7 +11,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
@@ -24,6 +24,7 @@ from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
 from mrl.models.tensors import CheckpointTensor
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
+from mrl.training.hf.adapted import AdaptedWeights
 from mrl.training.hf.folder import read_config
 
 FILE_BYTES = 5_000_000_000
@@ -70,18 +71,21 @@ def export_checkpoint(
     dtype: str,
     file_bytes: int = FILE_BYTES,
     card: str | None = None,
+    lora: Mapping[str, Any] | None = None,
 ) -> Files:
     """Writes the policy of `checkpoint` to the new folder `out`, beside what `source` has but weights.
 
-    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's.
-    CheckpointError where checkpoint and source's config.json are of two models, and where `out` exists.
+    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. `lora`:
+    what the checkpoint's manifest says of adapters, which are then merged into source's weights. CheckpointError
+    where checkpoint and source are of two models, and where `out` exists.
     """
-    hf_config, stored = read_config(source), DistributedCheckpoint(checkpoint)
-    files, copies = plan_files(hf_config, dtype=dtype, file_bytes=file_bytes), plan_copies(stored, hf_config)
+    hf_config = read_config(source)
+    files = plan_files(hf_config, dtype=dtype, file_bytes=file_bytes)
+    weights = weights_of(checkpoint, source, hf_config, lora)
     require_new(out)
     partial = start_folder(out)
     for name, tensors in files.members.items():
-        _write_file(partial / name, tensors, stored, copies)
+        _write_file(partial / name, tensors, weights)
     if files.split.is_sharded:
         index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
         write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
@@ -90,6 +94,37 @@ def export_checkpoint(
         write_durably(partial / "README.md", card.encode())
     commit_folder(out)
     return files
+
+
+class Weights(Protocol):
+    """Where an export finds the values of checkpoint tensors."""
+
+    def fill(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Writes them, by name."""
+        ...
+
+
+class StoredWeights:
+    """A checkpoint that holds all weights."""
+
+    def __init__(self, stored: DistributedCheckpoint, hf_config: HfConfig) -> None:
+        """CheckpointError unless both sides have the same tensors and shapes."""
+        self._stored, self._copies = stored, plan_copies(stored, hf_config)
+
+    def fill(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Copies them out of the checkpoint's chunks."""
+        self._stored.read((copy, values[name]) for name in values for copy in self._copies[name])
+
+
+def weights_of(
+    checkpoint: Path, source: Path, hf_config: HfConfig, lora: Mapping[str, Any] | None
+) -> Weights:
+    """The weights of a checkpoint, of adapters where its manifest says `lora`; CheckpointError where it does not
+    hold them."""
+    stored = DistributedCheckpoint(checkpoint)
+    return (
+        StoredWeights(stored, hf_config) if lora is None else AdaptedWeights(stored, source, hf_config, lora)
+    )
 
 
 def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str, list[Copy]]:
@@ -119,12 +154,11 @@ def _require_same_elements(
 def _write_file(
     path: Path,
     tensors: Iterable[CheckpointTensor],
-    stored: DistributedCheckpoint,
-    copies: Mapping[str, list[Copy]],
+    weights: Weights,
 ) -> None:
     """Fills one file's tensors and writes them; they are all of the weights that memory holds."""
     values = {tensor.name: _empty(tensor) for tensor in tensors}
-    stored.read((copy, values[name]) for name in values for copy in copies[name])
+    weights.fill(values)
     save_file(values, path, metadata={"format": "pt"})
     sync(path)
 

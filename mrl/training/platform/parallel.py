@@ -121,6 +121,13 @@ def reduce_metrics(parts: Iterable[Mapping[str, Tensor]], *, device: torch.devic
     return {name: combine(name, [rank[name] for rank in everyone if name in rank]) for name in names}
 
 
+def joined[T](own: Mapping[str, T]) -> dict[str, T]:
+    """The entries of all ranks, sorted by name, on all of them."""
+    everyone: list[Mapping[str, T]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, own)
+    return dict(sorted((name, value) for rank in everyone for name, value in rank.items()))
+
+
 def run_on_rank_zero(action: Callable[[], object]) -> None:
     """Runs an action on rank 0 while the others wait; its error is raised on all ranks."""
     outcome = [_error_of(action) if dist.get_rank() == 0 else None]

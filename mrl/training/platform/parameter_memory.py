@@ -27,43 +27,48 @@ _PUNCH_HOLE = 0x02 | 0x01
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CorrectionBuffer:
-    """The routers' correction biases of all chunks in one piece, shaped as Megatron's parameter buffers are.
+class FrozenBuffer:
+    """Weights of one type that Megatron has no buffer for, in one piece, shaped as its parameter buffers are:
+    the routers' correction biases, and parameters that are not trained.
 
     They have no gradient and no optimizer, but engines need them, and the reference its own.
     """
 
     param_data: Tensor
-    """[all biases] float32, each starting on a multiple of 64."""
+    """[all weights], each starting on a multiple of 64 elements."""
     grad_data: Tensor
     """Empty."""
     param_index_map: dict[Tensor, tuple[int, int, int]]
-    """Bias -> (first element, end, 0)."""
+    """Weight -> (first element, end, 0)."""
 
     @classmethod
-    def of(cls, biases: list[Tensor], *, device: torch.device) -> CorrectionBuffer:
-        """Moves the biases into memory of its own; they become views of it."""
+    def of(cls, weights: list[Tensor], *, device: torch.device) -> FrozenBuffer:
+        """Moves the weights into memory of its own; they become views of it."""
         places, end = {}, 0
-        for bias in biases:
-            places[bias] = (end, end + bias.numel(), 0)
-            end += -(-bias.numel() // 64) * 64
-        data = torch.zeros(end, dtype=torch.float32, device=device)
-        for bias, (first, last, _) in places.items():
-            data[first:last].copy_(bias)
-            bias.data = data[first:last]
+        for weight in weights:
+            places[weight] = (end, end + weight.numel(), 0)
+            end += -(-weight.numel() // 64) * 64
+        data = torch.zeros(end, dtype=weights[0].dtype, device=device)
+        for weight, (first, last, _) in places.items():
+            own = data[first:last].view(weight.shape)
+            own.copy_(weight.data)
+            weight.data = own
         return cls(data, torch.empty(0, dtype=torch.float32, device=device), places)
 
 
 class ParameterMemory:
     """All parameter buffers of one rank, in a fixed order: per chunk, dense buffers first, then expert
-    buffers; at the end the correction biases, where routers have them."""
+    buffers; at the end what is not trained, a buffer for each type."""
 
     def __init__(self, models: list[Any], *, device: torch.device) -> None:
         """To be called between wrapping the models for data parallelism and making the optimizer, which keeps
         views."""
         self.buffers: list[Any] = [b for m in models for b in (*m.buffers, *m.expert_parallel_buffers)]
-        if biases := [bias for model in models for bias in model.module.correction_biases().values()]:
-            self.buffers.append(CorrectionBuffer.of(biases, device=device))
+        trained = {parameter for buffer in self.buffers for parameter in buffer.param_index_map}
+        frozen: dict[torch.dtype, list[Tensor]] = {}
+        for weight in (w for model in models for w in model.module.weights().values() if w not in trained):
+            frozen.setdefault(weight.dtype, []).append(weight)
+        self.buffers += [FrozenBuffer.of(weights, device=device) for weights in frozen.values()]
         self._device = device
         self._fds: list[int] = []
         self._keeps_copies = device.type != "cpu"
@@ -110,6 +115,11 @@ class ParameterMemory:
         if self.leases == 0:
             raise WeightSyncError("parameter memory was released more often than it was leased")
         self.leases -= 1
+
+    def require_own(self, action: str) -> None:
+        """WeightSyncError while a peer reads, and while the parameters are off-loaded."""
+        self._check_present(action)
+        self.require_unleased(action)
 
     def require_unleased(self, action: str) -> None:
         """WeightSyncError while a peer reads."""
@@ -168,8 +178,7 @@ class ParameterMemory:
     @contextlib.contextmanager
     def borrowed(self, action: str) -> Iterator[None]:
         """Inside, the buffers may hold anything; afterwards they hold what they did. WeightSyncError when leased."""
-        self._check_present(action)
-        self.require_unleased(action)
+        self.require_own(action)
         self._copy()
         self._copies.wait()
         try:
@@ -177,17 +186,20 @@ class ParameterMemory:
         finally:
             self._restore()
 
+    @contextlib.contextmanager
+    def holding(self, snapshot: HostCopies, action: str) -> Iterator[None]:
+        """Inside, the buffers hold a snapshot(); afterwards what they did. WeightSyncError when leased."""
+        with self.borrowed(action):
+            snapshot.restore(self._parameters)
+            yield
+
     def snapshot(self) -> HostCopies:
-        """A copy of every buffer in the host's memory that stays, for fill()."""
+        """A copy of every buffer in the host's memory that stays, for holding()."""
         self._check_present("copy parameters")
         copies = HostCopies(self._device, keep=True)
         copies.start(self._parameters)
         copies.wait()
         return copies
-
-    def fill(self, snapshot: HostCopies) -> None:
-        """Writes the buffers from a snapshot(); inside borrowed()."""
-        snapshot.restore(self._parameters)
 
     @property
     def _parameters(self) -> list[Tensor]:

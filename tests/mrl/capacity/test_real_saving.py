@@ -47,7 +47,7 @@ def test_a_checkpoint_has_the_bytes_that_are_planned(dtype: str, tmp_path: Path)
     ]
     config = load([CONFIGS / "gsm8k.yaml"], words)
     facts = find_facts(config.model)
-    models = [(facts, stage_memory(facts, config.training))]
+    models = [(facts.parameters_total, stage_memory(facts, config.training))]
     planned = saving(config, load_hardware("laptop"), models)
     run_ranks(save, config.training.layout.world_size, folder, config.training)
     real = sum(file.stat().st_size for file in (folder / "saved").rglob("*") if file.is_file())

@@ -206,7 +206,7 @@ def test_a_path_without_settings_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("algorithm.lora.rank=8", "algorithm.lora: unknown key .*; not supported: all weights are trained"),
+        ("algorithm.lora.rank=8", "algorithm.lora: unknown key .*; did you mean training.lora"),
         ("loop.num_generations=8", r"did you mean loop\.samples_per_prompt\?"),
         ("training.optimizer.learning_rate=1", r"did you mean training\.optimizer\.lr\?"),
     ],

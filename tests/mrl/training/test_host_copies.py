@@ -94,7 +94,7 @@ def memory_of(parameters: torch.Tensor) -> ParameterMemory:
     buffer = SimpleNamespace(
         param_data=parameters, grad_data=torch.zeros(len(parameters)), param_index_map={}
     )
-    module = SimpleNamespace(correction_biases=dict)
+    module = SimpleNamespace(weights=dict)
     model = SimpleNamespace(buffers=[buffer], expert_parallel_buffers=[], module=module)
     return ParameterMemory([model], device=DEVICE)
 
@@ -134,8 +134,8 @@ def test_parameters_that_nobody_changed_are_not_copied_again(
     memory.start_copy()
     memory.offload()
     memory.reload()
-    with memory.borrowed("swap the reference in"):
-        memory.fill(reference)
+    with memory.holding(reference, "swap the reference in"):
+        pass
     memory.offload()
     assert len(made) == 2  # the snapshot, and one copy of the parameters
     memory.reload()

@@ -1,0 +1,71 @@
+"""Writes a checkpoint of adapters as a folder of the PEFT library.
+
+The format: adapter_config.json, and adapter_model.safetensors with lora_A [rank, columns] and lora_B [rows, rank]
+of every changed module under base_model.model (PEFT's documentation, "PEFT checkpoint format").
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from mrl.files import commit_folder, start_folder, sync, write_durably
+from mrl.models.adapters import a_of, b_of
+from mrl.training.hf.adapted import AdaptedWeights
+from mrl.training.hf.export import require_new
+
+PREFIX = "base_model.model."
+
+
+def export_adapter(weights: AdaptedWeights, out: Path, *, base: str, dtype: str, tensors: list[str]) -> int:
+    """Writes the new folder `out`; returns the bytes of its tensors.
+
+    `base`: where the folder without adapters is, for whoever loads it. `tensors`: all names of that folder's.
+    """
+    require_new(out)
+    partial = start_folder(out)
+    held = weights.read({half for pair in weights.changed.values() for half in pair}, getattr(torch, dtype))
+    values = {}
+    for tensor, (a, b) in weights.changed.items():
+        values[PREFIX + a_of(tensor)] = held[
+            a
+        ].clone()  # q, k and v have one A, and files hold no tensor twice
+        values[PREFIX + b_of(tensor)] = held[b]
+    save_file(values, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    sync(partial / "adapter_model.safetensors")
+    config = _config(weights, base, tensors)
+    write_durably(partial / "adapter_config.json", json.dumps(config, indent=2).encode())
+    commit_folder(out)
+    return sum(value.nbytes for value in values.values())
+
+
+def _config(weights: AdaptedWeights, base: str, tensors: list[str]) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": weights.lora.rank,
+        "lora_alpha": weights.lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": target_modules(list(weights.changed), tensors),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "use_rslora": False,
+    }
+
+
+def target_modules(changed: list[str], tensors: list[str]) -> list[str]:
+    """The last parts of the changed modules' names; whole names where another module ends alike and is not changed.
+
+    >>> target_modules(["m.0.q_proj.weight"], ["m.0.q_proj.weight", "m.1.q_proj.weight", "m.0.k_proj.weight"])
+    ['m.0.q_proj']
+    """
+    modules = {name.removesuffix(".weight") for name in changed}
+    others = {name.removesuffix(".weight").rpartition(".")[2] for name in tensors if name not in set(changed)}
+    last = {module.rpartition(".")[2] for module in modules}
+    return sorted(modules if last & others else last)

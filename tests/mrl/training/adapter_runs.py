@@ -1,0 +1,108 @@
+"""What the ranks of the adapter tests do. Functions of a module, so that spawned ranks can find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mrl.algorithms.objective import cross_entropy
+from mrl.config.sections.lora import LoraSection
+from mrl.config.sections.model import ModelSection
+from mrl.training.trained_model import TrainedModel
+from mrl.training.worker import MegatronWorker
+from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, export, shard_of, train, worker
+from tests.tiny_models import random_batch
+
+
+def life(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """The policy and its reference before and after two updates, a checkpoint, an export, and two updates more."""
+    at = worker(rank, world, port, folder, layout, **changes)
+    result: dict[str, Any] = {"loaded": digest_parameters(at.policy), "held": held(at)}
+    result["samples"], shard = shard_of(random_batch(10, seed=1), at)
+    at.snapshot_reference()
+    result["before"] = at.forward(shard, temperature=TEMPERATURE)
+    result["reference_before"] = at.forward(shard, role="reference", temperature=TEMPERATURE)
+    result["metrics"] = train(at, 2)
+    result["arrays"] = at.forward(shard, temperature=TEMPERATURE)
+    result["digest"] = digest_parameters(at.policy)
+    result["reference"] = at.forward(shard, role="reference", temperature=TEMPERATURE)
+    result["swapped"] = digest_parameters(at.policy)
+    at.save_checkpoint(Path(out, "step-000002"), {"position": 2})
+    export(at, Path(out, "merged"))
+    result["more"], result["end"] = train(at, 2), digest_parameters(at.policy)
+    at.policy.memory.lease()
+    try:
+        at.forward(shard, role="reference")
+    except RuntimeError as error:
+        result["leased"] = str(error)
+    return result
+
+
+def resumed(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], path: str, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """A fresh worker that goes on from the checkpoint."""
+    at = worker(rank, world, port, folder, layout, **changes)
+    extra = at.load_checkpoint(path)
+    digest = digest_parameters(at.policy)
+    return {"extra": extra, "digest": digest, "more": train(at, 2), "end": digest_parameters(at.policy)}
+
+
+def held(at: MegatronWorker) -> dict[str, int]:
+    """Bytes of this rank's weights, gradients and optimizer state (float32: the moments alone)."""
+    at.policy.optimizer.prime()
+    moments = [
+        value
+        for part in at.policy.optimizer.parts()
+        for state in part.optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value) and value.dim()
+    ]
+    buffers = at.policy.memory.buffers
+    return {
+        "weights": sum(buffer.param_data.nbytes for buffer in buffers),
+        "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+        "optimizer": sum(value.nbytes for value in moments),
+    }
+
+
+def restricted_step(
+    rank: int, world: int, port: int, folder: str, out: str, lora: LoraSection, dtype: str, recompute: str
+) -> float:
+    """The largest difference between gradients of A and B and those that the full model's gradient has for them, in
+    units of the largest of each; adapters and full model are two models of one rank, with equal weights."""
+    at = worker(rank, world, port, folder, {}, lora=lora, dtype=dtype, recompute=recompute)
+    train(at, 2)
+    export(at, Path(out, "merged"))
+    training = at.training.model_copy(update={"lora": None})
+    model = ModelSection(path=str(Path(out, "merged")), max_length=64)
+    full = TrainedModel(model, training, layout=at.layout, place=at.place, device=at.device)
+    full.load_hf(model.path)
+    batch = random_batch(10, seed=2)
+    count = {"num_tokens": int(batch.loss_mask.sum())}
+    metrics = [m.accumulate(batch, cross_entropy, count)[0] for m in (at.policy, full)]
+    assert metrics[0]["loss"] == metrics[1]["loss"], metrics
+    return max(_differences(at.policy, full))
+
+
+def _differences(adapted: TrainedModel, full: TrainedModel) -> list[float]:
+    weights: Any = full.chunks.models[0].weights()
+    found = []
+    for pair in adapted.chunks.models[0].pairs:
+        slabs, gradient = pair.adapter.slabs, weights[pair.adapter.parameter].main_grad
+        parts = (
+            gradient,
+            pair.a.detach().float(),
+            pair.b.detach().float(),
+            pair.a.main_grad,
+            pair.b.main_grad,
+        )
+        for dw, a, b, da, db in zip(*(part.chunk(slabs) for part in parts), strict=True):
+            for ours, theirs in ((da, pair.scale * b.t() @ dw), (db, pair.scale * dw @ a.t())):
+                assert theirs.abs().max() > 0 or not ours.abs().max()
+                found.append(float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-20)))
+    return found
