@@ -22,6 +22,7 @@ LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("deepseek_v3", {"tp": 2, "ep": 2}),
 ]
 LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
+    ("qwen2_moe", {"tp": 2, "ep": 2}),
     ("qwen3_moe", {"tp": 2, "etp": 2}),
     ("qwen3_moe", {"pp": 2, "vpp": 2, "dp": 2, "ep": 2}),
     ("qwen3_moe", {"tp": 2, "dp": 2, "ep": 2, "etp": 2}),

@@ -15,10 +15,12 @@ def apply_rotary_pos_emb(
     cp_size: int = 1,
     cp_rank: int = 0,
 ) -> Tensor:
-    """t [N, H, D] turned by the angles freqs [positions, 1, 1, D] float32, whose halves are alike; in float32."""
+    """The first D of t [N, H, W] turned by the angles freqs [positions, 1, 1, D] float32, whose halves are alike; in float32."""
     assert fused and tensor_format == "thd" and not interleaved and cu_seqlens is not None
     assert freqs.dtype == torch.float32 and cp_size == 1 and cp_rank == 0
     positions = torch.cat([torch.arange(size) for size in cu_seqlens.diff().tolist()])
-    angles, x = freqs[positions, :, 0], t.float()
+    angles = freqs[positions, :, 0]
+    x, rest = t.float().tensor_split([freqs.shape[-1]], dim=-1)
     first, second = x.chunk(2, dim=-1)
-    return (x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()).to(t.dtype)
+    turned = x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()
+    return torch.cat((turned, rest), dim=-1).to(t.dtype)

@@ -38,7 +38,7 @@ class Linear(TransformerEngineBaseModule):
         device: torch.device | str = "cuda",
     ) -> None:
         super().__init__()
-        assert not bias and not return_bias
+        assert not return_bias and (not bias or parallel_mode == "column")
         self.use_bias = bias
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.tp_group, self.tp_size, self.parallel_mode = tp_group, tp_size, parallel_mode
@@ -49,6 +49,10 @@ class Linear(TransformerEngineBaseModule):
         self.weight = torch.nn.Parameter(weight)
         initialise(self.weight.data, init_method, get_rng_state_tracker, rng_tracker_name)
         mark(self.weight, dim=DIMENSION[parallel_mode])
+        self.bias = None
+        if bias:
+            self.bias = torch.nn.Parameter(torch.zeros(self.out_features, dtype=params_dtype, device=device))
+            mark(self.bias, dim=0)
 
     def forward(
         self,
@@ -57,7 +61,8 @@ class Linear(TransformerEngineBaseModule):
         fp8_output: bool | None = False,
         fp8_grad: bool | None = False,
     ) -> Tensor:
-        return self._leave(Product.apply(self._enter(inp), self.weight, self._fused()))
+        out = Product.apply(self._enter(inp), self.weight, self._fused())
+        return self._leave(out if self.bias is None else out + self.bias)
 
     def _fused(self) -> bool:
         return self.fuse_wgrad_accumulation and self.weight.requires_grad and torch.is_grad_enabled()
