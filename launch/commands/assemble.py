@@ -78,6 +78,7 @@ class Parts:
             self.hybrid.rollout,
             self.reward_workers,
             decoder(self.tokenizer, end_of_text(self.tokenizer, self.config.model.path)),
+            self.clock,
             run_seed=self.config.run.seed,
             lengths=self.lengths,
         )

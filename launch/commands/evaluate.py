@@ -96,11 +96,10 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
         with RewardPool(
             config.reward, group_size=max(1, config.loop.validation.num_samples)
         ) as reward_workers:
-            in_flight = InFlight(
-                _OneEngine(engine), reward_workers, decoder(tokenizer, ends), run_seed=config.run.seed
-            )
+            decode, clock = decoder(tokenizer, ends), PhaseClock()
+            in_flight = InFlight(_OneEngine(engine), reward_workers, decode, clock, run_seed=config.run.seed)
             deadline = config.loop.phase_deadline_seconds
-            collector = Collector(in_flight, clock=PhaseClock(), deadline_seconds=deadline)
+            collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
             return validate(collector, prompts, config, on_sampled=sampled.extend)
     finally:
         engine.close()

@@ -50,8 +50,7 @@ class Collector:
         self._in_flight.flush_groups(indices)
         deadline = time.monotonic() + self._deadline_seconds
         while self._in_flight.num_unjudged(indices):
-            with self.clock.waiting():
-                self._in_flight.collect(1.0)
+            self._in_flight.collect(1.0)
             if time.monotonic() > deadline and (missing := self._in_flight.missing(indices)[1]):
                 raise RewardError(self._late("verdicts", missing, indices))
 

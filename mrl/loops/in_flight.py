@@ -11,12 +11,14 @@ Nothing in here waits longer than it is told, so that a schedule may look after 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
@@ -73,12 +75,13 @@ class InFlight:
         rollout: Rollout,
         reward_workers: RewardWorkers,
         decode: Decode,
+        clock: PhaseClock,
         *,
         run_seed: int,
         lengths: Lengths | None = None,
     ) -> None:
-        """`lengths`: of each response, instead of where the policy would end it."""
-        self._lengths = lengths
+        """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it."""
+        self._clock, self._lengths = clock, lengths
         self._rollout, self._reward_workers, self._decode = rollout, reward_workers, decode
         self._drafts = Drafts(run_seed)
         self._making: dict[int, _Making] = {}
@@ -126,7 +129,9 @@ class InFlight:
 
     def collect(self, timeout_seconds: float) -> None:
         """Takes the verdicts that are there, or the first ones within the time."""
-        for name, verdict in self._reward_workers.collect(timeout_seconds):
+        with self._clock.waiting() if timeout_seconds else contextlib.nullcontext():
+            verdicts = self._reward_workers.collect(timeout_seconds)
+        for name, verdict in verdicts:
             self._making[sample_of(name)[0]].verdicts[name] = verdict
 
     def flush_groups(self, indices: Collection[int]) -> None:

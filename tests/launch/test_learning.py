@@ -127,7 +127,9 @@ def run(
     recorder = Recorder(config, folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool:
         reward_workers = ShuffledRewards(pool) if shuffled else pool
-        in_flight = InFlight(hybrid.rollout, reward_workers, decoder(tokenizer), run_seed=config.run.seed)
+        in_flight = InFlight(
+            hybrid.rollout, reward_workers, decoder(tokenizer), clock, run_seed=config.run.seed
+        )
         collector = Collector(in_flight, clock=clock, deadline_seconds=120)
         supply = GroupSupply(config, dataset.stream(0))
         prompts = dataset.validation_prompts(NUM_ROWS)

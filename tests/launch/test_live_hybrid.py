@@ -91,7 +91,9 @@ def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) 
     supply = GroupSupply(config, load_data(config.data, config.reward, tokenizer).stream(0))
     recorder = Recorder(config, run_folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as reward_workers:
-        in_flight = InFlight(hybrid.rollout, reward_workers, decoder(tokenizer), run_seed=config.run.seed)
+        in_flight = InFlight(
+            hybrid.rollout, reward_workers, decoder(tokenizer), clock, run_seed=config.run.seed
+        )
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         try:
             OnPolicyLoop(

@@ -97,12 +97,13 @@ class Scripted:
         prompts = [Prompt(n, np.array([n], np.int32), "", None) for n in range(40)]
         self.supply = GroupSupply(self.config, PromptStream(prompts, seed=1))
 
-    def collector_of(self, *, deadline_seconds: float) -> Collector:
-        return Collector(
-            InFlight(self.rollout, self.rewards, lambda tokens: ["text" for _ in tokens], run_seed=0),
-            clock=self.clock,
-            deadline_seconds=deadline_seconds,
+    def in_flight(self) -> InFlight:
+        return InFlight(
+            self.rollout, self.rewards, lambda tokens: ["text" for _ in tokens], self.clock, run_seed=0
         )
+
+    def collector_of(self, *, deadline_seconds: float) -> Collector:
+        return Collector(self.in_flight(), clock=self.clock, deadline_seconds=deadline_seconds)
 
     def asked(self) -> list[list[int]]:
         """The prompt indices of each round so far."""

@@ -10,7 +10,8 @@ import pytest
 
 from mrl.errors import RewardError, RolloutError, WorkerLost
 from mrl.loops.collect import sampling_of, trainable
-from mrl.samples import Prompt, Status
+from mrl.observe import phases
+from mrl.samples import Prompt, Status, Verdict
 from tests.mrl.loops.scripted import Scripted, ScriptedRollout
 from tests.support.samples import make_groups, make_sample, verdict_of
 
@@ -66,6 +67,27 @@ def test_who_does_not_answer_in_time_is_named(silent: str, tmp_path: Path) -> No
     collector = script.collector_of(deadline_seconds=-1.0)
     with pytest.raises(error, match=message):
         collector.round(PROMPTS, sampling_of(script.config))
+
+
+def test_waiting_for_verdicts_is_no_work_of_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reward workers take all the time they are given, by a clock that only they move; the engines are done."""
+    script, now = Scripted(tmp_path, {}), [0.0]
+    monkeypatch.setattr(phases.time, "monotonic", lambda: now[0])
+
+    def collect(timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        now[0] += timeout_seconds
+        return []
+
+    monkeypatch.setattr(script.rewards, "collect", collect)
+    in_flight = script.in_flight()
+    in_flight.ask(PROMPTS[:1], sampling_of(script.config))
+    while in_flight.num_unanswered([5]):
+        in_flight.poll(1.0)
+    assert script.clock.take_waited() == 0.0
+    in_flight.poll(2.5)
+    assert now == [2.5] and script.clock.take_waited() == 2.5
 
 
 def test_a_death_keeps_the_name_of_its_phase(tmp_path: Path) -> None:
