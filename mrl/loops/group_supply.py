@@ -12,8 +12,8 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector, sampling_of
-from mrl.loops.group_json import from_json, to_json
 from mrl.loops.screen import Screen
+from mrl.pool.group_bytes import decode, encode
 from mrl.samples import Group
 
 
@@ -63,12 +63,12 @@ class GroupSupply:
         return Supplied(chosen, served, metrics)
 
     def state(self) -> dict[str, Any]:
-        """Position in the data and surplus groups, as JSON values."""
-        return {"stream": self._stream.state(), "surplus": [to_json(group) for group in self._surplus]}
+        """Position in the data, as JSON values, and the bytes of surplus groups."""
+        return {"stream": self._stream.state(), "surplus": [encode(group) for group in self._surplus]}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._stream.restore(state["stream"])
-        self._surplus = [from_json(group, self._stream.prompt_at) for group in state["surplus"]]
+        self._surplus = [decode(data, self._stream.prompt_at) for data in state["surplus"]]
 
     def _within_budget(self, rounds: int, num_generated: int) -> bool:
         section = self._config.algorithm.filter

@@ -21,11 +21,11 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
 from mrl.loops.collect import sampling_of
-from mrl.loops.group_json import from_json, to_json
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of
 from mrl.pool.admission import Admission
+from mrl.pool.group_bytes import decode, encode
 from mrl.pool.ledger import End, Ledger, State
 from mrl.pool.store import Store
 from mrl.samples import Group, Prompt
@@ -212,15 +212,14 @@ class Producer:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Position in the data, ledger, and the groups that wait for their step, as JSON values. Of groups in the making only
-        their index: a run that goes on from here asks them anew."""
+        """Position in the data and ledger as JSON values, and the bytes of the groups that wait for their step. Of groups in
+        the making only their index: a run that goes on from here asks them anew."""
         kept = self._ledger.entries(State.KEPT)
         groups = self._store.get([entry.handle for entry in kept])
         return {
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
-            "kept": [to_json(group) for group in groups],
-            "next_handle": self._store.next_handle,
+            "kept": [encode(group) for group in groups],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -228,9 +227,8 @@ class Producer:
         self._ledger.restore(state["ledger"])
         for entry in self._ledger.entries(State.TAKEN):
             entry.handle = -1  # its samples are trained
-        self._store.next_handle = max(self._store.next_handle, int(state["next_handle"]))
-        for entry, group in zip(self._ledger.entries(State.KEPT), state["kept"], strict=True):
-            entry.handle = self._store.put(from_json(group, self._prompts.prompt_at))
+        for entry, data in zip(self._ledger.entries(State.KEPT), state["kept"], strict=True):
+            entry.handle = self._store.put(decode(data, self._prompts.prompt_at))
         self._restarted = [entry.index for entry in self._ledger.entries(State.MAKING)]
         self._count("stream/restarted", len(self._restarted))
 

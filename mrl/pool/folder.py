@@ -13,7 +13,7 @@ from mrl.errors import PoolError
 MARK = "run"
 """The file that names the run that the folder belongs to."""
 PARTIAL_MARK = "run.partial"
-FILES = ("*.sealed", "*.open")
+FILES = "*.groups"
 
 
 def fault(folder: Path, run: str, *, num_bytes: int) -> str:
@@ -83,4 +83,4 @@ def _size(folder: Path) -> int:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for pattern in FILES for path in folder.glob(pattern))
+    return folder.glob(FILES)

@@ -1,8 +1,6 @@
 """Files of frames, written at their end alone: a frame is a number and its bytes, with the digest of both.
 
-    mark (4 bytes) | number (8) | length (8) | XXH3-64 of number, length and bytes (8) | bytes
-
-A process that is killed leaves whole frames and at most one torn one, which `frames_of` finds.
+mark (4 bytes) | number (8) | length (8) | XXH3-64 of number, length and bytes (8) | bytes
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
@@ -60,20 +57,6 @@ def read(descriptor: int, frame: Frame, path: Path) -> bytes:
             f"group {frame.number} in {path} is damaged: its bytes are not those that were written"
         )
     return data
-
-
-def frames_of(descriptor: int) -> Iterator[Frame]:
-    """The whole frames of a file from its start; ends before the first that is torn or damaged."""
-    at, size = 0, os.fstat(descriptor).st_size
-    while at + _HEADER.size <= size:
-        mark, number, length, digest = _HEADER.unpack(os.pread(descriptor, _HEADER.size, at))
-        frame = Frame(number, at + _HEADER.size, length)
-        if mark != _MARK or frame.end > size:
-            return
-        if _digest(number, os.pread(descriptor, length, frame.start)) != digest:
-            return
-        yield frame
-        at = frame.end
 
 
 def _digest(number: int, data: bytes) -> int:

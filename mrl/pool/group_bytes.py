@@ -27,6 +27,18 @@ _RUNS = ("loss_mask", "policy_versions")
 _TEXTS = ("prompt_index", "sample_index", "response_text", "domain", "tag")
 
 
+def size_of(group: Group) -> int:
+    """About the bytes that a group takes in memory: those of its samples' arrays, and of their text."""
+    return sum(_sample_size(sample) for sample in group.samples)
+
+
+def _sample_size(sample: Sample) -> int:
+    arrays = [getattr(sample, name) for name in (*_WHOLE, *_RUNS)]
+    if sample.verdict is not None:
+        arrays.append(sample.verdict.token_values)
+    return sum(array.nbytes for array in arrays if array is not None) + len(sample.response_text)
+
+
 def encode(group: Group) -> bytes:
     """The bytes of a group. TypeError for a value of a verdict that JSON does not have."""
     arrays: list[np.ndarray] = []
@@ -43,7 +55,9 @@ def decode(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
         header, reader = json.loads(data[_LENGTH_BYTES:end]), _Reader(data, end)
         samples = tuple(_sample(told, reader) for told in header["samples"])
     except (TypeError, KeyError, ValueError) as error:
-        raise PoolError(f"a group of the pool was written by another release of mrl ({error})") from error
+        raise PoolError(
+            f"a group was saved by another release of mrl ({error}); finish the run with that one"
+        ) from error
     return Group(prompt_at(header["prompt"]), samples)
 
 

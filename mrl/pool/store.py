@@ -11,9 +11,6 @@ from mrl.samples import Group
 class Store(Protocol):
     """Keeps groups until they are released. A handle is a number that is never used again."""
 
-    next_handle: int
-    """Of the group that is put next; a run that goes on sets it to what it was, so that none comes twice."""
-
     def put(self, group: Group) -> int:
         """Keeps a group; its handle. PoolError where it cannot be kept."""
         ...

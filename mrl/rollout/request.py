@@ -223,19 +223,18 @@ class ResponseBatch:
         return len(self.request_ids)
 
     def responses(self) -> list[Response]:
-        """The same responses, in ordinary memory of this process."""
+        """The same responses, each in memory of its own: one that is kept keeps no other."""
         ends, lengths, counts = (
             np.cumsum(self.lengths).tolist(),
             self.lengths.tolist(),
             self.num_segments.tolist(),
         )
-        tokens, logprobs = self.tokens.copy(), self.logprobs.copy()
         segments = iter([Segment(*row) for row in self.segments.tolist()])
         return [
             Response(
                 request_id,
-                tokens[end - length : end],
-                logprobs[end - length : end],
+                self.tokens[end - length : end].copy(),
+                self.logprobs[end - length : end].copy(),
                 tuple(itertools.islice(segments, count)),
                 status,
             )

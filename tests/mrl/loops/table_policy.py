@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
+import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -307,13 +307,13 @@ class TableRun:
         return self.loop.run()
 
     def resumed(self) -> TableRun:
-        """A new start of the same run, from its last checkpoint; state travels as JSON."""
+        """A new start of the same run, from its last checkpoint; state travels as bytes."""
         state, table = self.train.saved[max(self.train.saved)]
         self._folder.close()
         run = TableRun(self._config, first_step=int(state["next_step"]))
         with torch.no_grad():
             run.train.table.copy_(table)
-        run.loop.restore(json.loads(json.dumps(state)))
+        run.loop.restore(pickle.loads(pickle.dumps(state)))
         return run
 
     def rows(self) -> list[dict[str, Any]]:

