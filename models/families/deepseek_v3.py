@@ -181,7 +181,8 @@ def _router_fields(hf: HfConfig) -> dict[str, Any]:
         "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,
-        # Pre-training moves the biases against the load; here they stay what the checkpoint says.
+        # Megatron would move the biases with every reduction of gradients, padding counted: training.router_bias
+        # says whether they move (mrl/training/routing.py).
         "moe_router_bias_update_rate": 0.0,
     }
     if groups != chosen:  # with all groups chosen there is no limit

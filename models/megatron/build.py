@@ -77,8 +77,8 @@ class PackedModel(GPTModel):
         return own | self.correction_biases()
 
     def correction_biases(self) -> dict[str, Tensor]:
-        """The buffers that sigmoid routers add to their scores before they choose, by name; float32, not
-        trained."""
+        """The buffers that sigmoid routers add to their scores before they choose, by name; float32, without
+        gradients."""
         return {name: bias for name, bias in self.named_buffers() if name.endswith(".expert_bias")}
 
     def head_weight(self) -> Tensor:

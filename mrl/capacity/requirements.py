@@ -25,6 +25,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
         return untrainable
     rules: list[Callable[[], list[str]]] = [
         lambda: lengths(config, hf),
+        lambda: biases(config, hf),
         lambda: divisions(config, hf) or _errors_of(lambda: _every_rank(config, hf)),
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
@@ -53,6 +54,16 @@ def lengths(config: Config, hf: dict[str, Any]) -> list[str]:
             f"model.max_length = {longest}"
         )
     return lines
+
+
+def biases(config: Config, hf: dict[str, Any]) -> list[str]:
+    """Says that the model's routers have no correction biases to move."""
+    if config.training.router_bias == "frozen" or family_of(hf).correction:
+        return []
+    return [
+        f"training.router_bias = {config.training.router_bias}: the routers of {hf['model_type']} have no correction "
+        "biases; set it to frozen"
+    ]
 
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:

@@ -100,6 +100,7 @@ METRICS = {
     "moe/load_max_over_mean_max": "The same in the worst layer.",
     "moe/load_entropy": "Entropy of the experts' shares over its largest value, mean over layers; 1 is even.",
     "moe/load_entropy_min": "The same in the worst layer.",
+    "moe/bias_range_max": "Largest minus smallest correction bias of a layer, in the layer where that is most.",
     "moe/layers/<layer>/load_max_over_mean": "The load of one layer, in expert_load.jsonl.",
     "moe/layers/<layer>/load_entropy": "The entropy of one layer, in expert_load.jsonl.",
     "sync/seconds": "Duration of the weight sync, as the driver sees it.",

@@ -9,6 +9,7 @@ import pytest
 from mrl.capacity.requirements import node_numbers, unmet
 from mrl.cli import main
 from mrl.config.load import load
+from mrl.errors import ConfigError
 from mrl.observe.run_folder import RunFolder
 from mrl.training.hf.folder import read_config
 
@@ -63,3 +64,15 @@ def test_whole_experts_need_a_gpu(task: Path) -> None:
     assert found(task / "model", *words, nodes=[0, 0], gpus=True) == []
     (line,) = found(task / "model", *words, nodes=[0, 0], gpus=False)
     assert "rollout.expert_parallel = true: vLLM's CPU kernels cannot" in line
+
+
+def test_biases_that_the_routers_do_not_have_cannot_move(task: Path) -> None:
+    words = ("training.layout={dp: 1, ep: 1}", "rollout.tp=1", "training.router_bias=sign")
+    (line,) = found(task / "model", *words, nodes=[0], gpus=False)
+    assert line.startswith("training.router_bias = sign: the routers of qwen3_moe have no correction biases")
+
+
+def test_adapters_leave_the_biases_alone() -> None:
+    """Their checkpoints hold nothing of the base model."""
+    with pytest.raises(ConfigError, match=r"router_bias = sign with training\.lora"):
+        load([QUICKSTART], ["training.router_bias=sign", "training.lora={rank: 4}"])

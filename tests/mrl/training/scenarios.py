@@ -35,6 +35,7 @@ from mrl.training.worker import MegatronWorker
 from tests.tiny_models import random_batch
 
 TEMPERATURE = 0.7
+BIAS_RATE = 0.02
 
 
 def worker(
@@ -169,6 +170,20 @@ def hand_made_routers(
     return train(at, 2)[1]
 
 
+def loads_of_moving_biases(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int]
+) -> list[dict[str, float]]:
+    """Metrics of updates on one batch: one without anything to train on, then those that move correction biases
+    and nothing else."""
+    still = OptimizerSection(lr=1e-12, weight_decay=0.0)
+    at = worker(
+        rank, world, port, folder, layout, router_bias="sign", router_bias_rate=BIAS_RATE, optimizer=still
+    )
+    batch = random_batch(10, seed=1)
+    nothing = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
+    return [at.update(nothing, cross_entropy, {"num_tokens": 1}), *train(at, 12)]
+
+
 def _to_two(hidden: torch.Tensor) -> torch.Tensor:
     logits = hidden.new_zeros(*hidden.shape[:2], 8)
     logits[..., :2] = 1.0
@@ -265,9 +280,10 @@ def save_then_go_on(
     out: str,
     dtype: str,
     spec: str = "auto",
+    router_bias: str = "frozen",
 ) -> Any:
     """Two steps, save, two more; returns the last two's metrics."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias=router_bias)
     train(at, 2)
     at.save_checkpoint(Path(out, "step-00000002"), {"position": 17, "seeds": np.arange(3)})
     digest = digest_parameters(at.policy)
@@ -355,9 +371,10 @@ def resume_and_go_on(
     out: str,
     dtype: str,
     spec: str = "auto",
+    router_bias: str = "frozen",
 ) -> Any:
     """Load the checkpoint into a fresh worker (of another layout or spec, perhaps) and make two steps."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias=router_bias)
     extra = at.load_checkpoint(path)
     digest = digest_parameters(at.policy)
     torch.rand(3)
