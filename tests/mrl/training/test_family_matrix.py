@@ -65,7 +65,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(family, layout, marks=marks, id=f"{family}-{layout}")
 
 
-@pytest.mark.parametrize(("family", "layout"), cases())
+@pytest.mark.parametrize(("family", "layout"), list(cases()))
 def test_trains_as_transformers_computes(
     family: str, layout: str, one_rank_of: OneRank, tmp_path: Path
 ) -> None:
