@@ -15,27 +15,63 @@ from torch import Tensor
 
 from mrl.models.kernels.buckets import Buckets, SegmentBuckets
 
+WIDER = 8
+"""Dimensions by which attention sinks widen queries and keys: the fused kernels want multiples of 8."""
+
 
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, buckets: SegmentBuckets, *, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: SegmentBuckets,
+    *,
+    scale: float,
+    sinks: Tensor | None = None,
+    windowed: bool = False,
 ) -> Tensor:
     """query [N, H, D], key [M, G, D], value [M, G, V] -> [N, H x V]; heads H are a multiple of the groups G.
 
     N are the tokens of `buckets.queries`, M those of `buckets.keys` (the same N tokens without context
     parallelism). Values narrower than keys are padded to their width: of torch's kernels the fused ones want
-    one width, and the others hold all pairs of positions at once.
+    one width, and the others hold all pairs of positions at once. Each head's exp(`sinks` [H]) is added to the
+    denominators of its softmax. With `windowed` a position sees the last keys only, as the buckets say.
     """
     heads, width = query.shape[1], value.shape[2]
     value = padded_to(value, query.shape[2])
     parts = (_fill(buckets.queries, query), _fill(buckets.keys, key), _fill(buckets.keys, value))
     outputs = []
-    for q, k, v, mask in zip(*parts, buckets.masks, strict=True):
+    masks: Any = buckets.windowed if windowed else buckets.masks
+    for q, k, v, mask in zip(*parts, masks, strict=True):
+        length = q.shape[2]
+        if sinks is not None:
+            q, k, v, mask = _with_sinks(q, k, v, mask, sinks / scale)
         out = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
-        outputs.append(out[..., :width].transpose(1, 2).reshape(-1, heads * width))
+        outputs.append(out[:, :, -length:, :width].transpose(1, 2).reshape(-1, heads * width))
     slots = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return _Scatter.apply(slots, buckets.queries.token_slots)
+
+
+def _with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries, keys, values and mask of a bucket with one more key in front, whose product with every query of a
+    head is the head's `scores` [H] and whose value is 0.
+
+    Queries have a further dimension of ones, in which that key alone is not 0. Without a mask a query stands in
+    front too, so that plain causal attention still lets every other one see the key.
+    """
+    heads, width = q.shape[1], q.shape[3]
+    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+    ones, zeros = q.new_ones(*q.shape[:3], 1), q.new_zeros(*q.shape[:3], WIDER - 1)
+    q = torch.cat((q, ones, zeros), dim=-1)
+    sink = functional.pad(scores[:, None].to(k.dtype), (width, WIDER - 1))
+    k = torch.cat((sink[None, :, None].expand(len(k), -1, -1, -1), functional.pad(k, (0, WIDER))), dim=2)
+    v = functional.pad(v, (0, WIDER, 1, 0))
+    if mask is None:
+        return functional.pad(q, (0, 0, 1, 0)), k, v, None
+    return q, k, v, functional.pad(mask, (1, 0))
 
 
 def padded_to(values: Tensor, width: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class SegmentBuckets:
     masks: list[Tensor] | list[None]
     """Per bucket what is added to the scores [segments, 1, queries, keys]: 0, or -inf for later keys and
     padding. None where queries and keys are the same and plain causal attention will do."""
+    windowed: list[Tensor] = dataclasses.field(default_factory=list)
+    """The same for layers that see the last keys only; none where no layer does."""
 
 
 def bucket_length(length: np.ndarray) -> np.ndarray:
@@ -76,20 +79,30 @@ def plan_buckets(
 
 
 def segment_buckets(
-    lengths: np.ndarray, *, dtype: torch.dtype, device: torch.device, cp: int = 1, rank: int = 0
+    lengths: np.ndarray,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    cp: int = 1,
+    rank: int = 0,
+    window: int = 0,
 ) -> SegmentBuckets:
     """The buckets of segments of the given lengths [B], which follow one another; `rank` of `cp` has its
-    chunks of them.
+    chunks of them. In some layers a position sees itself and `window` - 1 before it, where `window` is not 0.
 
-    Masks, with context parallelism only, are of `dtype` and hold all pairs of positions of each segment.
+    Masks, with context parallelism or a window only, are of `dtype` and hold all pairs of positions of each
+    segment.
     """
-    if cp == 1:
-        own = _on_device(*plan_buckets(lengths), device=device)
-        return SegmentBuckets(own, own, [None] * len(own.shapes))
-    queries = _on_device(*plan_buckets(lengths // cp, unit=2), device=device)
-    keys = _gathered_keys(lengths, cp=cp, device=device)
     at = torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device)
-    return SegmentBuckets(queries, keys, _masks(queries, keys, at, dtype=dtype))
+    if cp == 1:
+        queries = keys = _on_device(*plan_buckets(lengths), device=device)
+        masks: Any = [None] * len(keys.shapes)
+    else:
+        queries = _on_device(*plan_buckets(lengths // cp, unit=2), device=device)
+        keys = _gathered_keys(lengths, cp=cp, device=device)
+        masks = _masks(queries, keys, at, dtype=dtype)
+    windowed = _masks(queries, keys, at, dtype=dtype, window=window) if window else []
+    return SegmentBuckets(queries, keys, masks, windowed)
 
 
 def positions(lengths: np.ndarray, *, cp: int = 1, rank: int = 0) -> np.ndarray:
@@ -119,17 +132,22 @@ def _gathered_keys(lengths: np.ndarray, *, cp: int, device: torch.device) -> Buc
     return _on_device(np.argsort(gathered)[slot_tokens], token_slots[gathered], shapes, device=device)
 
 
-def _masks(queries: Buckets, keys: Buckets, positions: Tensor, *, dtype: torch.dtype) -> list[Tensor]:
+def _masks(
+    queries: Buckets, keys: Buckets, positions: Tensor, *, dtype: torch.dtype, window: int = 0
+) -> list[Tensor]:
     """Slot j of a bucket's row is position j of its segment; a query at `positions` [N] sees it from there
-    on.
+    on, or for `window` positions.
 
     Padding of the queries has some token's position, so that it sees at least slot 0 and gives finite values.
     """
     own = positions[queries.slot_tokens].split([rows * length for rows, length in queries.shapes])
     masks = []
     for shape, (_, key_length), at in zip(queries.shapes, keys.shapes, own, strict=True):
-        later = torch.arange(key_length, device=at.device) > at.view(*shape, 1)
+        slots, own_at = torch.arange(key_length, device=at.device), at.view(*shape, 1)
+        unseen = slots > own_at
+        if window:
+            unseen |= slots <= own_at - window
         masks.append(
-            torch.zeros(later.shape, dtype=dtype, device=at.device).masked_fill_(later, -math.inf)[:, None]
+            torch.zeros(unseen.shape, dtype=dtype, device=at.device).masked_fill_(unseen, -math.inf)[:, None]
         )
     return masks

@@ -1,4 +1,5 @@
-"""SwiGLU experts of a rank in two grouped matrix products, in torch alone.
+"""SwiGLU experts of a rank in two grouped matrix products, in torch alone; gpt-oss's too, which have biases and
+clamped inner values.
 
 Tokens arrive sorted by expert. The parameters' shapes, their checkpoint and their place in Megatron's layer
 are models/megatron/experts.py's.
@@ -6,6 +7,7 @@ are models/megatron/experts.py's.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -25,18 +27,59 @@ def grouped_swiglu(
     expert e, `weight1` [E, 2I, H] holds I rows of gate, then I of up; `weight2` is [E, H, I]. Experts without
     a token get gradients of exact zeros, on every device; n may be 0.
     """
-    if not len(hidden):  # no grouped product of nothing: one expert's plain products of no row
-        return _weighted(hidden @ weight1[0].t(), probs, hidden.dtype) @ weight2[0].t()
-    ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32)
-    first, second = (_Visited.apply(weight, tokens_per_expert) for weight in (weight1, weight2))
-    inner = functional.grouped_mm(hidden, first.transpose(1, 2), offs=ends)
-    return functional.grouped_mm(_weighted(inner, probs, hidden.dtype), second.transpose(1, 2), offs=ends)
+    gate, up = _grouped(hidden, weight1, tokens_per_expert).chunk(2, dim=-1)
+    weighted = functional.silu(gate) * up * probs.unsqueeze(-1)
+    return _grouped(weighted.to(hidden.dtype), weight2, tokens_per_expert)
 
 
-def _weighted(inner: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
-    """[n, I] of the first product [n, 2I]."""
-    gate, up = inner.chunk(2, dim=-1)
-    return (functional.silu(gate) * up * probs.unsqueeze(-1)).to(dtype)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Clamped:
+    """gpt-oss's activation of gate and up (transformers 5.19, models/gpt_oss): gate x sigmoid(`alpha` x gate) x
+    (up + 1), where gate is at most `limit` and up between -`limit` and `limit`."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return gate * (self.alpha * gate).sigmoid() * (up + 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Biases:
+    """What experts add to their two products: [E, 2I] and [E, H]."""
+
+    first: Tensor
+    second: Tensor
+
+
+def grouped_clamped(
+    hidden: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    biases: Biases,
+    tokens_per_expert: Tensor,
+    probs: Tensor,
+    activation: Clamped,
+) -> Tensor:
+    """grouped_swiglu() of experts with biases, another activation, and rows of gate and up by turns."""
+    counts = tokens_per_expert.to(hidden.device)
+    first, second = (
+        bias.repeat_interleave(counts, dim=0, output_size=len(hidden))
+        for bias in (biases.first, biases.second)
+    )
+    inner = _grouped(hidden, weight1, tokens_per_expert) + first
+    weighted = activation(inner[:, 0::2], inner[:, 1::2]) * probs.unsqueeze(-1)
+    out = _grouped(weighted.to(hidden.dtype), weight2, tokens_per_expert)
+    return (out + second * probs.unsqueeze(-1)).to(hidden.dtype)
+
+
+def _grouped(rows: Tensor, weight: Tensor, tokens_per_expert: Tensor) -> Tensor:
+    """[n, O] of rows [n, K], sorted by expert, and weight [E, O, K]."""
+    if not len(rows):  # no grouped product of nothing: one expert's plain product of no row
+        return rows @ weight[0].t()
+    ends = tokens_per_expert.cumsum(0).to(rows.device, torch.int32)
+    return functional.grouped_mm(rows, _Visited.apply(weight, tokens_per_expert).transpose(1, 2), offs=ends)
 
 
 class _Visited(torch.autograd.Function):

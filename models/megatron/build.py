@@ -26,6 +26,7 @@ from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.models.megatron.adapters import LowRankPair
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.layer_specs import block_spec
+from mrl.models.megatron.model_config import ModelConfig
 
 ADAPTERS = "adapters."
 """What the names of adapters' parameters begin with."""
@@ -118,6 +119,11 @@ class Chunks:
     """Without padding."""
     max_length: int
     has_value_head: bool = False
+
+    @property
+    def window(self) -> int:
+        """How many positions the layers with a window see; 0 where none has one."""
+        return self.config.window_size[0] + 1 if self.config.window_size else 0
 
 
 def build_chunks(
@@ -216,9 +222,14 @@ def _transformer_config(
         fields = fields | _router_fields(training)
     if layout.pp > 1:
         fields = fields | _pipeline_fields(fields["num_layers"], layout)
-    kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
+    if fields.get("softmax_type") == "learnable" and choice.transformer_engine:
+        raise ConfigError(
+            "training.spec = transformer_engine: attention sinks are implemented in our own attention alone; set "
+            "training.spec = local"
+        )
+    kind = MLATransformerConfig if fields.get("multi_latent_attention") else ModelConfig
     return kind(
-        **fields,
+        **{"add_bias_linear": False} | fields,
         **_recompute_fields(training, choice, is_moe=is_moe),
         **choice.fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
@@ -237,7 +248,6 @@ def _transformer_config(
         normalization="RMSNorm",
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and

@@ -75,13 +75,19 @@ class GroupedExperts(MegatronModule):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
         """The keys, global shapes [..., experts, rows, columns] and offsets of Megatron's sequential experts."""
-        shards = {}
-        for number, weight, halves in ((1, self.weight1, 2), (2, self.weight2, 0)):
+        shards, replica = {}, (0, 0, self.dp_group.rank())
+        for name, (stored, halves) in self._stored_as().items():
+            parameter = self.get_parameter(name)
             build: Any = functools.partial(self._shards, offsets=sharded_offsets, halves=halves)
-            merge: Any = functools.partial(_merged, shape=tuple(weight.shape))
-            key, replica = f"{prefix}experts.linear_fc{number}.weight", (0, 0, self.dp_group.rank())
-            shards[f"{prefix}weight{number}"] = ShardedTensorFactory(key, weight, build, merge, replica)
+            merge: Any = functools.partial(_merged, shape=tuple(parameter.shape))
+            key = f"{prefix}experts.{stored}"
+            shards[f"{prefix}{name}"] = ShardedTensorFactory(key, parameter, build, merge, replica)
         return shards
+
+    def _stored_as(self) -> dict[str, tuple[str, int]]:
+        """Parameter -> its name in a checkpoint, and how many parts of an expert's rows are split each by itself;
+        0: its last axis is."""
+        return {"weight1": ("linear_fc1.weight", 2), "weight2": ("linear_fc2.weight", 0)}
 
     @torch.no_grad()
     def _shards(
@@ -97,10 +103,10 @@ class GroupedExperts(MegatronModule):
         """A parameter, or an optimizer state of its shape, as shards: gate and up lie apart in the global
         tensor."""
         assert flattened_range is None, "flattened shards are of other optimizer formats"
-        experts, axis = weight.view(self.num_local_experts, -1, weight.shape[-1]), len(offsets)
+        experts, axis = weight.view(self.num_local_experts, -1, *weight.shape[1:]), len(offsets)
         parts, rank = self.tp_group.size(), self.tp_group.rank()
         cut = [(axis + 1, part * parts + rank, parts * halves) for part in range(halves)]
-        cut = cut or [(axis + 2, rank, parts)]
+        cut = cut or [(axis + weight.dim(), rank, parts)]
         return [
             ShardedTensor.from_rank_offsets(
                 key,

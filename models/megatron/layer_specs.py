@@ -19,11 +19,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mrl.models.megatron.clamped_experts import ClampedExperts
 from mrl.models.megatron.experts import GroupedExperts
 from mrl.models.megatron.latent_attention import PackedLatentAttention
 from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.layer_modules import ForgetfulMoELayer, RecordingRouter, RMSNorm
+from mrl.models.megatron.model_config import ModelConfig
 from mrl.models.megatron.packed_attention import core_attention
+from mrl.models.megatron.projection_norm import ProjectionNorm
 
 _STORED_AS = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
 _STORED_AS_LATENT = {
@@ -55,9 +58,15 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
     parts.self_attention.submodules.core_attention = core_attention(choice)
     if config.multi_latent_attention:
         parts.self_attention.module = PackedLatentAttention
+    elif isinstance(config, ModelConfig) and config.projection_norms:
+        norms, heads = parts.self_attention.submodules, config.num_attention_heads
+        norms.q_layernorm = functools.partial(ProjectionNorm, heads=heads)
+        norms.k_layernorm = functools.partial(ProjectionNorm, heads=config.num_query_groups)
     if is_moe:
         own: dict[str, Any] = {"router": RecordingRouter}
-        if not choice.transformer_engine:
+        if isinstance(config, ModelConfig) and config.clamped_swiglu is not None:
+            own["experts"] = ClampedExperts
+        elif not choice.transformer_engine:
             own["experts"] = GroupedExperts
         moe = dataclasses.replace(parts.mlp.keywords["submodules"], **own)
         parts.mlp = functools.partial(ForgetfulMoELayer, **(parts.mlp.keywords | {"submodules": moe}))

@@ -20,6 +20,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.utils import (
+    is_layer_window_attention,
+    make_sharded_tensors_for_checkpoint,
+)
 from torch import Tensor
 
 from mrl.models.kernels.attention import packed_attention, padded_to
@@ -75,9 +80,15 @@ class PackedCore(torch.nn.Module):
 class PackedAttention(PackedCore):
     """Attention on any device, in torch's own kernels (models/kernels/attention.py)."""
 
-    def __init__(self, config: Any, *, softmax_scale: float | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, config: Any, *, layer_number: int, softmax_scale: float | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(config)
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
+        self.windowed = is_layer_window_attention(
+            config.window_size, config.window_attn_skip_freq, layer_number
+        )
+        self.softmax_offset = _sinks(config) if config.softmax_type == "learnable" else None
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSegments, **kwargs: Any
@@ -86,7 +97,22 @@ class PackedAttention(PackedCore):
         assert buckets is not None, "the microbatch was prepared for Transformer Engine's attention"
         if buckets.keys is not buckets.queries:
             key, value = _gather_ranks(key, value)
-        return packed_attention(query, key, value, buckets, scale=self.scale)
+        return packed_attention(
+            query, key, value, buckets, scale=self.scale, sinks=self.softmax_offset, windowed=self.windowed
+        )
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """The sinks of this rank's heads, where there are any, under Megatron's name."""
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
 
 
 class FusedPackedAttention(PackedCore):
@@ -135,6 +161,16 @@ class FusedPackedAttention(PackedCore):
 def core_attention(choice: LayerChoice) -> type[PackedCore]:
     """Transformer Engine's attention or our own."""
     return FusedPackedAttention if choice.fused_attention else PackedAttention
+
+
+def _sinks(config: Any) -> torch.nn.Parameter:
+    """[own heads] of a layer: what each head's softmax adds to its denominators, as a logarithm."""
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    device = None if config.use_cpu_initialization else torch.cuda.current_device()
+    own = torch.empty(config.num_attention_heads // ranks, dtype=config.params_dtype, device=device)
+    sinks = torch.nn.Parameter(config.init_method(own) if config.perform_initialization else own)
+    set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
+    return sinks
 
 
 def _gather_ranks(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

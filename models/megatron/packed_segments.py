@@ -38,12 +38,13 @@ def pack_segments(
     cp: int = 1,
     rank: int = 0,
     bucketed: bool = True,
+    window: int = 0,
 ) -> PackedSegments:
     """Parameters for segments of the given lengths [B], which follow one another; `rank` of `cp` has its
     chunks of them.
 
     `bucketed` is whether our own attention reads them (PackedCore.bucketed); without, nothing is larger than
-    the tokens.
+    the tokens. `window`: how many positions the layers with a window see; 0 where none has one.
     """
     bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
     cos, sin = rotary.at(torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device))
@@ -57,7 +58,7 @@ def pack_segments(
         cos=cos,
         sin=sin,
         angles=None if bucketed else rotary.angles,
-        buckets=segment_buckets(lengths, dtype=cos.dtype, device=device, cp=cp, rank=rank)
+        buckets=segment_buckets(lengths, dtype=cos.dtype, device=device, cp=cp, rank=rank, window=window)
         if bucketed
         else None,
     )

@@ -201,6 +201,7 @@ class Passes:
             cp=cp,
             rank=rank,
             bucketed=core_attention(self._chunks.choice).bucketed,
+            window=self._chunks.window,
         )
         return Prepared(plan, tokens, mine, packed, self._real(plan, mine), *index)
 

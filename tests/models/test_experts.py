@@ -7,11 +7,12 @@ import types
 import pytest
 import torch
 import torch.nn.functional as functional
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mrl.errors import ConfigError
+from mrl.models.megatron.clamped_experts import ClampedExperts
 from mrl.models.megatron.experts import GroupedExperts
+from mrl.models.megatron.model_config import ModelConfig
 
 HIDDEN, INNER, EXPERTS = 16, 8, 4
 
@@ -20,8 +21,10 @@ def group(size: int = 1, rank: int = 0) -> types.SimpleNamespace:
     return types.SimpleNamespace(size=lambda: size, rank=lambda: rank)
 
 
-def make(dtype: torch.dtype, *, inner: int = INNER, etp: int = 1, rank: int = 0) -> GroupedExperts:
-    config = TransformerConfig(
+def make(
+    dtype: torch.dtype, *, inner: int = INNER, etp: int = 1, rank: int = 0, clamped: bool = False
+) -> GroupedExperts:
+    config = ModelConfig(
         num_layers=1,
         hidden_size=HIDDEN,
         num_attention_heads=2,
@@ -32,10 +35,11 @@ def make(dtype: torch.dtype, *, inner: int = INNER, etp: int = 1, rank: int = 0)
         gated_linear_unit=True,
         add_bias_linear=False,
         init_method_std=0.3,
+        clamped_swiglu=(1.702, 7.0) if clamped else None,
     )
     groups = types.SimpleNamespace(ep=group(), expt_tp=group(etp, rank), expt_dp=group())
     torch.manual_seed(0)
-    return GroupedExperts(EXPERTS, config, pg_collection=groups)
+    return (ClampedExperts if clamped else GroupedExperts)(EXPERTS, config, pg_collection=groups)
 
 
 def one_by_one(experts: GroupedExperts, hidden: Tensor, counts: list[int], probs: Tensor) -> Tensor:
@@ -90,6 +94,57 @@ def test_a_rank_of_expert_tensor_parallel_two_holds_half_of_every_expert() -> No
     assert (down.global_shape, down.global_offset) == ((EXPERTS, HIDDEN, INNER), (0, 0, INNER // 2))
     factory = experts.sharded_state_dict("x.")["x.weight1"]
     assert torch.equal(factory.merge_fn([gate.data, up.data]), experts.weight1)
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 5, 2], [0, 0, 0, 0]])
+def test_clamped_experts_are_those_of_transformers_one_after_the_other(counts: list[int]) -> None:
+    """Values and gradients of weights and biases; the inputs are large enough that both clamps are met."""
+    experts = make(torch.float32, clamped=True)
+    assert isinstance(experts, ClampedExperts)
+    for bias in (experts.bias1, experts.bias2):
+        torch.nn.init.normal_(bias)
+    hidden, probs = 5 * torch.randn(sum(counts), HIDDEN), torch.rand(sum(counts))
+    weights, parameters = torch.randn(sum(counts), HIDDEN), list(experts.parameters())
+
+    def one_after_the_other() -> Tensor:
+        outputs, clamps = [hidden.new_zeros(0, HIDDEN) * sum(p.sum() for p in parameters)], set()
+        first, second = (
+            experts.weight1.view(EXPERTS, -1, HIDDEN),
+            experts.weight2.view(EXPERTS, HIDDEN, INNER),
+        )
+        biases = experts.bias1.view(EXPERTS, -1), experts.bias2.view(EXPERTS, HIDDEN)
+        for expert, (x, p) in enumerate(zip(hidden.split(counts), probs.split(counts), strict=True)):
+            inner = x @ first[expert].T + biases[0][expert]
+            gate, up = inner[:, ::2], inner[:, 1::2]
+            clamps |= {clamp for clamp, met in (("gate", gate > 7), ("up", up.abs() > 7)) if met.any()}
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            out = (gate * torch.sigmoid(1.702 * gate) * (up + 1)) @ second[expert].T + biases[1][expert]
+            outputs.append(out * p[:, None])
+        assert clamps == ({"gate", "up"} if any(counts) else set())
+        return torch.cat(outputs)
+
+    found, expected = experts(hidden, torch.tensor(counts), probs)[0], one_after_the_other()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad((out * weights).sum(), parameters) for out in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_clamped_experts_are_stored_as_megatrons_with_their_biases() -> None:
+    experts = make(torch.float32, clamped=True)
+    stored = {name: shard.build() for name, shard in experts.sharded_state_dict("x.").items()}
+    shapes = {name: (shard.key, shard.global_shape) for name, (shard,) in stored.items()}
+    assert shapes == {
+        "x.weight1": ("x.experts.linear_fc1.weight", (EXPERTS, 2 * INNER, HIDDEN)),
+        "x.weight2": ("x.experts.linear_fc2.weight", (EXPERTS, HIDDEN, INNER)),
+        "x.bias1": ("x.experts.linear_fc1.bias", (EXPERTS, 2 * INNER)),
+        "x.bias2": ("x.experts.linear_fc2.bias", (EXPERTS, HIDDEN)),
+    }
+    for name, shard in experts.sharded_state_dict("x.").items():
+        merged = shard.merge_fn([piece.data for piece in stored[name]])
+        assert torch.equal(merged, experts.get_parameter(name.removeprefix("x.")))
+    with pytest.raises(ConfigError, match=r"training\.layout\.etp = 2: the second bias"):
+        make(torch.float32, etp=2, clamped=True)
 
 
 def test_rows_that_grouped_products_cannot_take_are_refused() -> None:

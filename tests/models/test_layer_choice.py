@@ -122,7 +122,7 @@ def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
         config, layer_number=1, attn_mask_type=AttnMaskType.causal, attention_type="self", **widths
     )
     results = []
-    for attention in (fused, PackedAttention(config, **widths)):
+    for attention in (fused, PackedAttention(config, layer_number=1, **widths)):
         packed = pack_segments(lengths, rotary=rotary, device=device, bucketed=attention.bucketed)
         options = {"attn_mask_type": AttnMaskType.causal, "packed_seq_params": packed}
         found = attention(query, key, value, None, **options)

@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.models.kernels.buckets import bucket_length, plan_buckets
+from mrl.models.kernels.attention import packed_attention
+from mrl.models.kernels.buckets import bucket_length, plan_buckets, segment_buckets
 from mrl.models.kernels.rotary import RotaryTable
+from mrl.models.kernels.zigzag import kept
 from mrl.models.megatron.packed_attention import PackedAttention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.models.rope import Rope
 
-CONFIG = types.SimpleNamespace(kv_channels=8, multi_latent_attention=False)
+CONFIG = types.SimpleNamespace(
+    kv_channels=8,
+    multi_latent_attention=False,
+    softmax_type="vanilla",
+    window_size=None,
+    window_attn_skip_freq=None,
+)
 
 
 def by_segment(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
@@ -50,7 +58,7 @@ def test_values_and_gradients(lengths: list[int]) -> None:
     k, v = (torch.randn(total, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=torch.device("cpu"))
     packed = pack_segments(sizes, rotary=rotary, device=torch.device("cpu"))
-    found = PackedAttention(CONFIG)(q, k, v, None, packed_seq_params=packed)
+    found = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
     expected = by_segment(q, k, v, sizes)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # the table's angles are float32
     weight = torch.randn_like(expected)
@@ -63,13 +71,15 @@ def test_values_and_gradients(lengths: list[int]) -> None:
 @pytest.mark.parametrize("width", [5, 12])
 def test_turned_queries_and_values_of_another_width(width: int) -> None:
     """As latent attention hands them over, against each segment alone."""
-    config = types.SimpleNamespace(multi_latent_attention=True)
+    config = types.SimpleNamespace(**vars(CONFIG) | {"multi_latent_attention": True})
     lengths, cpu = np.array([7, 1, 30]), torch.device("cpu")
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float64, device=cpu)
     packed = pack_segments(lengths, rotary=rotary, device=cpu)
     q, k = (torch.randn(38, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     v = torch.randn(38, 4, width, dtype=torch.float64, requires_grad=True)
-    found = PackedAttention(config, softmax_scale=0.3)(q, k, v, None, packed_seq_params=packed)
+    found = PackedAttention(config, layer_number=1, softmax_scale=0.3)(
+        q, k, v, None, packed_seq_params=packed
+    )
     outputs = []
     for rows in torch.arange(38).split(lengths.tolist()):
         scores = 0.3 * torch.einsum("ihd,jhd->hij", q[rows], k[rows])
@@ -84,13 +94,47 @@ def test_turned_queries_and_values_of_another_width(width: int) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_sinks_and_windows(cp: int, window: int) -> None:
+    """Against each segment alone, whose softmax has one score more in each row; with two ranks, rank 1's tokens."""
+    lengths, cpu, scale = np.array([8, 4, 32]), torch.device("cpu"), 0.3
+    q = torch.randn(44, 4, 8, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(44, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    outputs = []
+    for rows in torch.arange(44).split(lengths.tolist()):
+        keys, values = (x[rows].repeat_interleave(2, dim=1) for x in (k, v))
+        scores = scale * torch.einsum("ihd,jhd->hij", q[rows], keys)
+        seen = torch.ones(len(rows), len(rows)).tril().bool()
+        if window:
+            seen &= torch.ones(len(rows), len(rows)).triu(1 - window).bool()
+        scores = scores.masked_fill(~seen, float("-inf"))
+        shares = torch.cat((scores, sinks.view(4, 1, 1).expand(-1, len(rows), 1)), -1).softmax(-1)
+        outputs.append(torch.einsum("hij,jhd->ihd", shares[..., :-1], values).flatten(1))
+    ranks = [kept(lengths, cp=cp, rank=rank) for rank in range(cp)]
+    own, gathered = ranks[-1], np.concatenate(ranks)
+    expected = torch.cat(outputs)[own]
+    options = {"cp": cp, "rank": cp - 1, "window": window}
+    buckets = segment_buckets(lengths, dtype=torch.float64, device=cpu, **options)
+    found = packed_attention(
+        q[own], k[gathered], v[gathered], buckets, scale=scale, sinks=sinks, windowed=bool(window)
+    )
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(expected)
+    ours = torch.autograd.grad((found * weight).sum(), (q, k, v, sinks))
+    theirs = torch.autograd.grad((expected * weight).sum(), (q, k, v, sinks))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_segments_do_not_see_each_other() -> None:
     rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float32, device=torch.device("cpu"))
     packed = pack_segments(np.array([7, 9]), rotary=rotary, device=torch.device("cpu"))
     q, k, v = torch.randn(16, 4, 8), torch.randn(16, 2, 8), torch.randn(16, 2, 8)
-    first = PackedAttention(CONFIG)(q, k, v, None, packed_seq_params=packed)
+    first = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
     k[7:], v[7:] = 100.0, -100.0
-    second = PackedAttention(CONFIG)(q, k, v, None, packed_seq_params=packed)
+    second = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
     assert torch.equal(first[:7], second[:7])
 
 
