@@ -253,7 +253,7 @@ class Family:
                 before = tensors.get(segment.tensor)
                 size = max(segment.start + segment.rows, before.shape[0] if before else 0)
                 shape = (size,) if row.columns is None else (size, row.columns)
-                tensors[segment.tensor] = CheckpointTensor(segment.tensor, shape, row_dtype)
+                tensors[segment.tensor] = CheckpointTensor(segment.tensor, shape, row_dtype, row.stack)
         return list(tensors.values())
 
     def local_tensors(

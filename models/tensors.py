@@ -9,13 +9,17 @@ plan of a weight sync all read this description.
 A family's name table (models/families) is a list of `Row`s: the whole Megatron parameter as blocks of
 checkpoint rows, and how it is split. The checkpoint's list of tensors and every rank's pieces follow from the
 rows. This module imports no engine.
+
+Some folders (gpt-oss) hold all experts of a layer in one tensor, each of them transposed. Here such a tensor is
+what the experts' rows are one after another, as trainer and engine hold them: its *stack* says how the folder
+has it, and only who reads or writes a folder, or feeds an engine's loaders, turns one into the other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from mrl.models.layout import divide
 
@@ -61,6 +65,27 @@ class CheckpointTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    stack: int = 0
+    """The folder has it as a stack of this many parts with a leading axis, matrices transposed; 0: as it is."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Its shape in the folder.
+
+        >>> CheckpointTensor("down_proj", (8 * 64, 32), "bfloat16", stack=8).stored_shape
+        (8, 32, 64)
+        """
+        if not self.stack:
+            return self.shape
+        rows, *columns = self.shape
+        return (self.stack, *columns, rows // self.stack)
+
+    def as_stored(self, values: Any) -> Any:
+        """The view of torch `values` [*shape] that the folder has."""
+        if not self.stack:
+            return values
+        parts = values.unflatten(0, (self.stack, -1))
+        return parts.transpose(1, 2) if len(self.shape) > 1 else parts
 
 
 Split = Literal["none", "tp", "etp"]
@@ -107,7 +132,7 @@ class Row:
     The parameter is the concatenation, over `blocks`, of the rank's share of each block; a block is the
     concatenation of its segments. So gate and up are two blocks (each rank holds its gate rows, then its up
     rows) and interleaved QKV is one block. `columns` is None for vectors. `dim` is the split dimension.
-    `padded_rows` pads the only block.
+    `padded_rows` pads the only block. `stack` is that of the checkpoint tensors.
     """
 
     name: str
@@ -117,6 +142,7 @@ class Row:
     dim: int = 0
     role: Role = "weight"
     padded_rows: int | None = None
+    stack: int = 0
 
 
 def whole(tensor: str, rows: int) -> tuple[tuple[Segment, ...], ...]:

@@ -294,7 +294,7 @@ class RolloutEngine:
 
         WeightSyncError names the tensors that engine and checkpoint do not both have, or not in one shape.
         """
-        rows = [(t.name, t.shape, t.dtype) for t in checkpoint]
+        rows = [(t.name, t.shape, t.dtype, t.stack) for t in checkpoint]
         manifests = [a["manifest"] for a in self._on_workers("mrl_manifest", rows)]
         require_agreement([as_one_rank(checkpoint)], manifests)
         for group in replicas(manifests):

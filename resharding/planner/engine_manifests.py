@@ -93,11 +93,10 @@ def from_trace(
             )
         filled.add(record.parameter)
         feeds.setdefault(module_of(record.parameter), set()).add(record.tensor)
-        piece = _piece(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
-        if piece is None:
+        found = _pieces(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
+        if None in found:
             unplannable.add(module_of(record.parameter))
-        else:
-            pieces[record.parameter].append(piece)
+        pieces[record.parameter] += [piece for piece in found if piece is not None]
     if unfilled := [f"{n} {tuple(parameters[n][0])}" for n in pieces if n not in filled]:
         raise WeightSyncError(
             f"engine rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"
@@ -110,6 +109,29 @@ def from_trace(
         if name in pieces and module_of(name) not in whole
     ]
     return RankManifest.of(rank, tensors, {tensor for module in whole for tensor in feeds[module]})
+
+
+def _pieces(
+    record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]
+) -> list[Piece | None]:
+    """The boxes that a copy is made of: one, or one for each index of its first axis, where a parameter has an
+    axis in front that the checkpoint tensor has not (the experts of a stack); None for what is no box."""
+    piece = _piece(record, local_shape, full_shape)
+    if piece is not None or len(record.shape) <= len(full_shape):
+        return [piece]
+    count, *shape = record.shape
+    parts = [
+        dataclasses.replace(
+            record,
+            offset=record.offset + index * record.strides[0],
+            shape=tuple(shape),
+            strides=record.strides[1:],
+            tensor_offset=record.tensor_offset + index * record.tensor_strides[0],
+            tensor_strides=record.tensor_strides[1:],
+        )
+        for index in range(count)
+    ]
+    return [_piece(part, local_shape, full_shape) for part in parts]
 
 
 def _piece(record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Piece | None:

@@ -103,6 +103,11 @@ def build(
     uncovered tensors."""
     if bucket_bytes < ALIGNMENT or bucket_bytes % ALIGNMENT:
         raise WeightSyncError(f"bucket_bytes = {bucket_bytes} must be a multiple of {ALIGNMENT}")
+    if stacked := [tensor.name for tensor in checkpoint if tensor.stack]:
+        raise WeightSyncError(
+            f"{len(stacked)} tensors lie transposed in the folder and cannot be brought whole, first {stacked[:3]}; "
+            "a plan brings them: sync.mode = planned"
+        )
     held, dtypes = _lowest_holdings(trainers)
     tensors, holdings = [], []
     for tensor in checkpoint:

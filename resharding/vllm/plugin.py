@@ -1,8 +1,8 @@
 """vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive
 it.
 
-`worker_extension_cls` makes every worker import this file; vLLM is not patched, save two answers about CPUs
-(`cpu_fp8`). The receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`,
+`worker_extension_cls` makes every worker import this file; vLLM is not patched, save on CPU: two answers about
+float8 (`cpu_fp8`) and one way of routing (`cpu_routing`). The receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`,
 how weights enter vLLM's modules in `modules.py`.
 """
 
@@ -32,6 +32,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.vllm.cpu_fp8 import allow_without_amx
+from mrl.resharding.vllm.cpu_routing import allow_sigmoid_without_groups
 from mrl.resharding.vllm.modules import PlanLoader, TensorLoader
 from mrl.resharding.vllm.trace import manifest, quantised_block
 from mrl.resharding.wire.cuda_memory import device_uuid
@@ -135,10 +136,10 @@ class WorkerExtension:
             serving = receiver is not None and receiver.progress.serving
             return {"error": traceback.format_exc(), "serving": serving}
 
-    def mrl_manifest(self, checkpoint: list[tuple[str, tuple[int, ...], str]]) -> dict[str, Any]:
+    def mrl_manifest(self, checkpoint: list[tuple[str, tuple[int, ...], str, int]]) -> dict[str, Any]:
         """{manifest}: where this worker's own loaders put every checkpoint tensor."""
         try:
-            tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]
+            tensors = [CheckpointTensor(name, tuple(shape), *more) for name, shape, *more in checkpoint]
             engine = self.weight_transfer_engine
             block = quantised_block(engine.model_config)
             engine.manifest = manifest(engine.model, tensors, rank=self.rank, block=block)
@@ -170,6 +171,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 allow_without_amx()
+allow_sigmoid_without_groups()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SlotEngine)
 

@@ -70,7 +70,10 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
     import torch
 
     aliases = _aliases(model)
-    fed = [(t.name, torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")) for t in checkpoint]
+    fed = [
+        (t.name, t.as_stored(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")))
+        for t in checkpoint
+    ]
     sources = {tensor.untyped_storage()._cdata: name for name, tensor in fed}
     with _on_meta(model):
         parameters = dict(model.named_parameters())

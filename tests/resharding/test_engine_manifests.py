@@ -1,12 +1,14 @@
 """Engine manifests without an engine: worked boxes, traces of views, refusals."""
 
 import pytest
+import torch
 
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.engine_rows import Shard
 from mrl.models.layout import Layout
 from mrl.models.tensors import CheckpointTensor, Piece
 from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.engine_manifests import TraceRecord
 from mrl.resharding.planner.manifest import RankManifest
 from tests.resharding.worlds import QWEN3_MOE
 
@@ -73,6 +75,39 @@ def test_views_become_boxes():
         Piece("a", (4, 2), (4, 2), (1, 0, 0)),
     )
     assert manifest.tensors[1].pieces == (Piece("bias", (0,), (4,), (0,)),) and len(manifest.tensors) == 2
+
+
+STACKED = [
+    CheckpointTensor("s", (3 * 4, 2), "bfloat16", stack=3),
+    CheckpointTensor("v", (3 * 4,), "bfloat16", stack=3),
+]
+
+
+def test_a_transposed_copy_out_of_a_stack_is_a_box_for_each_of_its_parts():
+    """Parts 1 and 2 of a folder's [3, 2, 4] into a [2, 4, 2], and their biases of a [3, 4] into a [2, 4]."""
+    assert [tensor.stored_shape for tensor in STACKED] == [(3, 2, 4), (3, 4)]
+    weight, bias = (t.as_stored(torch.empty(t.shape))[1:] for t in STACKED)
+    weight = weight.permute(0, 2, 1)
+    records = [
+        TraceRecord("w", 0, (2, 4, 2), (8, 2, 1), "s", weight.storage_offset(), weight.stride()),
+        TraceRecord("b", 0, (2, 4), (4, 1), "v", bias.storage_offset(), bias.stride()),
+    ]
+    parameters = {"w": ((2, 4, 2), "bfloat16"), "b": ((2, 4), "bfloat16")}
+    manifest = engine_manifests.from_trace(records, parameters, STACKED)
+    assert manifest.unplanned == ()
+    assert manifest.tensors[0].pieces == (
+        Piece("s", (4, 0), (4, 2), (0, 0, 0)),
+        Piece("s", (8, 0), (4, 2), (1, 0, 0)),
+    )
+    assert manifest.tensors[1].pieces == (Piece("v", (4,), (4,), (0, 0)), Piece("v", (8,), (4,), (1, 0)))
+
+
+def test_a_copy_that_leaves_a_stack_as_the_folder_has_it_is_no_box():
+    (weight,) = (STACKED[0].as_stored(torch.empty(STACKED[0].shape)),)
+    record = TraceRecord("m.w", 0, (3, 2, 4), (8, 4, 1), "s", 0, weight.stride())
+    assert engine_manifests.from_trace([record], {"m.w": ((3, 2, 4), "bfloat16")}, STACKED).unplanned == (
+        "s",
+    )
 
 
 def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_shares_its_tensors():

@@ -157,8 +157,11 @@ def _write_file(
     weights: Weights,
 ) -> None:
     """Fills one file's tensors and writes them; they are all of the weights that memory holds."""
+    tensors = list(tensors)
     values = {tensor.name: _empty(tensor) for tensor in tensors}
     weights.fill(values)
+    for tensor in tensors:
+        values[tensor.name] = tensor.as_stored(values[tensor.name]).contiguous()
     save_file(values, path, metadata={"format": "pt"})
     sync(path)
 

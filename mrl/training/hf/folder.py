@@ -61,8 +61,7 @@ def load_folder(
     """
     files, left_out = check_folder(folder, family, hf_config)
     expected = family.checkpoint_tensors(hf_config)
-    block = stored_block(read_config(folder))
-    load_pieces(targets, files, {tensor.name: tuple(tensor.shape) for tensor in expected}, block=block)
+    load_pieces(targets, files, expected, block=stored_block(read_config(folder)))
     return left_out
 
 
@@ -114,7 +113,7 @@ def check_names(
 def load_pieces(
     targets: Iterable[tuple[LocalTensor, Tensor]],
     files: Mapping[str, Path],
-    shapes: Mapping[str, tuple[int, ...]],
+    expected: Iterable[CheckpointTensor],
     *,
     block: int = 0,
 ) -> None:
@@ -129,7 +128,7 @@ def load_pieces(
             tensor.zero_()
         pieces += [(piece, tensor) for piece in local.pieces]
     boxes = [(piece.tensor, (piece.start, piece.shape)) for piece, _ in pieces]
-    for index, values in _stored_boxes(files, shapes, boxes, block):
+    for index, values in _stored_boxes(files, expected, boxes, block):
         piece, tensor = pieces[index]
         box(tensor, piece.local_start, piece.shape).copy_(values)
 
@@ -138,19 +137,19 @@ def read_boxes(
     folder: Path, family: Family, hf_config: HfConfig, dtype: torch.dtype, boxes: Sequence[tuple[str, Box]]
 ) -> Iterator[tuple[int, Tensor]]:
     """(index, values in `dtype`) of boxes of a folder's tensors, in the files' order; one is held at a time."""
-    shapes = {tensor.name: tuple(tensor.shape) for tensor in family.checkpoint_tensors(hf_config)}
-    block = stored_block(read_config(folder))
-    for index, values in _stored_boxes(tensor_files(folder), shapes, boxes, block):
+    expected, block = family.checkpoint_tensors(hf_config), stored_block(read_config(folder))
+    for index, values in _stored_boxes(tensor_files(folder), expected, boxes, block):
         yield index, values.to(dtype)
 
 
 def _stored_boxes(
     files: Mapping[str, Path],
-    shapes: Mapping[str, tuple[int, ...]],
+    expected: Iterable[CheckpointTensor],
     boxes: Sequence[tuple[str, Box]],
     block: int,
 ) -> Iterator[tuple[int, Tensor]]:
     """(index, stored values, made wide where they are quantised), file by file and by name."""
+    tensors = {tensor.name: tensor for tensor in expected}
     by_file: dict[Path, list[int]] = defaultdict(list)
     for index in sorted(range(len(boxes)), key=lambda n: boxes[n][0]):
         by_file[files[boxes[index][0]]].append(index)
@@ -158,7 +157,8 @@ def _stored_boxes(
         with _OpenFiles(files) as opened:
             for index in indices:
                 name, (start, shape) = boxes[index]
-                values = opened.slice(name, shapes[name])[_slices(start, shape)]
+                tensor = tensors[name]
+                values = _values(opened.slice(name, tensor.stored_shape), tensor, start, shape)
                 if block and quantised.quantises(name):
                     values = _widened(values, opened.slice(name + SCALES), start, shape, block)
                 yield index, values
@@ -181,6 +181,19 @@ class _OpenFiles(ExitStack):
         if shape is not None and tuple(stored.get_shape()) != shape:
             raise ConfigError(f"{name} in {path} is {stored.get_shape()}, config.json says {list(shape)}")
         return stored
+
+
+def _values(stored: Any, tensor: CheckpointTensor, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    """A box of a checkpoint tensor from safetensors' slice of what the folder has."""
+    if not tensor.stack:
+        return stored[_slices(start, shape)]
+    share, end, columns = tensor.shape[0] // tensor.stack, start[0] + shape[0], _slices(start[1:], shape[1:])
+    rows = []
+    for part in range(start[0] // share, -(-end // share)):
+        low, high = max(start[0] - part * share, 0), min(end - part * share, share)
+        values = stored[(slice(part, part + 1), *columns, slice(low, high))][0]
+        rows.append(values.t() if columns else values)
+    return torch.cat(rows)
 
 
 def _widened(

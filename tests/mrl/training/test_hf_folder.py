@@ -37,14 +37,14 @@ def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.T
     config = hf_folder.read_config(folder)
     family = family_of(config)
     files = hf_folder.tensor_files(folder)
-    shapes = {tensor.name: tuple(tensor.shape) for tensor in family.checkpoint_tensors(config)}
+    expected = family.checkpoint_tensors(config)
     loaded = {}
     for place in layout.places():
         targets = [
             (local, torch.full(local.shape, 7.0, dtype=torch.bfloat16))
             for local in family.local_tensors(config, layout, place)
         ]
-        hf_folder.load_pieces(targets, files, shapes, block=stored_block(config))
+        hf_folder.load_pieces(targets, files, expected, block=stored_block(config))
         loaded |= {(place.rank, local.chunk, local.name): tensor for local, tensor in targets}
     return loaded
 
