@@ -1,0 +1,164 @@
+"""gpt-oss (arXiv 2508.10925): attention sinks, a window in every other layer, biases everywhere, experts with a
+clamped activation whose folder tensors are transposed stacks.
+
+Source of the forms: transformers 5.19, models/gpt_oss; of vLLM's names: vllm 0.32,
+model_executor/models/gpt_oss.py. Trainer and engine hold the experts alike, rows of gate and up by turns, so that
+a weight sync moves rows; only a folder has each expert transposed (`CheckpointTensor.stack`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.errors import ConfigError
+from mrl.models.engine_rows import EngineRows, Shard
+from mrl.models.family import Family
+from mrl.models.hf_config import QUANTIZATION, HfConfig, field
+from mrl.models.tensors import LocalTensor, Piece, Row, Segment, Spec, whole
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+ALPHA, LIMIT = 1.702, 7.0
+"""Of the activation; vLLM reads neither from config.json."""
+
+
+class GptOss(Family):
+    """gpt-oss."""
+
+    model_type = "gpt_oss"
+    expert_count_keys = ("num_local_experts", "num_experts")
+    expert_width_key = "intermediate_size"
+    fewest_experts_per_token = 2
+    implemented = {
+        "attention_bias": (True,),
+        "tie_word_embeddings": (None, False),
+        "swiglu_alpha": (None, ALPHA),
+        "swiglu_limit": (None, LIMIT),
+    }
+    rope_kinds = ("yarn",)
+
+    def qkv_bias(self, hf: HfConfig) -> bool:
+        return True
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        problems = super().unsupported(hf)
+        kinds = layer_types(hf)
+        if kinds != [FULL if number % 2 else WINDOWED for number in range(len(kinds))]:
+            problems.append("layer_types in another order than sliding_attention, full_attention (vLLM's)")
+        if (hf.get(QUANTIZATION) or {}).get("quant_method") == "mxfp4":
+            problems.append(
+                "quant_method = 'mxfp4' (load it with transformers' Mxfp4Config(dequantize=True), save it in bfloat16, "
+                "and give that folder)"
+            )
+        return problems
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        return super().transformer_fields(hf) | {
+            "add_bias_linear": True,
+            "softmax_type": "learnable",
+            "window_size": (field(hf, "sliding_window") - 1, 0),
+            "window_attn_skip_freq": [int(kind == WINDOWED) for kind in layer_types(hf)],
+            "clamped_swiglu": (ALPHA, LIMIT),
+            "moe_router_score_function": "softmax",
+            "moe_router_pre_softmax": False,  # HF: a softmax over the chosen logits
+        }
+
+    # Where tensors lie
+
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+        attention, heads = f"{layer}.self_attn", field(hf, "num_attention_heads")
+        bias = whole(f"{attention}.o_proj.bias", field(hf, "hidden_size"))
+        sinks = whole(f"{attention}.sinks", heads)
+        return [
+            *super().attention_rows(hf, layer, spec),
+            Row("self_attention.linear_proj.bias", bias, None),
+            Row("self_attention.core_attention.softmax_offset", sinks, None, "tp"),
+        ]
+
+    def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
+        """The router with its biases, and the experts of one rank: stacked, or each by itself."""
+        router, count = f"{layer}.mlp.router", self.num_experts(hf)
+        result = [
+            Row(
+                "mlp.router.weight", whole(f"{router}.weight", count), field(hf, "hidden_size"), role="router"
+            ),
+            Row("mlp.router.bias", whole(f"{router}.bias", count), None, role="router"),
+        ]
+        if spec.experts != "sequential":
+            return result + _expert_rows(hf, layer, own, count, "mlp.experts.{kind}{number}")
+        for local, expert in enumerate(own):
+            names = f"mlp.experts.local_experts.{local}.linear_fc{{number}}.{{kind}}"
+            result += _expert_rows(hf, layer, (expert,), count, names)
+        return result
+
+    # What a vLLM engine holds
+
+    def engine_tensors(self, hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> list[LocalTensor]:
+        """Under vLLM's own names. ConfigError where experts would be split: vLLM gives their second biases to one
+        rank and zeros to the others."""
+        if shard.tp > 1 and shard.ep == 1:
+            raise ConfigError(
+                f"rollout.tp = {shard.tp}: the experts of gpt_oss are dealt out whole, not split; set "
+                "rollout.expert_parallel = true"
+            )
+        tensors = super().engine_tensors(hf, shard, dtype=dtype)
+        return [dataclasses.replace(tensor, name=_engine_name(tensor.name)) for tensor in tensors]
+
+    def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        attention, heads = f"{layer}.self_attn", engine.heads(hf)
+        yield from super().engine_attention(hf, layer, engine)
+        yield engine.whole(f"{attention}.o_proj.bias", field(hf, "hidden_size"))
+        yield engine.stacked(f"{attention}.sinks", [(f"{attention}.sinks", heads, heads)])
+
+    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        router, count, own = (
+            f"{layer}.mlp.router",
+            self.num_experts(hf),
+            engine.shard.experts(self.num_experts(hf)),
+        )
+        yield engine.whole(f"{router}.weight", count, field(hf, "hidden_size"))
+        yield engine.whole(f"{router}.bias", count)
+        for product, (part, size, *columns) in zip(("w13", "w2"), _products(hf), strict=True):
+            for kind, width in (("weight", columns), ("bias", [])):
+                tensor, zero = _stored(layer, part, kind), [0] * len(width)
+                pieces = tuple(
+                    Piece(tensor, (expert * size, *zero), (size, *width), (local, 0, *zero))
+                    for local, expert in enumerate(own)
+                )
+                name = f"{layer}.mlp.experts.routed_experts.{product}_{kind}"
+                yield LocalTensor(name, 0, (len(own), size, *width), engine.dtype, pieces)
+
+
+def layer_types(hf: HfConfig) -> list[str]:
+    """The kind of each layer's attention; by turns where config.json does not say."""
+    numbers = range(field(hf, "num_hidden_layers"))
+    return list(hf.get("layer_types") or [FULL if number % 2 else WINDOWED for number in numbers])
+
+
+def _products(hf: HfConfig) -> list[tuple[str, int, int]]:
+    """(part of the checkpoint's name, rows, columns) of an expert's two matrices."""
+    hidden, inner = field(hf, "hidden_size"), field(hf, "intermediate_size")
+    return [("gate_up", 2 * inner, hidden), ("down", hidden, inner)]
+
+
+def _stored(layer: str, part: str, kind: str) -> str:
+    """The checkpoint tensor of all experts' weights or biases."""
+    return f"{layer}.mlp.experts.{part}_proj" + ("_bias" if kind == "bias" else "")
+
+
+def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> list[Row]:
+    """Weights and biases of `own` experts as four parameters, whose `names` have a kind and a number."""
+    result = []
+    for number, (part, size, columns) in enumerate(_products(hf), start=1):
+        for kind in ("weight", "bias"):
+            tensor = _stored(layer, part, kind)
+            blocks = tuple((Segment(tensor, expert * size, size),) for expert in own)
+            name = names.format(kind=kind, number=number)
+            result.append(Row(name, blocks, columns if kind == "weight" else None, stack=count))
+    return result
+
+
+def _engine_name(tensor: str) -> str:
+    """vLLM's name of a parameter that otherwise has its checkpoint tensor's."""
+    return tensor.replace(".self_attn.", ".attn.").replace("embed_tokens", "embedding")

@@ -1,0 +1,93 @@
+"""MiniMax-M2: norms over all heads of queries and of keys, half of each head turned, experts in every layer, sigmoid
+routing with correction biases.
+
+Source: transformers 5.19, models/minimax_m2. The checkpoint's multi-token-prediction layers are neither trained
+nor served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.config.sections.model import NewModelSection
+from mrl.models import rope
+from mrl.models.engine_rows import EngineRows
+from mrl.models.families.mixtral import PROJECTIONS
+from mrl.models.families.projection_normed import ProjectionNormed, normed_heads
+from mrl.models.hf_config import HfConfig, field
+from mrl.models.tensors import LocalTensor
+
+
+class MiniMaxM2(ProjectionNormed):
+    """MiniMax-M2. vLLM reads the names of the routing and of the norms from config.json: they are asked for."""
+
+    model_type = "minimax_m2"
+    moe_module = "block_sparse_moe"
+    correction = "e_score_correction_bias"
+    expert_count_keys = ("num_local_experts", "num_experts")
+    expert_width_key = "intermediate_size"
+    fewest_experts_per_token = 2
+    partial_rotary = True
+    implemented = {
+        "scoring_func": ("sigmoid",),
+        "use_routing_bias": (True,),
+        "use_qk_norm": (None, True),
+        "qk_norm_type": (None, "per_layer"),
+        "shared_intermediate_size": (None, 0),
+        "sliding_window": (None,),
+        "router_jitter_noise": (None, 0),
+    }
+    exported = {"num_mtp_modules": 0, "use_mtp": False}
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        problems = super().unsupported(hf)
+        if any(kind != 1 for kind in hf.get("attn_type_list") or []):
+            problems.append("attn_type_list with others than 1 (only softmax attention)")
+        return problems
+
+    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
+        """The prefixes of the multi-token-prediction layers, which follow the model's own."""
+        first = field(hf, "num_hidden_layers")
+        return tuple(f"model.layers.{first + n}." for n in range(hf.get("num_mtp_modules") or 0))
+
+    def rotary(self, hf: HfConfig) -> rope.Rope:
+        """The published folders say how much of a head is turned by `rotary_dim` alone."""
+        if hf.get("rotary_dim") and "partial_rotary_factor" not in rope.parameters(hf):
+            return rope.rope(hf, width=hf["rotary_dim"])
+        return super().rotary(hf)
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        return super().transformer_fields(hf) | {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": 0.0,  # training.router_bias says whether the biases move
+        }
+
+    def expert_name(self, layer: str, expert: int, part: str) -> str:
+        return f"{layer}.{self.moe_module}.experts.{expert}.{PROJECTIONS[part]}.weight"
+
+    def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        """A rank holds the weights of its own heads."""
+        yield from super().engine_attention(hf, layer, engine)
+        for part, heads, width in normed_heads(hf):
+            name = f"{layer}.self_attn.{part}_norm.weight"
+            yield engine.stacked(name, [(name, heads * width, heads)])
+
+    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        """The router is float32 in engines of any type."""
+        router, *others = super().engine_moe(hf, layer, engine)
+        yield engine.whole(router.name, *router.shape, dtype="float32")
+        yield from others
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        return {
+            "intermediate_size": new.expert_size,
+            "num_local_experts": new.num_experts,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "rotary_dim": new.head_dim // 2,
+        }

@@ -1,0 +1,52 @@
+"""OLMoE (arXiv 2409.02060): norms over all heads of queries and of keys, experts in every layer, softmax routing
+whose probabilities are not divided by their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.config.sections.model import NewModelSection
+from mrl.models.engine_rows import EngineRows
+from mrl.models.families.projection_normed import ProjectionNormed, normed_heads
+from mrl.models.hf_config import HfConfig, field, head_dim
+from mrl.models.tensors import LocalTensor
+
+
+class Olmoe(ProjectionNormed):
+    """OLMoE. vLLM 0.32 serves it with these values of `norm_topk_prob`, `rms_norm_eps` and `clip_qkv` whatever
+    config.json says (model_executor/models/olmoe.py), so no others are trained."""
+
+    model_type = "olmoe"
+    expert_count_keys = ("num_experts", "num_local_experts")
+    expert_width_key = "intermediate_size"
+    implemented = {"norm_topk_prob": (None, False), "rms_norm_eps": (1e-5,), "clip_qkv": (None,)}
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        problems, width = super().unsupported(hf), head_dim(hf)
+        if (heads := field(hf, "num_attention_heads")) * width != (hidden := field(hf, "hidden_size")):
+            problems.append(
+                f"head_dim = {width} (only hidden_size / num_attention_heads = {hidden} / {heads})"
+            )
+        return problems
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        return super().transformer_fields(hf) | {
+            "moe_router_score_function": "softmax",
+            "moe_router_pre_softmax": True,
+        }
+
+    def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        """Every rank holds the norms whole."""
+        yield from super().engine_attention(hf, layer, engine)
+        for part, heads, width in normed_heads(hf):
+            yield engine.whole(f"{layer}.self_attn.{part}_norm.weight", heads * width)
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        return {
+            "intermediate_size": new.expert_size,
+            "num_experts": new.num_experts,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-5,
+        }
