@@ -21,6 +21,9 @@ float8_e4m3fn values in `X.weight` and the scale of each block in `X.weight_scal
 scale."""
 
 
+E4M3 = ("e4m3", "float8_e4m3fn")
+"""What published folders call the type of their values."""
+
 HARMLESS = frozenset({
     # what the folder is, and who wrote it
     "model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype",
@@ -100,7 +103,7 @@ def unsupported_values(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> 
         if hf.get(key) not in values
     ]
     settings = hf.get(QUANTIZATION) or {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
-    form = settings.get("quant_method"), settings.get("weight_block_size"), settings.get("fmt", "e4m3")
-    if form != ("fp8", [BLOCK, BLOCK], "e4m3"):
+    form = settings.get("quant_method"), settings.get("weight_block_size")
+    if form != ("fp8", [BLOCK, BLOCK]) or settings.get("fmt", "e4m3") not in E4M3:
         problems.append(f"{QUANTIZATION} = {settings!r} (only fp8 e4m3 in blocks of {BLOCK} x {BLOCK})")
     return problems

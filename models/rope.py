@@ -16,7 +16,7 @@ from mrl.models.hf_config import HfConfig, field
 SCALED = {"factor", "original_max_position_embeddings"}
 KEYS = {
     "default": set(),
-    "yarn": SCALED | {"mscale", "mscale_all_dim", "beta_fast", "beta_slow"},
+    "yarn": SCALED | {"mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"},
     "llama3": SCALED | {"low_freq_factor", "high_freq_factor"},
 }
 """Kind of the embedding -> the keys of its settings that are read, beside those that every kind has."""
@@ -27,8 +27,8 @@ class Yarn:
     """Frequencies below `low` stay, those from `high` on are divided by `factor`, those between are blended."""
 
     factor: float
-    low: int
-    high: int
+    low: float
+    high: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +99,9 @@ def rope(hf: HfConfig, *, width: int) -> Rope:
     low, high = (
         width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow)
     )
-    yarn = Yarn(factor, low=max(math.floor(low), 0), high=min(math.ceil(high), width - 1))
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    yarn = Yarn(factor, low=max(low, 0), high=min(high, width - 1))
     over, under = settings.get("mscale"), settings.get("mscale_all_dim")
     scale = mscale(factor, over) / mscale(factor, under) if over and under else mscale(factor)
     return Rope(theta, width, yarn, scale)

@@ -60,6 +60,17 @@ LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 64,
     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
 }  # fmt: skip
+MINIMAX: dict[str, Any] = {
+    "num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 8, "num_mtp_modules": 0,
+    "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
+}  # fmt: skip
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 6,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    },
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
@@ -69,6 +80,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "deepseek_v3": ("DeepseekV3", LATENT),
+    "olmoe": ("Olmoe", {"hidden_size": 128, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2}),
+    "minimax_m2": ("MiniMaxM2", MINIMAX),
+    "gpt_oss": ("GptOss", GPT_OSS),
 }
 """A model type, or one with the form that sets it apart -> the prefix of transformers' classes, and the fields that its config
 adds to COMMON. tests/mrl/training/test_family_matrix.py tests each."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from mrl.errors import ConfigError
 from mrl.models.families.deepseek_v3 import DeepseekV3
+from mrl.models.families.gpt_oss import GptOss
 from mrl.models.families.llama import Llama
+from mrl.models.families.minimax_m2 import MiniMaxM2
 from mrl.models.families.mixtral import Mixtral
+from mrl.models.families.olmoe import Olmoe
 from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
 from mrl.models.families.refused import reason
@@ -15,7 +18,10 @@ from mrl.models.hf_config import HfConfig
 
 FAMILIES: dict[str, Family] = {
     name: family
-    for family in (Qwen2(), Qwen2Moe(), Qwen3(), Qwen3Moe(), Llama(), Mixtral(), DeepseekV3())
+    for family in (
+        *(Qwen2(), Qwen2Moe(), Qwen3(), Qwen3Moe(), Llama(), Mixtral(), DeepseekV3()),
+        *(Olmoe(), MiniMaxM2(), GptOss()),
+    )
     for name in (family.model_type, *family.aliases)
 }
 

@@ -16,6 +16,7 @@ from mrl.errors import ConfigError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.family import Family
 from mrl.models.hf_config import QUANTIZATION, HfConfig, field
+from mrl.models.layout import Layout, Place
 from mrl.models.tensors import LocalTensor, Piece, Row, Segment, Spec, whole
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
@@ -36,6 +37,8 @@ class GptOss(Family):
         "swiglu_alpha": (None, ALPHA),
         "swiglu_limit": (None, LIMIT),
     }
+    harmless = ("experts_per_token", "initial_context_length")
+    layer_kinds = (WINDOWED, FULL)
     rope_kinds = ("yarn",)
 
     def qkv_bias(self, hf: HfConfig) -> bool:
@@ -91,6 +94,15 @@ class GptOss(Family):
             names = f"mlp.experts.local_experts.{local}.linear_fc{{number}}.{{kind}}"
             result += _expert_rows(hf, layer, (expert,), count, names)
         return result
+
+    def local_tensors(self, hf: HfConfig, layout: Layout, place: Place, **options: Any) -> list[LocalTensor]:
+        """ConfigError where experts would be split: their second biases belong to one rank."""
+        if layout.etp > 1:
+            raise ConfigError(
+                f"training.layout.etp = {layout.etp}: the experts of gpt_oss have biases and are dealt out whole; set "
+                "etp = 1 and ep higher"
+            )
+        return super().local_tensors(hf, layout, place, **options)
 
     # What a vLLM engine holds
 

@@ -38,6 +38,7 @@ class MiniMaxM2(ProjectionNormed):
         "sliding_window": (None,),
         "router_jitter_noise": (None, 0),
     }
+    harmless = ("use_mtp", "mtp_transformer_layers", "shared_moe_mode")
     exported = {"num_mtp_modules": 0, "use_mtp": False}
 
     def unsupported(self, hf: HfConfig) -> list[str]:

@@ -12,23 +12,17 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from mrl.errors import ConfigError
 from mrl.models.kernels.experts import Biases, Clamped, grouped_clamped
 from mrl.models.megatron.experts import GroupedExperts
 from mrl.models.megatron.model_config import ModelConfig
 
 
 class ClampedExperts(GroupedExperts):
-    """Experts e = 0..E-1 of one rank, whole: `weight1` [E * 2I, H] has rows of gate and up by turns, `weight2` is
-    [E * H, I], `bias1` [E * 2I] and `bias2` [E * H]."""
+    """Experts e = 0..E-1 of one rank, whole (Megatron refuses biases with etp > 1): `weight1` [E * 2I, H] has rows
+    of gate and up by turns, `weight2` is [E * H, I], `bias1` [E * 2I] and `bias2` [E * H]."""
 
     def __init__(self, num_local_experts: int, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(num_local_experts, config, **kwargs)
-        if self.tp_group.size() > 1:
-            raise ConfigError(
-                f"training.layout.etp = {self.tp_group.size()}: the second bias of these experts belongs to one rank; "
-                "set etp = 1 and deal the experts out (ep)"
-            )
         assert isinstance(config, ModelConfig) and config.clamped_swiglu is not None
         self.activation = Clamped(*config.clamped_swiglu)
         self.bias1, self.bias2 = (

@@ -29,6 +29,10 @@ MIXTRAL = SHAPE | {
 }  # fmt: skip
 DEEPSEEK = json.loads((PUBLISHED / "DeepSeek-V3" / "config.json").read_text(encoding="utf-8"))
 YARN = DEEPSEEK["rope_scaling"]
+OLMOE, MINIMAX, GPT_OSS = (
+    json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
+    for name in ("OLMoE-1B-7B", "MiniMax-M2", "gpt-oss-20b")
+)
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in PUBLISHED.iterdir() if path.is_dir()))
@@ -60,6 +64,18 @@ def test_published_models_are_implemented(folder: str) -> None:
         (DEEPSEEK, {"topk_group": 2}, "num_experts_per_tok = 8 with topk_group = 2"),
         (DEEPSEEK, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
         (DEEPSEEK, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (only 'default' or 'yarn')"),
+        (OLMOE, {"norm_topk_prob": True}, "norm_topk_prob = True (only None or False)"),
+        (OLMOE, {"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06 (only 1e-05)"),
+        (OLMOE, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+        (OLMOE, {"head_dim": 64}, "head_dim = 64 (only hidden_size / num_attention_heads = 2048 / 16)"),
+        (MINIMAX, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (only 'sigmoid')"),
+        (MINIMAX, {"use_routing_bias": False}, "use_routing_bias = False"),
+        (MINIMAX, {"shared_intermediate_size": 64}, "shared_intermediate_size = 64"),
+        (MINIMAX, {"attn_type_list": [1, 0]}, "attn_type_list with others than 1"),
+        (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit = 5.0 (only None or 7.0)"),
+        (GPT_OSS, {"attention_bias": False}, "attention_bias = False (only True)"),
+        (GPT_OSS, {"layer_types": ["full_attention"] * 24}, "layer_types in another order than sliding_attention"),
+        (GPT_OSS, {"quantization_config": {"quant_method": "mxfp4"}}, "Mxfp4Config(dequantize=True)"),
     ],
 )  # fmt: skip
 def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: str) -> None:
@@ -81,6 +97,11 @@ def test_a_key_that_nobody_reads_is_named(family: str, tmp_path: Path) -> None:
 
 
 def test_two_spellings_of_one_key_are_both_read() -> None:
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    for fmt in ("e4m3", "float8_e4m3fn"):
+        require_trainable(MINIMAX | {"quantization_config": quantised | {"fmt": fmt}})
+    with pytest.raises(ConfigError, match="fmt"):
+        require_trainable(MINIMAX | {"quantization_config": quantised | {"fmt": "e5m2"}})
     require_trainable(QWEN2_MOE | {"num_local_experts": 4, "rope_parameters": {"rope_theta": 1e6}})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from mrl.config.sections.sync import SyncSection
+from mrl.models.families import family_of
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather, gather_plan
 from mrl.resharding.transfer.gather_plan import GatherPlan
@@ -16,10 +18,22 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 
 
+def stacks(folder: Path) -> dict[str, CheckpointTensor]:
+    """The tensors of a folder that it has transposed and stacked, by name."""
+    hf = json.loads((folder / "config.json").read_text())
+    return {t.name: t for t in family_of(hf).checkpoint_tensors(hf) if t.stack}
+
+
 def read(folder: Path) -> dict[str, torch.Tensor]:
+    """A folder's tensors as trainer ranks hold them: of a stack, rows."""
     from safetensors.torch import load_file
 
-    return load_file(folder / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in stacks(folder).items():
+        parts = weights[name]
+        rows = parts.transpose(1, 2) if parts.ndim == 3 else parts
+        weights[name] = rows.reshape(tensor.shape)
+    return weights
 
 
 def plan_of(weights: dict[str, torch.Tensor], bucket_bytes: int) -> GatherPlan:

@@ -23,7 +23,10 @@ QWEN3_MOE = {
     "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8, "moe_intermediate_size": 8, "intermediate_size": 16,
 }  # fmt: skip
 """A model that is no random one: small, and every layer of experts."""
-FAMILIES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
+FAMILIES = (
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3"),
+    *("olmoe", "minimax_m2", "gpt_oss"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,11 @@ def random_config(rng: random.Random, family: str) -> dict:
         hf |= {"mlp_only_layers": rng.choice([[], [1]])}
     if family == "qwen2_moe":
         hf |= {"shared_expert_intermediate_size": rng.choice([0, 8, 16])}
-    if family == "mixtral":
+    if family == "gpt_oss":
+        hf |= {"attention_bias": True, "tie_word_embeddings": False}
+    if family == "olmoe":
+        hf |= {"num_experts": rng.choice([4, 8])}
+    if family in ("mixtral", "minimax_m2", "gpt_oss"):
         hf |= {"num_local_experts": rng.choice([2, 4])}
     if family == "deepseek_v3":
         hf |= {"n_routed_experts": rng.choice([4, 8]), "moe_intermediate_size": rng.choice([8, 16])}

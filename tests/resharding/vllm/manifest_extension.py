@@ -8,7 +8,10 @@ from typing import Any
 
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.vllm.cpu_routing import allow_sigmoid_without_groups
 from mrl.resharding.vllm.trace import manifest, quantised_block
+
+allow_sigmoid_without_groups()
 
 
 class ManifestExtension:
@@ -17,8 +20,8 @@ class ManifestExtension:
     model_runner: Any
     rank: int
 
-    def engine_manifest(self, checkpoint: Sequence[tuple[str, Sequence[int], str]]) -> dict[str, Any]:
-        tensors = [CheckpointTensor(name, tuple(shape), dtype) for name, shape, dtype in checkpoint]
+    def engine_manifest(self, checkpoint: Sequence[tuple[str, Sequence[int], str, int]]) -> dict[str, Any]:
+        tensors = [CheckpointTensor(name, tuple(shape), *more) for name, shape, *more in checkpoint]
         block = quantised_block(self.model_runner.model_config)
         return dataclasses.asdict(manifest(self.model_runner.model, tensors, rank=self.rank, block=block))
 

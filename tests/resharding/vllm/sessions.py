@@ -13,7 +13,7 @@ from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
-from tests.resharding.feeding import Feeder, read
+from tests.resharding.feeding import Feeder, read, stacks
 from tests.resharding.leasing import LeasedRank
 
 SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0)
@@ -33,12 +33,16 @@ def sync_weights(host: EngineHost, feeder: Feeder, folder: Path, drop: str | Non
     return feeding
 
 
-def manifests(engine: RolloutEngine, rows: list[tuple[str, tuple[int, ...], str]]) -> list[RankManifest]:
+def manifests(engine: RolloutEngine, rows: list[tuple[str, tuple[int, ...], str, int]]) -> list[RankManifest]:
     return engine.engine_manifests([CheckpointTensor(*row) for row in rows])
 
 
 def described(host: EngineHost, folder: Path) -> list[RankManifest]:
-    rows = [(n, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for n, w in read(folder).items()]
+    stack = {name: tensor.stack for name, tensor in stacks(folder).items()}
+    rows = [
+        (name, tuple(w.shape), str(w.dtype).removeprefix("torch."), stack.get(name, 0))
+        for name, w in read(folder).items()
+    ]
     return host.call(manifests, rows)
 
 

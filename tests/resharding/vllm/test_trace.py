@@ -28,6 +28,9 @@ COMMON = {
     "vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
     "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
+MINIMAX = {
+    "num_local_experts": 8, "rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True, "num_mtp_modules": 0,
+}  # fmt: skip
 CONFIGS = {
     "qwen3": transformers.Qwen3Config(
         num_hidden_layers=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True, **COMMON
@@ -43,6 +46,12 @@ CONFIGS = {
         num_hidden_layers=3, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, n_group=2, topk_group=1,
         num_experts_per_tok=2, moe_intermediate_size=64, first_k_dense_replace=1, kv_lora_rank=512, q_lora_rank=96,
         qk_rope_head_dim=64, v_head_dim=64, qk_nope_head_dim=64, **COMMON
+    ),
+    "minimax_m2": transformers.MiniMaxM2Config(
+        num_hidden_layers=2, num_key_value_heads=2, head_dim=32, num_experts_per_tok=2, **MINIMAX, **COMMON
+    ),
+    "gpt_oss": transformers.GptOssConfig(
+        num_hidden_layers=2, num_key_value_heads=2, head_dim=32, num_local_experts=8, num_experts_per_tok=2, **COMMON
     ),
 }  # fmt: skip
 EXTRA = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
@@ -88,7 +97,8 @@ if __name__ == "__main__":
         ("qwen3_moe", 1),
         ("qwen3_moe", 2),
         ("deepseek_v3", 2),
-        *(pytest.param(family, 2, marks=pytest.mark.slow) for family in ("qwen3", "mixtral")),
+        *(pytest.param(family, 2, marks=pytest.mark.slow) for family in ("qwen3", "mixtral", "minimax_m2")),
+        pytest.param("gpt_oss", 1, marks=pytest.mark.slow),
     ],
 )
 def test_layout_and_live_engine_agree(family, tp, tmp_path):
@@ -100,7 +110,7 @@ def test_layout_and_live_engine_agree(family, tp, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "gpt_oss"])
 def test_layout_and_live_engine_agree_where_weights_are_quantised(family, tmp_path):
     """Values and scales, cut by tensor parallelism; the trainer cuts other ways, at whole blocks too."""
     mla = family == "deepseek_v3"
@@ -142,13 +152,17 @@ def check_chain(hf: dict, train: Layout, manifests: list[RankManifest]) -> None:
             assert result[tensor.name].tobytes() == expected.tobytes(), (manifest.rank, tensor.name)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_moe", *(pytest.param(family, marks=pytest.mark.slow) for family in ("deepseek_v3", "gpt_oss"))],
+)
 def test_layout_and_live_engine_agree_where_experts_are_dealt_out(family, tmp_path):
     """As rollout.expert_parallel starts it; serving so needs a GPU, and where the weights belong does not."""
     manifests, hf = traced(family, 2, tmp_path, "ep")
     expected = engine_manifests.from_layout(hf, Layout(tp=2, ep=2))
     assert [by_name(manifest) for manifest in manifests] == [by_name(manifest) for manifest in expected]
-    assert by_name(expected[0]) != by_name(engine_manifests.from_layout(hf, Layout(tp=2))[0])
+    if family != "gpt_oss":
+        assert by_name(expected[0]) != by_name(engine_manifests.from_layout(hf, Layout(tp=2))[0])
 
 
 def traced(family: str, tp: int, folder: Path, *words: str, **fields: Any) -> tuple[list[RankManifest], dict]:
@@ -158,7 +172,7 @@ def traced(family: str, tp: int, folder: Path, *words: str, **fields: Any) -> tu
     hf = CONFIGS[family].to_dict() | architecture | EXTRA.get(family, {}) | fields
     model.mkdir()
     (model / "config.json").write_text(json.dumps(hf))
-    names = [(t.name, t.shape, t.dtype) for t in family_of(hf).checkpoint_tensors(hf)]
+    names = [(t.name, t.shape, t.dtype, t.stack) for t in family_of(hf).checkpoint_tensors(hf)]
     (folder / "checkpoint.json").write_text(json.dumps(names))
     (folder / "engine.py").write_text(ENGINE)
     environment = os.environ | {
