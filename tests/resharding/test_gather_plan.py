@@ -130,5 +130,5 @@ def test_what_a_folder_has_transposed_is_not_brought_whole() -> None:
     tensor, local = whole("experts", (8, 4))
     stacked = CheckpointTensor("experts", (8, 4), "float32", stack=2)
     assert gather_plan.build([tensor], [[local]], 64).tensors
-    with pytest.raises(WeightSyncError, match=r"1 tensors lie transposed .* 'experts'.*sync\.mode = planned"):
+    with pytest.raises(WeightSyncError, match=r"1 tensors lie transposed .*'experts'.*sync\.mode = planned"):
         gather_plan.build([stacked], [[local]], 64)
