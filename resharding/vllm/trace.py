@@ -194,7 +194,8 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
-        """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one."""
+        """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one; and
+        what changes a fed tensor."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -222,6 +223,10 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
                     )
                 if frm.is_meta:
                     return to
+            elif func._schema.is_mutable and isinstance(args[0], torch.Tensor):
+                source = sources.get(args[0].untyped_storage()._cdata)
+                if source is not None:
+                    self.unexpected.append(f"{source} is changed before it is copied ({func})")
             return func(*args, **(kwargs or {}))
 
     return Recorder()

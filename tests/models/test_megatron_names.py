@@ -58,6 +58,14 @@ DEEPSEEK = COMMON | CHOSEN | {
     "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
 }  # fmt: skip
 DEEPSEEK_NO_Q_LORA = DEEPSEEK | {"q_lora_rank": None}
+MINIMAX = MIXTRAL | {
+    "model_type": "minimax_m2", "num_key_value_heads": 2, "scoring_func": "sigmoid", "use_routing_bias": True,
+    "rotary_dim": 8,
+}  # fmt: skip
+GPT_OSS = MIXTRAL | {
+    "model_type": "gpt_oss", "num_key_value_heads": 2, "attention_bias": True, "sliding_window": 8,
+    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
+}  # fmt: skip
 
 
 def build_rank(hf: dict, layout: Layout, place: Place) -> list[PackedModel]:
@@ -106,6 +114,8 @@ LAYOUTS = [
     (MIXTRAL, Layout(tp=2, ep=2, pp=2)),
     (DEEPSEEK, Layout(tp=2, pp=2, ep=4, dp=2)),
     (DEEPSEEK_NO_Q_LORA, Layout(tp=2, ep=2)),
+    (MINIMAX, Layout(tp=4, ep=2, etp=2)),  # tp above the key heads
+    (GPT_OSS, Layout(tp=2, pp=2, ep=2)),
     (QWEN2, Layout(tp=4, pp=2)),
     (QWEN2_MOE, Layout(tp=2, pp=2, ep=2)),
 ]

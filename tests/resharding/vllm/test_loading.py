@@ -71,6 +71,13 @@ class CopiesPastItsLoader(Model):
             super().fill(parameter, tensor)
 
 
+class ZeroesWhatItCopies(Model):
+    """As vLLM's gpt-oss fills the experts' second biases on all tensor-parallel ranks but the first."""
+
+    def fill(self, parameter: Any, tensor: torch.Tensor) -> None:
+        super().fill(parameter, tensor.zero_() if tensor.shape == (3,) else tensor)
+
+
 def reload(model: Model) -> None:
     loader = TensorLoader(model, CONFIG)
     loader.start([])
@@ -103,3 +110,9 @@ def test_the_trace_sees_biases_and_changes_nothing(kind: type[Model]) -> None:
     assert found.unplanned == ()
     for name, parameter in model.named_parameters():
         assert parameter is before[name][0] and torch.equal(parameter, before[name][1])
+
+
+def test_a_loader_that_changes_what_it_copies_is_seen_by_the_trace() -> None:
+    """Its copy alone would look like a box, and a plan would bring what the loader zeroes."""
+    with pytest.raises(WeightSyncError, match=r"first\.bias is changed before it is copied"):
+        manifest(ZeroesWhatItCopies(), CHECKPOINT, rank=1)
