@@ -11,6 +11,7 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
+from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
 from mrl.rollout import cpu_limits, engine_arguments, quantised
@@ -27,6 +28,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
         lambda: lengths(config, hf),
         lambda: biases(config, hf),
         lambda: divisions(config, hf) or _errors_of(lambda: _every_rank(config, hf)),
+        lambda: _errors_of(lambda: _an_engine_rank(config, hf)),
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
@@ -134,6 +136,12 @@ def _every_rank(config: Config, hf: dict[str, Any]) -> None:
         family.local_tensors(hf, layout, place)
         if lora is not None and place.tp == place.cp == place.dp == 0:
             adapters(family, hf, layout, place, lora)
+
+
+def _an_engine_rank(config: Config, hf: dict[str, Any]) -> None:
+    """Asks the family for the parameters of an engine's first rank: whether experts may be split is its matter."""
+    rollout = config.rollout
+    family_of(hf).engine_tensors(hf, Shard(rollout.tp, 0, rollout.tp if rollout.expert_parallel else 1))
 
 
 def _errors_of(check: Callable[[], object]) -> list[str]:

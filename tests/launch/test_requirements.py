@@ -12,6 +12,7 @@ from mrl.config.load import load
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import RunFolder
 from mrl.training.hf.folder import read_config
+from tests.tiny_models import tiny_config
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
@@ -76,3 +77,20 @@ def test_adapters_leave_the_biases_alone() -> None:
     """Their checkpoints hold nothing of the base model."""
     with pytest.raises(ConfigError, match=r"router_bias = sign with training\.lora"):
         load([QUICKSTART], ["training.router_bias=sign", "training.lora={rank: 4}"])
+
+
+def test_experts_that_a_family_does_not_split_are_dealt_out(tmp_path: Path) -> None:
+    """gpt-oss, whose experts' second biases belong to one rank: by the trainer and by engines."""
+    folder = tmp_path / "gpt_oss"
+    tiny_config("gpt_oss", num_attention_heads=8).save_pretrained(folder)
+    whole = (
+        "training.layout={dp: 2, ep: 2}",
+        "rollout={tp: 2, expert_parallel: true, max_response_tokens: 8}",
+    )
+    assert found(folder, *whole, nodes=[0, 0], gpus=True) == []
+    (line,) = found(folder, whole[0], "rollout.tp=2", nodes=[0, 0], gpus=True)
+    assert "rollout.tp = 2: the experts of gpt_oss are dealt out whole" in line
+    (line,) = found(
+        folder, "training.layout={tp: 2, dp: 1, ep: 1, etp: 2}", "rollout.tp=1", nodes=[0, 0], gpus=True
+    )
+    assert "training.layout.etp = 2: the experts of gpt_oss have biases" in line
