@@ -1,9 +1,9 @@
-"""gpt-oss (arXiv 2508.10925): attention sinks, a window in every other layer, biases everywhere, experts with a
-clamped activation whose folder tensors are transposed stacks.
+"""gpt-oss (arXiv 2508.10925): attention sinks, a window in every other layer, biases everywhere, experts with
+a clamped activation whose folder tensors are transposed stacks.
 
 Source of the forms: transformers 5.19, models/gpt_oss; of vLLM's names: vllm 0.32,
-model_executor/models/gpt_oss.py. Trainer and engine hold the experts alike, rows of gate and up by turns, so that
-a weight sync moves rows; only a folder has each expert transposed (`CheckpointTensor.stack`).
+model_executor/models/gpt_oss.py. Trainer and engine hold the experts alike, rows of gate and up by turns, so
+that a weight sync moves rows; only a folder has each expert transposed (`CheckpointTensor.stack`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class GptOss(Family):
             problems.append("layer_types in another order than sliding_attention, full_attention (vLLM's)")
         if (hf.get(QUANTIZATION) or {}).get("quant_method") == "mxfp4":
             problems.append(
-                "quant_method = 'mxfp4' (load it with transformers' Mxfp4Config(dequantize=True), save it in bfloat16, "
-                "and give that folder)"
+                "quant_method = 'mxfp4' (load it with transformers' Mxfp4Config(dequantize=True), save it in "
+                "bfloat16, and give that folder)"
             )
         return problems
 
@@ -99,16 +99,16 @@ class GptOss(Family):
         """ConfigError where experts would be split: their second biases belong to one rank."""
         if layout.etp > 1:
             raise ConfigError(
-                f"training.layout.etp = {layout.etp}: the experts of gpt_oss have biases and are dealt out whole; set "
-                "etp = 1 and ep higher"
+                f"training.layout.etp = {layout.etp}: the experts of gpt_oss have biases and are dealt out whole; "
+                "set etp = 1 and ep higher"
             )
         return super().local_tensors(hf, layout, place, **options)
 
     # What a vLLM engine holds
 
     def engine_tensors(self, hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> list[LocalTensor]:
-        """Under vLLM's own names. ConfigError where experts would be split: vLLM gives their second biases to one
-        rank and zeros to the others."""
+        """Under vLLM's own names. ConfigError where experts would be split: vLLM gives their second biases to
+        one rank and zeros to the others."""
         if shard.tp > 1 and shard.ep == 1:
             raise ConfigError(
                 f"rollout.tp = {shard.tp}: the experts of gpt_oss are dealt out whole, not split; set "
@@ -124,11 +124,8 @@ class GptOss(Family):
         yield engine.stacked(f"{attention}.sinks", [(f"{attention}.sinks", heads, heads)])
 
     def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        router, count, own = (
-            f"{layer}.mlp.router",
-            self.num_experts(hf),
-            engine.shard.experts(self.num_experts(hf)),
-        )
+        router, count = f"{layer}.mlp.router", self.num_experts(hf)
+        own = engine.shard.experts(count)
         yield engine.whole(f"{router}.weight", count, field(hf, "hidden_size"))
         yield engine.whole(f"{router}.bias", count)
         for product, (part, size, *columns) in zip(("w13", "w2"), _products(hf), strict=True):

@@ -1,8 +1,8 @@
-"""MiniMax-M2: norms over all heads of queries and of keys, half of each head turned, experts in every layer, sigmoid
-routing with correction biases.
+"""MiniMax-M2: norms over all heads of queries and of keys, half of each head turned, experts in every layer,
+sigmoid routing with correction biases.
 
-Source: transformers 5.19, models/minimax_m2. The checkpoint's multi-token-prediction layers are neither trained
-nor served.
+Source: transformers 5.19, models/minimax_m2. The checkpoint's multi-token-prediction layers are neither
+trained nor served.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mrl.models.tensors import LocalTensor
 
 
 class MiniMaxM2(ProjectionNormed):
-    """MiniMax-M2. vLLM reads the names of the routing and of the norms from config.json: they are asked for."""
+    """MiniMax-M2. vLLM reads the routing's and the norms' names from config.json: they are asked for."""
 
     model_type = "minimax_m2"
     moe_module = "block_sparse_moe"

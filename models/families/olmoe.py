@@ -1,5 +1,5 @@
-"""OLMoE (arXiv 2409.02060): norms over all heads of queries and of keys, experts in every layer, softmax routing
-whose probabilities are not divided by their sum."""
+"""OLMoE (arXiv 2409.02060): norms over all heads of queries and of keys, experts in every layer, softmax
+routing whose probabilities are not divided by their sum."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mrl.models.tensors import LocalTensor
 
 
 class Olmoe(ProjectionNormed):
-    """OLMoE. vLLM 0.32 serves it with these values of `norm_topk_prob`, `rms_norm_eps` and `clip_qkv` whatever
-    config.json says (model_executor/models/olmoe.py), so no others are trained."""
+    """OLMoE. vLLM 0.32 serves it with these values of `norm_topk_prob`, `rms_norm_eps` and `clip_qkv`, whatever
+    config.json says (model_executor/models/olmoe.py): no others are trained."""
 
     model_type = "olmoe"
     expert_count_keys = ("num_experts", "num_local_experts")

@@ -8,6 +8,7 @@ from typing import Any
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, WeightSyncError
+from mrl.models.families import family_of
 from mrl.models.hf_config import QUANTIZATION, stored_block
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
@@ -34,9 +35,14 @@ def overrides(
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
-    """ConfigError where weights are quantised and rollout.tp cuts one inside a block."""
+    """ConfigError where weights are quantised and rollout.tp cuts one inside a block, or experts lie in stacks."""
     if rollout.quantization == "none":
         return
+    if any(tensor.stack for tensor in family_of(hf).checkpoint_tensors(hf)):
+        raise ConfigError(
+            f"rollout.quantization = {rollout.quantization}: the experts of {hf['model_type']} lie in stacks, which weight "
+            "syncs do not quantise; set it to none"
+        )
     layout = Layout(tp=rollout.tp, ep=rollout.tp if rollout.expert_parallel else 1)
     for manifest in engine_manifests.from_layout(hf, layout)[: layout.tp]:
         try:

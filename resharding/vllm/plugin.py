@@ -2,8 +2,8 @@
 it.
 
 `worker_extension_cls` makes every worker import this file; vLLM is not patched, save on CPU: two answers about
-float8 (`cpu_fp8`) and one way of routing (`cpu_routing`). The receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`,
-how weights enter vLLM's modules in `modules.py`.
+float8 (`cpu_fp8`) and one way of routing (`cpu_routing`). The receive loop runs inside vLLM's own
+`update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
 """
 
 from __future__ import annotations
