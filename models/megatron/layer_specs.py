@@ -59,9 +59,10 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
     if config.multi_latent_attention:
         parts.self_attention.module = PackedLatentAttention
     elif isinstance(config, ModelConfig) and config.projection_norms:
-        norms, heads = parts.self_attention.submodules, config.num_attention_heads
-        norms.q_layernorm = functools.partial(ProjectionNorm, heads=heads)
-        norms.k_layernorm = functools.partial(ProjectionNorm, heads=config.num_query_groups)
+        norms, groups = parts.self_attention.submodules, config.num_query_groups
+        assert groups is not None, "every family says its number of query groups"
+        norms.q_layernorm = functools.partial(ProjectionNorm, heads=config.num_attention_heads)
+        norms.k_layernorm = functools.partial(ProjectionNorm, heads=groups)
     if is_moe:
         own: dict[str, Any] = {"router": RecordingRouter}
         if isinstance(config, ModelConfig) and config.clamped_swiglu is not None:

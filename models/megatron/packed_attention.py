@@ -105,12 +105,13 @@ class PackedAttention(PackedCore):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
         """The sinks of this rank's heads, where there are any, under Megatron's name."""
+        group: Any = parallel_state.get_tensor_model_parallel_group()
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(keep_vars=True),
             prefix,
             {"softmax_offset": 0},
             sharded_offsets,
-            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            tp_group=group,
             dp_cp_group=metadata["dp_cp_group"],
         )
 

@@ -136,10 +136,10 @@ class WorkerExtension:
             serving = receiver is not None and receiver.progress.serving
             return {"error": traceback.format_exc(), "serving": serving}
 
-    def mrl_manifest(self, checkpoint: list[tuple[str, tuple[int, ...], str, int]]) -> dict[str, Any]:
-        """{manifest}: where this worker's own loaders put every checkpoint tensor."""
+    def mrl_manifest(self, checkpoint: list[tuple[Any, ...]]) -> dict[str, Any]:
+        """{manifest}: where this worker's own loaders put every checkpoint tensor, each given by its fields."""
         try:
-            tensors = [CheckpointTensor(name, tuple(shape), *more) for name, shape, *more in checkpoint]
+            tensors = [CheckpointTensor(name, tuple(shape), *form) for name, shape, *form in checkpoint]
             engine = self.weight_transfer_engine
             block = quantised_block(engine.model_config)
             engine.manifest = manifest(engine.model, tensors, rank=self.rank, block=block)

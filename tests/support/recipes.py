@@ -4,7 +4,12 @@ from pathlib import Path
 
 from mrl.files import CONFIGS
 
-RECIPES = {"qwen3_30b_a3b": (1, "8x80gb"), "qwen3_235b_a22b": (16, "8x80gb"), "deepseek_v3": (32, "8x141gb")}
+RECIPES = {
+    "qwen3_30b_a3b": (1, "8x80gb"),
+    "gpt_oss_120b": (8, "8x80gb"),
+    "qwen3_235b_a22b": (16, "8x80gb"),
+    "deepseek_v3": (32, "8x141gb"),
+}
 """Recipe -> nodes and hardware of its own layout."""
 
 

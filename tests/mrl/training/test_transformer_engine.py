@@ -28,6 +28,7 @@ LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen3_moe", {"tp": 2, "dp": 2, "ep": 2, "etp": 2}),
     ("qwen3_moe", {"cp": 2, "tp": 2}),
     ("mixtral", {"tp": 2, "ep": 2}),
+    ("minimax_m2", {"tp": 2, "ep": 2}),
     ("deepseek_v3", {"pp": 2, "vpp": 2}),
     ("deepseek_v3", {"ep": 2, "dp": 2}),
 ]
