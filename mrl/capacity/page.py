@@ -9,7 +9,12 @@ from mrl.capacity.report import capacity_report
 from mrl.config.load import load
 from mrl.files import CONFIGS
 
-RECIPES = {"qwen3_30b_a3b": "8x80gb", "qwen3_235b_a22b": "8x80gb", "deepseek_v3": "8x141gb"}
+RECIPES = {
+    "qwen3_30b_a3b": "8x80gb",
+    "gpt_oss_120b": "8x80gb",
+    "qwen3_235b_a22b": "8x80gb",
+    "deepseek_v3": "8x141gb",
+}
 """Recipe -> the hardware that its own layout is for."""
 
 HEAD = """# Recipes
