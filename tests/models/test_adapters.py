@@ -20,7 +20,7 @@ from mrl.models.kernels.low_rank import merged
 from mrl.models.layout import Layout
 from mrl.models.tensors import LOCAL, TRAINER, TRANSFORMER_ENGINE, Spec
 from mrl.training.hf.peft import target_modules
-from tests.tiny_models import COMMON, EXPERTS, LATENT
+from tests.tiny_models import COMMON, EXPERTS, GPT_OSS, LATENT
 
 EVERYTHING = LoraSection(rank=3, targets=("attention", "mlp", "shared_experts", "routed_experts"))
 DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v3", "num_hidden_layers": 4} | COMMON | LATENT
@@ -75,6 +75,12 @@ def test_a_fused_parameter_has_one_a_and_the_rows_of_each_part() -> None:
     [
         (MOE, {}, ["shared_experts"], "qwen3_moe has no shared_experts here"),
         (MOE, {}, ["attention", "mlp"], "qwen3_moe has no mlp here"),
+        (
+            {"model_type": "gpt_oss", "num_hidden_layers": 4} | COMMON | GPT_OSS,
+            {},
+            ["routed_experts"],
+            "gpt_oss has no routed_experts here",
+        ),
         (DEEPSEEK, {"pp": 4}, ["routed_experts"], "layers 0 to 0, a chunk of a pipeline stage"),
     ],
 )
