@@ -94,5 +94,6 @@ def test_experts_that_a_family_does_not_split_are_dealt_out(tmp_path: Path) -> N
         folder, "training.layout={tp: 2, dp: 1, ep: 1, etp: 2}", "rollout.tp=1", nodes=[0, 0], gpus=True
     )
     assert "training.layout.etp = 2: the experts of gpt_oss have biases" in line
-    (line,) = found(folder, *whole, "rollout.quantization=fp8_block", nodes=[0, 0], gpus=True)
+    quantised = ("rollout.quantization=fp8_block", "rollout.dtype=bfloat16")
+    (line,) = found(folder, *whole, *quantised, nodes=[0, 0], gpus=True)
     assert "rollout.quantization = fp8_block: the experts of gpt_oss lie in stacks" in line
