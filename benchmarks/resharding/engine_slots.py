@@ -68,7 +68,7 @@ class EngineSlots:
         """Log-probs of a few greedy continuations: what the processed weights compute."""
         prompts = np.random.default_rng(0).integers(2, self._vocab, (4, 8)).astype(np.int32)
         asked = [
-            Request(str(i), prompt, i, 8, greedy=True, ignore_stop=True) for i, prompt in enumerate(prompts)
+            Request(f"{i}.0", prompt, i, 8, greedy=True, ignore_stop=True) for i, prompt in enumerate(prompts)
         ]
         return [
             response.logprobs.tolist()

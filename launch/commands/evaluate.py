@@ -121,6 +121,9 @@ class _OneEngine:
     def park(self) -> list[Response]:
         return self._engine.park()
 
+    def go_on(self) -> None:
+        self._engine.go_on()
+
     def under_way(self) -> Sequence[Any]:
         return ()
 

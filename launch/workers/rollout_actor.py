@@ -70,15 +70,23 @@ class RolloutActor:
 
         leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
-    def tick(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
-        """Takes new requests, then steps the engine so often, or until nothing is left; what finished."""
-        for each in asked:
-            self.engine.submit(each.requests() if isinstance(each, Round) else [each])
+    def tick(self, asked: Sequence[Round | Request], max_steps: int, goes_on: bool) -> ResponseBatch:
+        """Takes new requests, and with `goes_on` those that waited since a park, then steps the engine so often, or until
+        nothing is left; what finished."""
+        self._take(asked)
+        if goes_on:
+            self.engine.go_on()
         return ResponseBatch.of(self.engine.step(max_steps))
 
-    def park(self) -> ResponseBatch:
-        """What had finished, and every unfinished request, PARKED; the engine holds none afterwards."""
-        return ResponseBatch.of(self.engine.park())
+    def park(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
+        """What had finished, and every request that was begun, PARKED, or whole where so many steps end them all; the
+        others, `asked` too, wait."""
+        self._take(asked)
+        return ResponseBatch.of(self.engine.park(max_steps))
+
+    def _take(self, asked: Sequence[Round | Request]) -> None:
+        for each in asked:
+            self.engine.submit(each.requests() if isinstance(each, Round) else [each])
 
     def generate(self, share: Round, deadline_seconds: float) -> ResponseBatch:
         """All responses to this engine's prompts in one call."""

@@ -18,7 +18,6 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Request, Response, ResponseBatch, Round, sample_of
 from mrl.rollout.routing import Router
-from mrl.samples import Status
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -67,6 +66,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._sleeps, self.tick_steps = sleeps, tick_steps
         self._router = Router(len(self.actors), by_index=by_index)
         self._outbox: list[list[Round | Request]] = [[] for _ in self.actors]
+        self._goes_on = [False] * len(self.actors)
+        """Whether the next call tells an engine to begin what waited since a park."""
         self._ticks: list[collections.deque[ObjectRef[ResponseBatch]]] = [
             collections.deque() for _ in self.actors
         ]
@@ -90,13 +91,13 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             else:
                 engine = self._router.send(sample_of(each.request_id)[0], 1)
                 self._outbox[engine].append(each)
-        self._go_on()
+        self._call()
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         """Finished responses; waits for the first call of an engine to end at most `timeout_seconds`."""
         import ray
 
-        self._go_on()
+        self._call()
         heads = self.under_way()
         if not heads:
             return []
@@ -106,7 +107,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         first = {e: ticks.popleft() for e, ticks in enumerate(self._ticks) if ticks and ticks[0] in ended}
         batches = self.wait({self.name(engine): call for engine, call in first.items()})
         responses = self._arrived(list(batches.values()))
-        self._go_on()
+        self._call()
         return responses
 
     def under_way(self) -> list[ObjectRef[ResponseBatch]]:
@@ -119,30 +120,35 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return "no engine" if engine is None else self.name(engine)
 
     def park(self) -> list[Response]:
-        """Takes all requests out of all engines: those that finished on the way, the others PARKED with their tokens so
-        far, so that the engines can take weights or give their memory away."""
-        unsent = [Response.empty(i, Status.PARKED) for asked in self._outbox for i in _ids(asked)]
-        for asked in self._outbox:
-            asked.clear()
+        """Takes all requests that were begun out of all engines: those that finished on the way, the others PARKED with
+        their tokens so far, so that the engines can take weights or give their memory away. The others wait for `go_on`."""
+        for engine, ticks in enumerate(self._ticks):
+            ticks.append(self.start_on(engine, RolloutActor.park, self._outbox[engine], self.tick_steps))
+            self._outbox[engine] = []
         calls = {
             f"{self.name(engine)}, call {number}": call
             for engine, ticks in enumerate(self._ticks)
-            for number, call in enumerate([*ticks, self.start_on(engine, RolloutActor.park)], 1)
+            for number, call in enumerate(ticks, 1)
         }
         batches = self.wait(calls)
         for ticks in self._ticks:
             ticks.clear()
         responses = self._arrived(list(batches.values()))
-        for response in unsent:
-            self._router.ended(sample_of(response.request_id)[0])
-        return responses + unsent
+        self._router.hold()
+        return responses
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """The engines go on with what waits since a park, beside what the next `submit` brings."""
+        self._router.go_on()
+        self._goes_on = [True] * len(self.actors)
+
+    def _call(self) -> None:
         """Keeps two calls under way on every engine that has work; what waits to be sent goes with the next one."""
         for engine, ticks in enumerate(self._ticks):
             while self._router.load(engine) and len(ticks) < CALLS_UNDER_WAY:
                 asked, self._outbox[engine] = self._outbox[engine], []
-                ticks.append(self.start_on(engine, RolloutActor.tick, asked, self.tick_steps))
+                goes_on, self._goes_on[engine] = self._goes_on[engine], False
+                ticks.append(self.start_on(engine, RolloutActor.tick, asked, self.tick_steps, goes_on))
 
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
         responses = [response for batch in batches for response in batch.responses()]
@@ -198,9 +204,3 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """Starts every engine's side of a weight sync; the caller waits for it together with the
         trainer's."""
         return self.start_on_all(lambda actor: actor.engine.receive(session))
-
-
-def _ids(asked: Sequence[Round | Request]) -> list[str]:
-    return [
-        i for each in asked for i in (each.request_ids() if isinstance(each, Round) else [each.request_id])
-    ]

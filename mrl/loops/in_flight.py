@@ -33,7 +33,13 @@ class Rollout(Protocol):
 
     def poll(self, timeout_seconds: float) -> list[Response]: ...
 
-    def park(self) -> list[Response]: ...
+    def park(self) -> list[Response]:
+        """Those that ended, and PARKED those that were begun; the others wait for `go_on`."""
+        ...
+
+    def go_on(self) -> None:
+        """What waits may be begun, beside what is submitted next."""
+        ...
 
     def under_way(self) -> Sequence[Any]:
         """Calls of the engines, for whoever waits for their end."""
@@ -90,21 +96,25 @@ class InFlight:
 
     # -- to the engines ------------------------------------------------------------------------------------------
 
-    def ask(self, prompts: Sequence[Prompt], sampling: Sampling, *, also: Sequence[Request] = ()) -> None:
-        """Hands in a request for each response to these prompts, and those of `also`, all at once."""
-        requested = Round.of(prompts, dataclasses.replace(sampling, lengths=self._lengths))
-        self._drafts.ask(requested.requests())
-        self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
-        self._rollout.submit([*also, requested])
+    def ask(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Hands in a request for each response to these prompts, all at once."""
+        self._submit([], prompts, sampling)
 
     def park(self) -> list[Response]:
-        """Takes every unfinished request out of the engines; what came so far of each that is parked now."""
+        """The engines stop; what came so far of each response that they had begun. The others wait where they are."""
         self._answered(self._rollout.park())
         return self._drafts.parked()
 
-    def resubmitted(self) -> list[Request]:
-        """The requests that go on with what is parked, for `ask`; nothing is parked any more."""
-        return self._drafts.resubmit()
+    def go_on(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Asks for what is parked, goes on with what waits, and asks these prompts, all at once."""
+        self._rollout.go_on()
+        self._submit(self._drafts.resubmit(), prompts, sampling)
+
+    def _submit(self, parked: Sequence[Request], prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        requested = Round.of(prompts, dataclasses.replace(sampling, lengths=self._lengths))
+        self._drafts.ask(requested.requests())
+        self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
+        self._rollout.submit([*parked, requested])
 
     def under_way(self) -> Sequence[Any]:
         """The engines' calls whose end is worth a poll."""
@@ -122,7 +132,7 @@ class InFlight:
 
     def poll(self, timeout_seconds: float) -> None:
         """Takes the responses and verdicts that are there, or the first ones within the time."""
-        asks_engines = len(self._drafts) > len(self._drafts.parked())
+        asks_engines = len(self._drafts) > self._drafts.num_parked
         if asks_engines:
             self._answered(self._rollout.poll(timeout_seconds))
         self.collect(0.0 if asks_engines else timeout_seconds)

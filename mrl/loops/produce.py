@@ -138,7 +138,7 @@ class Producer:
     # -- around a weight sync ------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Takes every unfinished response out of the engines; by stream.in_flight it is parked or waited for."""
+        """No response is under way afterwards; by stream.in_flight those begun are parked or waited for."""
         if self._paused:
             return
         start, self._paused = time.monotonic(), True
@@ -163,7 +163,7 @@ class Producer:
         prompts = [self._prompts.prompt_at(index) for index in self._restarted]
         prompts += self._admit(self._admission.room(self._ledger))
         self._restarted = []
-        self._in_flight.ask(prompts, self._sampling, also=self._in_flight.resubmitted())
+        self._in_flight.go_on(prompts, self._sampling)
         self._count("stream/park_seconds", time.monotonic() - start)
 
     def _drain(self) -> None:

@@ -56,6 +56,10 @@ class Drafts:
                 whole.append(draft)
         return whole
 
+    @property
+    def num_parked(self) -> int:
+        return len(self._parked)
+
     def parked(self) -> list[Response]:
         """What came so far of each request that no engine has now, by prompt and sample; what a checkpoint holds."""
         return [self._so_far[name] for name in sorted(self._parked, key=sample_of)]

@@ -24,6 +24,7 @@ from mrl.resharding.planner.patterns import replicas
 from mrl.resharding.transfer.session import Session
 from mrl.rollout import cpu_limits, engine_arguments, environment, exchange, quantised, scratch
 from mrl.rollout.request import Request, Response
+from mrl.rollout.waiting import Waiting
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
@@ -75,8 +76,9 @@ class RolloutEngine:
         """The last version of the weights that all workers committed; -1 before the first."""
         self._not_serving = "it never received weights"
         """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
+        self._waiting = Waiting()
         self._running: dict[str, tuple[str, int]] = {}
-        """Unfinished request -> vLLM's name of it, number of the attempt."""
+        """Request that vLLM has -> vLLM's name of it, number of the attempt; at most rollout.max_num_seqs."""
         self._ended: list[Response] = []
         """What ended outside of a step, for the next one."""
         self._round_started = False
@@ -151,10 +153,12 @@ class RolloutEngine:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._running)
+        """Requests to work at: those that wait for `go_on` are not among them."""
+        return len(self._running) + len(self._waiting)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Takes requests; RolloutError when the engine may not serve or a request cannot be run."""
+        """Takes requests, which are begun in the order of prompts where vLLM has room; RolloutError when the engine may not
+        serve or a request cannot be run."""
         requests = list(requests)
         self._require_serving()
         if self._deterministic and self._round_started:
@@ -164,7 +168,11 @@ class RolloutEngine:
             )
         for request in requests:
             self._check(request)
-        for request in requests:
+        self._waiting.add(requests)
+
+    def _begin(self) -> None:
+        """Hands vLLM as many of the waiting requests as it can run beside those that it has."""
+        for request in self._waiting.take(self._rollout.max_num_seqs - len(self._running)):
             parameters = exchange.parameters(request, stop=self._stop, texts=self._rollout.stop)
             internal = self._engine.add_request(request.request_id, exchange.prompt(request), parameters)
             self._running[request.request_id] = internal, request.attempt
@@ -175,7 +183,7 @@ class RolloutEngine:
         """Steps the engine until something finished or the time is over (at least one step); finished responses."""
         deadline = time.monotonic() + max_seconds
         finished = self.step()
-        while self._running and not finished and time.monotonic() < deadline:
+        while self.num_unfinished and not finished and time.monotonic() < deadline:
             finished = self.step()
         return finished
 
@@ -183,19 +191,25 @@ class RolloutEngine:
         """At most so many steps of the engine, fewer where nothing is left to do; what finished in them."""
         finished, self._ended = self._ended, []
         for _ in range(max_steps):
-            if not self._running:
+            if not self.num_unfinished:
                 break
             self._require_serving()
             self._round_started = True
+            self._begin()
             finished += self._step()
         if not self._running:
             finished += self._settle()
         return finished
 
-    def park(self) -> list[Response]:
-        """Takes every unfinished request out of the engine, in the order they came; each comes back PARKED with its tokens so
-        far, none where it had not begun; before them what had ended and not been polled."""
-        ended, self._ended = self._ended + self._settle(), []
+    def park(self, max_steps: int = 0) -> list[Response]:
+        """Takes every request out of vLLM, in the order they came; each comes back PARKED with its tokens so far, none where
+        nothing was drawn yet; before them what had ended and not been polled. Those that vLLM does not have wait for `go_on`.
+
+        Where so many steps surely end all of them they end instead: that costs less than computing their tokens again.
+        """
+        self._waiting.hold()
+        left = max((exchange.num_left(self._state(i)) for i, _ in self._running.values()), default=0)
+        ended = self.step(max_steps if left <= max_steps else 0) + self._settle()
         parked = [
             self._take(name, exchange.unfinished(self._state(i))) for name, (i, _) in self._running.items()
         ]
@@ -204,12 +218,18 @@ class RolloutEngine:
         self._round_started = False
         return ended + [dataclasses.replace(response, status=Status.PARKED) for response in parked]
 
+    def go_on(self) -> None:
+        """What waited since a park may be begun again."""
+        self._waiting.go_on()
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stops requests; each comes back from the next poll as ABORTED without tokens. Unknown ids are ignored."""
+        request_ids = list(request_ids)
         running = [i for i in request_ids if i in self._running]
         self._engine.abort_request([self._running.pop(i)[0] for i in running], internal=True)
-        self._ended += [Response.empty(i, Status.ABORTED) for i in running]
-        self._round_started &= bool(self._running)
+        stopped = running + self._waiting.remove(request_ids)
+        self._ended += [Response.empty(i, Status.ABORTED) for i in stopped]
+        self._round_started &= bool(self.num_unfinished)
 
     def generate(self, requests: Sequence[Request], *, deadline: float) -> list[Response]:
         """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted."""
@@ -223,7 +243,7 @@ class RolloutEngine:
         return [done[r.request_id] for r in requests]
 
     def _check(self, request: Request) -> None:
-        if request.request_id in self._running:
+        if request.request_id in self._running or request.request_id in self._waiting:
             raise RolloutError(
                 f"request {request.request_id} is already running on engine {self.engine_index}"
             )
@@ -238,7 +258,7 @@ class RolloutEngine:
         finished = [self._take(output.request_id, output) for output in outputs]
         for output in outputs:
             del self._running[output.request_id]
-        self._round_started &= bool(self._running)
+        self._round_started &= bool(self.num_unfinished)
         return finished
 
     def _take(self, request_id: str, output: Any) -> Response:

@@ -62,6 +62,11 @@ def unfinished(state: Any) -> Any:
     return state.make_request_output([], None, FinishReason.ABORT, None)
 
 
+def num_left(state: Any) -> int:
+    """Tokens that a request may still have."""
+    return state.max_tokens_param - state.detokenizer.num_output_tokens()
+
+
 def response(output: Any, *, version: int, engine: int, attempt: int) -> Response:
     """What came of one request. RolloutError where vLLM's log-probs are not those of the tokens, or where vLLM says that
     other weights than `version` produced some of them."""

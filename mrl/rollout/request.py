@@ -34,7 +34,7 @@ class Request:
     """One response to produce, or to go on with."""
 
     request_id: str
-    """Unique among the requests an engine holds."""
+    """Of its prompt and sample (`request_id`): unique among the requests an engine holds."""
     prompt_tokens: np.ndarray
     """[T_prompt] int32."""
     seed: int

@@ -13,6 +13,7 @@ class Router:
         engine with the fewest unfinished requests, the first of equals."""
         self._by_index = by_index
         self._load = [0] * num_engines
+        self._held = [0] * num_engines
         self._engine_of: dict[int, int] = {}
         self._unfinished: collections.Counter[int] = collections.Counter()
 
@@ -37,8 +38,17 @@ class Router:
         return self._engine_of.get(prompt)
 
     def load(self, engine: int) -> int:
-        """Unfinished requests of an engine."""
+        """Unfinished requests that an engine works at."""
         return self._load[engine]
+
+    def hold(self) -> None:
+        """All unfinished requests wait in their engines, until `go_on`."""
+        self._held = [held + load for held, load in zip(self._held, self._load, strict=True)]
+        self._load = [0] * len(self._load)
+
+    def go_on(self) -> None:
+        self._load = [held + load for held, load in zip(self._held, self._load, strict=True)]
+        self._held = [0] * len(self._held)
 
     def _choose(self, prompt: int) -> int:
         return prompt % len(self._load) if self._by_index else self._load.index(min(self._load))

@@ -181,7 +181,7 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
     drafts.ask(early.requests() + late)
     hybrid.rollout.tick_steps = 4  # two calls are under way: eight tokens until a park
     hybrid.rollout.submit(early)
-    hybrid.rollout.submit(late)  # these wait for the third call, which the park forestalls
+    hybrid.rollout.submit(late)  # these wait for the third call; the park brings them, to wait
     assert hybrid.rollout.memory_use() == {}, "a question that waits for engines that generate"
     for number in range(3):
         whole += finished(hybrid, drafts) if number == 2 else drafts.take(hybrid.rollout.park())
@@ -190,6 +190,7 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
         hybrid.train.save_checkpoint(saved[hybrid.version], {}, beside=False)
         if number < 2:
             run(live, tmp_path / f"run-{number}", "even_digits", steps=1)
+            hybrid.rollout.go_on()
             hybrid.rollout.submit(drafts.resubmit())
     found = gaps(hybrid, prompts, whole, saved)
     hybrid.rollout.tick_steps = TICK_STEPS

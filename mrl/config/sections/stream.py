@@ -13,7 +13,8 @@ class PoolSection(Section):
     """Where judged groups wait for their step."""
 
     memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Memory of the driver that they take; beyond it they go to files, about 8 bytes a token and the text."""
+    """Memory of the driver that they take, about 13 bytes a token and the text; beyond it they go to files, about 8 bytes a
+    token and the text."""
     folder: str | None = None
     """Folder of these files, of this run alone, on the driver's node; null is `pool` in the run's folder. Nothing in it outlives
     the run: what a checkpoint needs is in the checkpoint."""

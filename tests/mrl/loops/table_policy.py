@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.rollout.request import Request, Response, Round
+from mrl.rollout.request import Request, Response, Round, sample_of, seed_of_request
 from mrl.samples import (
     Group,
     Prompt,
@@ -177,8 +178,8 @@ class TableEngines:
         self.train = TableRanks(config)
         self.version, self._table = -1, self.train.table
         self.open: dict[str, _Open] = {}
-        self._lengths: dict[str, int] = {}
-        """Of each response as a whole, drawn with its first request."""
+        self._waiting: dict[str, _Open] = {}
+        """Since a park."""
         self.tokens_per_poll = LONGEST
         """Of every request that is at work; below LONGEST responses finish at different polls."""
         self.at_once = 1 << 30
@@ -208,9 +209,8 @@ class TableEngines:
         assert not self.rests, "the engines gave their memory away"
         for each in requested:
             for request in each.requests() if isinstance(each, Round) else [each]:
-                opened = self.open[request.request_id] = _Open(request, np.random.default_rng(request.seed))
-                if not request.attempt:
-                    self._lengths[request.request_id] = int(opened.rng.integers(1, LONGEST + 1))
+                self.open[request.request_id] = _Open(request, np.random.default_rng(request.seed))
+        self.open = dict(sorted(self.open.items(), key=lambda item: sample_of(item[0])))
 
     def poll(self, timeout_seconds: float) -> list[Response]:
         for _ in range(self.tokens_per_poll):
@@ -220,9 +220,15 @@ class TableEngines:
         return [self._response(self.open.pop(name), Status.FINISHED) for name in ended]
 
     def park(self) -> list[Response]:
-        parked = [self._response(opened, Status.PARKED) for opened in self.open.values()]
+        """Those that have a token now leave; the others wait."""
+        begun = [opened for opened in self.open.values() if opened.tokens]
+        self._waiting |= {name: opened for name, opened in self.open.items() if not opened.tokens}
         self.open.clear()
-        return parked
+        return [self._response(opened, Status.PARKED) for opened in begun]
+
+    def go_on(self) -> None:
+        self.open |= self._waiting
+        self._waiting.clear()
 
     def under_way(self) -> Sequence[Any]:
         return ()
@@ -232,7 +238,7 @@ class TableEngines:
 
     def _has_ended(self, opened: _Open) -> bool:
         request = opened.request
-        return len(request.own_tokens) + len(opened.tokens) >= self._lengths[request.request_id]
+        return len(request.own_tokens) + len(opened.tokens) >= _length_of(request.request_id)
 
     def _step(self, opened: _Open) -> None:
         last = opened.tokens[-1] if opened.tokens else int(opened.request.engine_prompt()[-1])
@@ -246,6 +252,12 @@ class TableEngines:
         return make_response(
             opened.request, opened.tokens, logprobs=opened.logprobs, version=self.version, status=status
         )
+
+
+@functools.cache
+def _length_of(request_id: str) -> int:
+    """Tokens of a response as a whole, whoever asks for it and how often."""
+    return int(np.random.default_rng(seed_of_request(9, request_id)).integers(1, LONGEST + 1))
 
 
 class EvenIsRight:

@@ -21,10 +21,13 @@ def generate(engine: RolloutEngine, requests: list[Request], seconds: float = 60
     return engine.generate(requests, deadline=time.monotonic() + seconds)
 
 
-def steps_and_park(engine: RolloutEngine, requests: list[Request], steps: int) -> list[Response]:
-    """What comes of the requests in so many steps; the engine is empty afterwards."""
+def steps_and_park(
+    engine: RolloutEngine, requests: list[Request], steps: int, more_steps: int = 0
+) -> list[Response]:
+    """What comes of the requests, and of those that wait, in so many steps; vLLM has none afterwards."""
+    engine.go_on()
     engine.submit(requests)
-    responses = engine.step(steps) + engine.park()
+    responses = engine.step(steps) + engine.park(more_steps)
     assert engine.num_unfinished == 0 and engine.step() == []
     return responses
 
@@ -33,7 +36,7 @@ def in_segments(engine: RolloutEngine, requests: list[Request], steps: int) -> l
     """The whole responses, in the requests' order, parked after every so many steps."""
     drafts, whole, asking = Drafts(SEED), {}, requests
     drafts.ask(requests)
-    while asking:
+    while len(whole) < len(requests):
         whole |= {r.request_id: r for r in drafts.take(steps_and_park(engine, asking, steps))}
         asking = drafts.resubmit()
     return [whole[r.request_id] for r in requests]
@@ -61,7 +64,7 @@ def requests(
     rng = np.random.default_rng(seed)
     return [
         Request(
-            f"r{seed}.{i}",
+            f"{seed}.{i}",
             rng.integers(2, 131, length).astype(np.int32),
             1000 * seed + i,
             max_tokens,

@@ -43,7 +43,7 @@ def test_greedy_takes_the_most_probable_token(serving: EngineHost, tiny_model: P
 
 def test_samples_of_one_prompt_differ_and_a_seed_repeats(serving: EngineHost) -> None:
     prompt = np.arange(2, 10, dtype=np.int32)
-    asked = [Request(f"s{i}", prompt, sample_seed(5, 0, i), 12, ignore_stop=True) for i in range(32)]
+    asked = [Request(f"0.{i}", prompt, sample_seed(5, 0, i), 12, ignore_stop=True) for i in range(32)]
     first = [a.tokens.tolist() for a in serving.call(driving.generate, asked)]
     assert len({tuple(t) for t in first}) == 32
     assert [a.tokens.tolist() for a in serving.call(driving.generate, asked)] == first
@@ -94,9 +94,9 @@ def test_requests_come_and_go_while_others_run(serving: EngineHost) -> None:
 )
 def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, what: str) -> None:
     request = Request(
-        **({"request_id": "bad", "prompt_tokens": np.ones(4, np.int32), "seed": 1, "max_tokens": 4} | fields)
+        **({"request_id": "7.0", "prompt_tokens": np.ones(4, np.int32), "seed": 1, "max_tokens": 4} | fields)
     )
-    with pytest.raises(RolloutError, match=f"request bad: .*{what}"):
+    with pytest.raises(RolloutError, match=rf"request 7\.0: .*{what}"):
         serving.call(driving.generate, [request])
 
 
@@ -104,6 +104,7 @@ def sync_while_busy(engine: RolloutEngine, requests: list[Request]) -> None:
     from mrl.resharding.transfer.session import Session
 
     engine.submit(requests)
+    engine.step()
     try:
         engine.receive(Session.new(engine.policy_version, engine.policy_version + 1, "d"))
     finally:

@@ -1,5 +1,6 @@
 """Requests that leave the engine and go on: no token lost or doubled, each of the version that its stamp says."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ def test_a_parked_request_has_the_tokens_that_it_would_have_had(
     serving: EngineHost, tiny_model: Path
 ) -> None:
     """Up to the first park nothing differs to the last bit; afterwards another random stream goes on in the same model.
-    Of 70 requests the engine runs 64 at a time: six come back without a token and are made again."""
+    Of 70 requests the engine runs 64 at a time: six wait in it, and begin where others have ended."""
     requests = asked(70)
     at_once = serving.call(driving.generate, requests)
     first = serving.call(driving.steps_and_park, requests, 9)
-    assert [len(r.tokens) for r in first] == [9] * 64 + [0] * 6
-    assert {r.status for r in first} == {Status.PARKED}
-    for parked, whole in zip(first, at_once, strict=True):
+    assert [len(r.tokens) for r in first] == [9] * 64 and {r.status for r in first} == {Status.PARKED}
+    assert serving.call(driving.steps_and_park, [], 0) == []
+    rest = serving.call(driving.steps_and_park, [], 24)
+    assert [r.tokens.tolist() for r in rest] == [r.tokens.tolist() for r in at_once[64:]]
+    for parked, whole in zip(first, at_once[:64], strict=True):
         assert parked.tokens.tolist() == whole.tokens[: len(parked.tokens)].tolist()
         assert parked.logprobs.tolist() == whole.logprobs[: len(parked.tokens)].tolist()
     whole = serving.call(driving.in_segments, requests, 9)
@@ -54,6 +57,21 @@ def test_a_parked_request_has_the_tokens_that_it_would_have_had(
     assert {tuple(a.tokens[9:18]) == tuple(b.tokens[9:18]) for a, b in zip(whole, at_once, strict=True)} == {
         False
     }
+
+
+def test_responses_that_a_tick_surely_ends_are_not_parked(serving: EngineHost) -> None:
+    """They are those that nobody parked, to the last bit; one that may be longer than the tick parks all."""
+    requests = asked(70, max_tokens=12)
+    at_once = serving.call(driving.generate, requests)
+    ended = serving.call(driving.steps_and_park, requests, 3, 9)
+    assert [r.request_id for r in ended] == [r.request_id for r in requests[:64]]
+    rest = serving.call(driving.steps_and_park, [], 12)
+    for ours, theirs in zip([*ended, *rest], at_once, strict=True):
+        assert ours.status is Status.TRUNCATED and len(ours.segments) == 1
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+    longer = [dataclasses.replace(requests[0], max_tokens=13), *requests[1:9]]
+    parked = serving.call(driving.steps_and_park, longer, 3, 9)
+    assert {(r.status, len(r.tokens)) for r in parked} == {(Status.PARKED, 3)}
 
 
 def with_batches_in_flight(engine: RolloutEngine, requests: list[Request], steps: int) -> Any:

@@ -17,6 +17,19 @@ def test_a_prompt_goes_to_the_engine_with_the_fewest_requests() -> None:
     assert router.send(11, 1) == 0
 
 
+def test_what_waits_since_a_park_counts_again_when_it_goes_on() -> None:
+    router = Router(2, by_index=False)
+    assert [router.send(4, 3), router.send(5, 2)] == [0, 1]
+    router.ended(4)
+    router.hold()
+    assert (router.load(0), router.load(1)) == (0, 0)
+    assert router.send(-1, 1) == 0, "a validation's meanwhile"
+    router.ended(-1)
+    router.go_on()
+    assert (router.load(0), router.load(1)) == (2, 2) and router.engine_of(4) == 0
+    assert router.send(4, 1) == 0, "the parked one goes where its siblings wait"
+
+
 def test_a_prompts_requests_stay_together_until_the_last_came_back() -> None:
     router = Router(2, by_index=False)
     assert [router.send(4, 3), router.send(5, 1)] == [0, 1]
