@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.drafts import Drafts, whole_sample
+from mrl.rollout.drafts import Drafts, response_of, whole_sample
 from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
 
@@ -111,10 +111,13 @@ class InFlight:
         self._submit(self._drafts.resubmit(), prompts, sampling)
 
     def _submit(self, parked: Sequence[Request], prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        self._rollout.submit([*parked, self._remember(prompts, sampling)])
+
+    def _remember(self, prompts: Sequence[Prompt], sampling: Sampling) -> Round:
         requested = Round.of(prompts, dataclasses.replace(sampling, lengths=self._lengths))
         self._drafts.ask(requested.requests())
         self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
-        self._rollout.submit([*parked, requested])
+        return requested
 
     def under_way(self) -> Sequence[Any]:
         """The engines' calls whose end is worth a poll."""
@@ -159,6 +162,9 @@ class InFlight:
             making.samples[response.request_id] = sample
             arrived.append((sample, making.prompt))
             self.newest_version = max(self.newest_version, int(sample.policy_versions.max(initial=-1)))
+        self._judge(arrived)
+
+    def _judge(self, arrived: Sequence[tuple[Sample, Prompt]]) -> None:
         self._reward_workers.submit_all(arrived)
         if failed := {s.prompt_index for s, _ in arrived if s.status in (Status.FAILED, Status.ABORTED)}:
             self.flush_groups([i for i in failed if len(self._making[i].samples) == self._making[i].size])
@@ -191,3 +197,34 @@ class InFlight:
         making = self._making.pop(index)
         samples = (making.samples[name].with_verdict(making.verdicts[name]) for name in making.ids())
         return Group(making.prompt, tuple(samples))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def partial(self, index: int) -> Group:
+        """What came so far of a group while the engines are stopped: samples with the verdicts that are there, and those that are
+        not whole as PARKED. A sample that was not begun is not there."""
+        making, samples = self._making[index], []
+        for number, name in enumerate(making.ids()):
+            if name in making.samples:
+                sample, verdict = making.samples[name], making.verdicts.get(name)
+                samples.append(sample if verdict is None else sample.with_verdict(verdict))
+            elif so_far := self._drafts.so_far(name):
+                samples.append(whole_sample(making.prompt, number, so_far, ""))
+        return Group(making.prompt, tuple(samples))
+
+    def restore(self, groups: Sequence[Group], sampling: Sampling) -> None:
+        """Goes on with groups that `partial` gave, of this process or of another: reward workers get what has no verdict, and
+        everything else waits, parked, for `go_on`."""
+        unjudged, parked = [], Status.PARKED
+        self._remember([group.prompt for group in groups], sampling)
+        for group in groups:
+            making = self._making[group.prompt.index]
+            so_far = {sample.sample_id: response_of(sample) for sample in group.samples}
+            self._drafts.take(so_far.get(name) or Response.empty(name, parked) for name in making.ids())
+            for sample in (s for s in group.samples if s.status is not parked):
+                making.samples[sample.sample_id] = sample
+                if sample.verdict is None:
+                    unjudged.append((sample, group.prompt))
+                else:
+                    making.verdicts[sample.sample_id] = sample.verdict
+        self._judge(unjudged)

@@ -34,7 +34,6 @@ COUNTS: tuple[str, ...] = (
     "stream/parked",
     "stream/park_seconds",
     "stream/reprefill_tokens",
-    "stream/restarted",
 )
 """Added up from one step's groups to the next."""
 
@@ -77,8 +76,6 @@ class Producer:
         self._served = -1
         """The version of the engines; -1 before the first weight sync."""
         self._paused = True
-        self._restarted: list[int] = []
-        """Groups whose responses a restored checkpoint does not hold."""
         self._counts = dict.fromkeys(COUNTS, 0.0)
         self._held = dict.fromkeys(HOLDERS, 0.0)
         """Seconds of pumps by what held them, since the step before took its groups."""
@@ -160,10 +157,7 @@ class Producer:
         if not self._paused:
             return
         start, self._paused, self._in_flight.newest_version = time.monotonic(), False, -1
-        prompts = [self._prompts.prompt_at(index) for index in self._restarted]
-        prompts += self._admit(self._admission.room(self._ledger))
-        self._restarted = []
-        self._in_flight.go_on(prompts, self._sampling)
+        self._in_flight.go_on(self._admit(self._admission.room(self._ledger)), self._sampling)
         self._count("stream/park_seconds", time.monotonic() - start)
 
     def _drain(self) -> None:
@@ -212,14 +206,16 @@ class Producer:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Position in the data and ledger as JSON values, and the bytes of the groups that wait for their step. Of groups in
-        the making only their index: a run that goes on from here asks them anew."""
-        kept = self._ledger.entries(State.KEPT)
-        groups = self._store.get([entry.handle for entry in kept])
+        """Position in the data and ledger as JSON values, and the bytes of the groups that wait for their step and of those
+        in the making, with what came of them. While it is paused."""
+        assert self._paused, "responses that an engine has are in no checkpoint"
+        kept = self._store.get([entry.handle for entry in self._ledger.entries(State.KEPT)])
+        making = [self._in_flight.partial(entry.index) for entry in self._ledger.entries(State.MAKING)]
         return {
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
-            "kept": [encode(group) for group in groups],
+            "kept": [encode(group) for group in kept],
+            "making": [encode(group) for group in making],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -227,10 +223,12 @@ class Producer:
         self._ledger.restore(state["ledger"])
         for entry in self._ledger.entries(State.TAKEN):
             entry.handle = -1  # its samples are trained
-        for entry, data in zip(self._ledger.entries(State.KEPT), state["kept"], strict=True):
-            entry.handle = self._store.put(decode(data, self._prompts.prompt_at))
-        self._restarted = [entry.index for entry in self._ledger.entries(State.MAKING)]
-        self._count("stream/restarted", len(self._restarted))
+        kept, making = (
+            [decode(data, self._prompts.prompt_at) for data in state[name]] for name in ("kept", "making")
+        )
+        for entry, group in zip(self._ledger.entries(State.KEPT), kept, strict=True):
+            entry.handle = self._store.put(group)
+        self._in_flight.restore(making, self._sampling)
 
 
 def _named(names: Sequence[str], engine: str) -> str:

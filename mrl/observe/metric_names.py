@@ -51,7 +51,6 @@ METRICS = {
     "stream/parked": "Unfinished responses parked since the step before took its groups.",
     "stream/park_seconds": "Seconds of the driver for parking them and for going on with them.",
     "stream/reprefill_tokens": "Tokens of prompts and responses that engines compute again to go on with them.",
-    "stream/restarted": "Groups whose responses a checkpoint did not hold and that were asked anew.",
     "stream/held_by/<holder>": "Share of the pumps' time in which the oldest group waited for engines, verdicts or slots.",
     "pool/bytes": "Bytes of the judged groups that no served version is made of, as the step took its own.",
     "pool/spilled_bytes": "Of these, those in files: beyond stream.pool.memory_bytes.",

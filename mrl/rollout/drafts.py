@@ -61,8 +61,12 @@ class Drafts:
         return len(self._parked)
 
     def parked(self) -> list[Response]:
-        """What came so far of each request that no engine has now, by prompt and sample; what a checkpoint holds."""
+        """What came so far of each request that no engine has now, by prompt and sample."""
         return [self._so_far[name] for name in sorted(self._parked, key=sample_of)]
+
+    def so_far(self, request_id: str) -> Response | None:
+        """What came so far of a request; None where nothing did, or where its response is whole."""
+        return self._so_far.get(request_id)
 
     def resubmit(self) -> list[Request]:
         """The next request of each parked one, by prompt and sample; none of them is parked any more."""
@@ -108,7 +112,8 @@ def joined(so_far: Response, more: Response) -> Response:
 
 
 def whole_sample(prompt: Prompt, sample_index: int, response: Response, text: str) -> Sample:
-    """The sample of a whole response; RolloutError where an engine ran other tokens than those before its segment."""
+    """The sample of a response, or of its part so far; RolloutError where an engine ran other tokens than those before its
+    segment."""
     _require_ran(prompt, response)
     return Sample(
         prompt_index=prompt.index,
@@ -123,6 +128,13 @@ def whole_sample(prompt: Prompt, sample_index: int, response: Response, text: st
         domain=prompt.domain,
         tag=prompt.tag,
         segments=response.segments,
+    )
+
+
+def response_of(sample: Sample) -> Response:
+    """The response that `whole_sample` made the sample of."""
+    return Response(
+        sample.sample_id, sample.response_tokens, sample.rollout_logprobs, sample.segments, sample.status
     )
 
 

@@ -11,7 +11,8 @@ import torch
 
 from mrl.errors import RolloutError, WorkerLost
 from mrl.observe.metrics_log import without_volatile
-from mrl.pool.group_bytes import encode
+from mrl.pool.group_bytes import decode, encode
+from mrl.samples import Prompt, Status
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
 
 SAVE_AT_FIVE = ("loop.checkpoint={every_steps: 5, keep: 9}",)
@@ -146,12 +147,14 @@ def test_groups_that_lie_in_files_are_those_in_memory_to_the_bit(tmp_path: Path)
     assert list((tmp_path / "files/pool").iterdir()) == [], "files outlived the run"
 
 
+PROMPT = Prompt(0, np.zeros(1, np.int32), "", None)
+"""In the place of those that a group's bytes do not have."""
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREAM)
 
 
 def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Groups that wait for their step come from the checkpoint, those in the making are asked anew; files of the attempt
-    before are dropped."""
+    """Groups that wait for their step and those in the making come from the checkpoint; files of the attempt before are
+    dropped."""
     first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", "stream.pool.memory_bytes=0", *SAVES))
     first.engines.tokens_per_poll = 1
     first.loop.start()
@@ -171,7 +174,36 @@ def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.Lo
     assert indices == sorted(set(indices))
     versions = [v - s.policy_versions for v, gs in enumerate(second.groups, 4) for g in gs for s in g.samples]
     assert max(age.max() for age in versions) <= 2
-    assert second.rows()[4]["stream/restarted"] > 0
+
+
+@pytest.mark.parametrize("words", [(), ("launch.engine_slots=1", "rollout.tp=1")], ids=["shared", "own"])
+@pytest.mark.parametrize("algorithm", [{}, FILTER], ids=["all", "filter"])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
+    words: tuple[str, ...], algorithm: dict[str, Any], tmp_path: Path
+) -> None:
+    """Weights, and what was trained on: responses go on with their tokens, segments and stamps, whichever step the run ends
+    after."""
+    words = (*SAVES, *words)
+    whole = finished(tmp_path, *words, algorithm=algorithm, per_poll=1, name="whole")
+    expected = [[encode(group) for group in groups] for groups in whole.groups]
+    parked = 0
+    for steps in range(1, 9):
+        run = TableRun(config_of(tmp_path, algorithm, f"run.name=of-{steps}", "loop.steps=12", *words))
+        run.engines.tokens_per_poll, run.engines.at_once = 1, 10
+        run.loop.start()
+        for _ in range(steps):
+            run.loop.step()
+        (state, _) = run.train.saved[max(run.train.saved)]
+        begun = [decode(data, lambda index: PROMPT) for data in state["supply"]["making"]]
+        samples = [sample for group in begun for sample in group.samples]
+        parked += sum(s.status is Status.PARKED and len(s.response_tokens) > 0 for s in samples)
+        again = run.resumed()
+        again.engines.tokens_per_poll, again.engines.at_once = 1, 10
+        again.loop.start()
+        assert again.loop.run() == "done"
+        assert [[encode(group) for group in groups] for groups in run.groups + again.groups] == expected
+        assert torch.equal(again.train.table, whole.train.table)
+    assert parked > 20, "nothing was interrupted"
 
 
 def test_a_run_that_stops_parks_and_saves(tmp_path: Path) -> None:
