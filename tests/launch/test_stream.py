@@ -1,16 +1,23 @@
-"""The stream schedule on real engines: on-policy without age, to the bit; ahead by two versions; on slots of its own."""
+"""The stream schedule on real engines: on-policy without age, to the bit; ahead by two versions, killed and resumed; on slots of its own."""
 
 from __future__ import annotations
 
+import json
+import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mrl.data.tokenise import decoder
 from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read, without_volatile
-from tests.launch.command import run
+from mrl.pool.group_bytes import decode
+from mrl.samples import Prompt, Status
+from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -62,23 +69,60 @@ SPLITS = {
 }
 
 
+LONG = ("model.max_length=56", "rollout={max_response_tokens: 40, max_num_seqs: 4}")
+"""Responses that a tick does not end."""
+
+
 @pytest.mark.parametrize("split", [pytest.param("shared"), pytest.param("own", marks=pytest.mark.slow)])
-def test_a_stream_runs_ahead_within_its_age_and_trains_exact_log_probs(
-    split: str, task: Path, tmp_path: Path
-) -> None:
-    """Tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else)."""
+def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, tmp_path: Path) -> None:
+    """Within its age; tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else).
+    The driver dies in its third sync: responses that were parked in the checkpoint before it begin with the tokens there."""
     more = (
         "loop.schedule=stream",
         "stream={max_age: 2, pool: {memory_bytes: 0}}",
         "loop.steps=6",
-        "rollout.max_num_seqs=2",
+        "loop.checkpoint={every_steps: 1}",
+        "logging.samples_per_step=1000",
+        *LONG,
+        *SPLITS[split],
     )
-    rows = trained(task, tmp_path, "run", *more, *SPLITS[split])
+    killed = Command(
+        "train",
+        *words(task, tmp_path, "run", *more),
+        log=tmp_path / "killed.log",
+        environment={"MRL_FAULT": "sync:driver:3"},
+    )
+    try:
+        assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
+        killed.assert_nothing_left()
+    finally:
+        killed.end()
+    begun = begun_in(tmp_path / "run/checkpoints/step-000003", task)
+    rows = trained(task, tmp_path, "run", *more)
+    assert "resuming at step 4" in (tmp_path / "run.log").read_text()
     assert [row["step"] for row in rows] == list(range(7))
-    ages = [row["policy/age_steps"] for row in rows[1:]]
-    assert max(ages) in (1.0, 2.0), "nothing ran ahead, or too far"
+    assert max(row["policy/age_steps"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
-    assert sum(row["stream/parked"] for row in rows[1:]) > 0
     assert all(row["pool/spilled_bytes"] == row["pool/bytes"] > 0 for row in rows[1:])
     assert list((tmp_path / "run/pool").iterdir()) == [], "files outlived the run"
     assert not undescribed({name for row in rows for name in row})
+    lines = map(json.loads, (tmp_path / "run/samples.jsonl").read_text().splitlines())
+    later = {line["sample_id"]: line for line in lines if line["step"] > 3 and line["kind"] == "train"}
+    gone_on = {name: text for name, text in begun.items() if name in later}
+    assert gone_on, f"{len(begun)} responses were parked, and none was trained on"
+    for name, text in gone_on.items():
+        assert later[name]["response"].startswith(text)
+        assert later[name]["policy_versions"][0] < 3 <= later[name]["policy_versions"][1]
+
+
+def begun_in(checkpoint: Path, task: Path) -> dict[str, str]:
+    """What a checkpoint has of the responses that were parked with some tokens, as text by sample."""
+    from transformers import AutoTokenizer
+
+    supply = pickle.loads((checkpoint / "extra.pickle").read_bytes())["user"]["supply"]
+    prompt = Prompt(0, np.zeros(1, np.int32), "", None)
+    groups = [decode(data, lambda index: prompt) for data in supply["making"]]
+    samples = [s for group in groups for s in group.samples if s.status is Status.PARKED]
+    samples = [sample for sample in samples if len(sample.response_tokens)]
+    texts = decoder(AutoTokenizer.from_pretrained(task / "model"))([s.response_tokens for s in samples])
+    return dict(zip((sample.sample_id for sample in samples), texts, strict=True))

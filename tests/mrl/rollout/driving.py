@@ -42,6 +42,24 @@ def in_segments(engine: RolloutEngine, requests: list[Request], steps: int) -> l
     return [whole[r.request_id] for r in requests]
 
 
+def rescored(engine: RolloutEngine, rows: list[list[int]]) -> list[np.ndarray]:
+    """[T - 1] log-probs of each row's tokens [T] after its first, of one pass over the row as a prompt."""
+    from vllm import SamplingParams
+
+    vllm: Any = engine._engine
+    parameters = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    for number, row in enumerate(rows):
+        vllm.add_request(str(number), {"type": "token", "prompt_token_ids": row}, parameters)
+    found: dict[int, np.ndarray] = {}
+    while len(found) < len(rows):
+        for output in vllm.step():
+            if output.finished:
+                row, said = rows[int(output.request_id)], output.prompt_logprobs[1:]
+                values = [entry[token].logprob for token, entry in zip(row[1:], said, strict=True)]
+                found[int(output.request_id)] = np.array(values, np.float32)
+    return [found[number] for number in range(len(rows))]
+
+
 def version(engine: RolloutEngine) -> int:
     return engine.policy_version
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.engine import RolloutEngine
@@ -133,7 +134,47 @@ def test_each_token_is_of_the_version_on_its_stamp(
 ) -> None:
     """Three versions in one response: each log-prob is that of its own version's weights on all tokens before it, and far
     from that of the version before."""
-    folders = [tiny_model, *(write_model(tmp_path / str(s), **ENGINE_SHAPE, seed=s) for s in (5, 6))]
+    folders = folders_of(tiny_model, tmp_path)
+    requests, whole, first = in_three_versions(serving, folders)
+    right, shifted = gaps(requests, whole, folders, first)
+    assert right.max() < 1e-4 and shifted.mean() > 10 * right.mean() and shifted.mean() > 0.1
+
+
+@pytest.mark.slow
+def test_a_fresh_engine_of_each_version_says_the_same_of_its_tokens(
+    serving: EngineHost, tiny_model: Path, tmp_path: Path
+) -> None:
+    """One that never had another version, from all tokens before each in one pass."""
+    folders = folders_of(tiny_model, tmp_path)
+    requests, whole, first = in_three_versions(serving, folders)
+    rows = [[*q.prompt_tokens.tolist(), *r.tokens.tolist()] for q, r in zip(requests, whole, strict=True)]
+    worst, nearest_other = 0.0, []
+    for version, folder in enumerate(folders, first):
+        fresh = fresh_engine(folder)
+        scored = fresh.call(driving.rescored, rows)
+        fresh.close()
+        for request, response, said in zip(requests, whole, scored, strict=True):
+            gap = abs(said[len(request.prompt_tokens) - 1 :] - response.logprobs)
+            own = response.policy_versions == version
+            worst = max(worst, float(gap[own].max()))
+            nearest_other.append(gap[~own].mean())
+    assert worst < 1e-5 and min(nearest_other) > 0.1
+
+
+def folders_of(tiny_model: Path, folder: Path) -> list[Path]:
+    """Three models of one shape."""
+    return [tiny_model, *(write_model(folder / str(s), **ENGINE_SHAPE, seed=s) for s in (5, 6))]
+
+
+def fresh_engine(folder: Path) -> EngineHost:
+    """Of a folder's own weights."""
+    rollout = RolloutSection(dtype="float32", enforce_eager=True, max_num_seqs=64, kv_cache_bytes=64 << 20)
+    return EngineHost(rollout=rollout, model_path=str(folder), max_length=160, seed=1, real_weights=True)
+
+
+def in_three_versions(serving: EngineHost, folders: list[Path]) -> tuple[list[Request], list[Response], int]:
+    """Requests, their responses in the requests' order, each of three segments, and the version of the first; the engine serves
+    the first folder's weights before and after."""
     requests, drafts, whole = asked(12), Drafts(SEED), []
     first = serving.call(driving.version)
     feeder = Feeder(serving.call(driving.addresses), SYNC)
@@ -154,8 +195,8 @@ def test_each_token_is_of_the_version_on_its_stamp(
     serving.call(driving.release)
     feeder.close()
     assert len(whole) == 12 and {len(r.segments) for r in whole} == {3}
-    right, shifted = gaps(requests, whole, folders, first)
-    assert right.max() < 1e-4 and shifted.mean() > 10 * right.mean() and shifted.mean() > 0.1
+    by_id = {response.request_id: response for response in whole}
+    return requests, [by_id[request.request_id] for request in requests], first
 
 
 def gaps(
