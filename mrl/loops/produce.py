@@ -24,9 +24,8 @@ from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of
-from mrl.pool.admission import Admission
 from mrl.pool.group_bytes import decode, encode
-from mrl.pool.ledger import End, Ledger, State
+from mrl.pool.ledger import Admission, End, Ledger, State
 from mrl.pool.store import Store
 from mrl.samples import Group, Prompt
 

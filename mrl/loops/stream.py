@@ -1,4 +1,4 @@
-"""The stream schedule: generation runs ahead of training by at most a proven number of versions (mrl/pool/admission.py).
+"""The stream schedule: generation runs ahead of training by at most a proven number of versions (mrl/pool/ledger.py).
 
 | phase | consumes | produces | done by |
 |---|---|---|---|

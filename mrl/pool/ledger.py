@@ -1,4 +1,4 @@
-"""Which groups are on their way from prompt to update, and in which order a step takes them. Metadata only, pure.
+"""Which groups are on their way from prompt to update, how many may be, and in which order a step takes them. Metadata only, pure.
 
 | state | waits for | then |
 |---|---|---|
@@ -9,12 +9,19 @@
 Groups are admitted in the order of their prompts' indices, each once. A step takes
 kept groups in that order. With a window W above 1 a kept group may overtake those that are not ready, where none of them
 has been overtaken W - 1 times.
+
+How many may be on their way at once bounds the age of every token. Slots are (max_age + sync_every) * batch. A group on its
+way holds one; a step holds `batch` from when it takes its groups, however few they are, until the engines serve what it made. So a
+group that is admitted while the engines serve u has at most slots - 1 before it, of which every step uses up `batch`, and at
+most window - 1 groups overtake it: the step that trains it trains at most u + age_bound, and its later tokens are
+younger. A step takes fewer groups only where no other group is on its way. Nothing is ever dropped for its age.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -175,3 +182,51 @@ class Ledger:
         self.next_index, self.fruitless = int(state["next_index"]), int(state["fruitless"])
         self.uncommitted = [int(version) for version in state["uncommitted"]]
         self.ends = Counter({End(name): count for name, count in state["ends"].items()})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Admission:
+    """The rule of one run."""
+
+    batch: int
+    """Groups that a step trains on."""
+    max_age: int = 0
+    window: int = 1
+    """1: strict order; a group may be overtaken by window - 1 later ones."""
+    sync_every: int = 1
+    """Steps between two weight syncs."""
+    most_fruitless: int = 0
+    """Groups that may be dropped between two batches before none are admitted in their place."""
+
+    @property
+    def slots(self) -> int:
+        """Groups that may be on their way at once."""
+        return (self.max_age + self.sync_every) * self.batch
+
+    @property
+    def age_bound(self) -> int:
+        """Versions that a trained token may be behind at most."""
+        return self.max_age + self.sync_every - 1 + math.ceil((self.window - 1) / self.batch)
+
+    def room(self, ledger: Ledger) -> int:
+        """Groups that may be admitted now."""
+        return 0 if self.is_spent(ledger) else max(0, self.slots - self.used(ledger))
+
+    def used(self, ledger: Ledger) -> int:
+        """Slots in use."""
+        return ledger.on_the_way + self.batch * len(ledger.uncommitted)
+
+    def is_spent(self, ledger: Ledger) -> bool:
+        """Whether too many groups were dropped since the last batch."""
+        return ledger.fruitless > self.most_fruitless
+
+    def next_batch(self, ledger: Ledger) -> list[int] | None:
+        """Indices of the next step's groups; None while they are on their way.
+
+        They are fewer than a batch, possibly none, only where the budget is spent and no group is on its way.
+        """
+        ready = ledger.batch(self.batch, window=self.window)
+        if len(ready) == self.batch:
+            return ready
+        finished = self.is_spent(ledger) and not ledger.entries(State.MAKING)
+        return ready if finished else None

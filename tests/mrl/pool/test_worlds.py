@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mrl.pool.admission import Admission
-from mrl.pool.ledger import End, Ledger, State
+from mrl.pool.ledger import Admission, End, Ledger, State
 from tests.mrl.pool.worlds import Settings, World
 
 

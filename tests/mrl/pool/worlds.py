@@ -7,8 +7,7 @@ import json
 import random
 from collections import Counter
 
-from mrl.pool.admission import Admission
-from mrl.pool.ledger import End, Ledger, State
+from mrl.pool.ledger import Admission, End, Ledger, State
 
 
 @dataclasses.dataclass(frozen=True)
