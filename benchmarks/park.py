@@ -1,9 +1,10 @@
 """python -m benchmarks.park MODEL: what it costs that requests leave an engine and go on, against letting them finish.
 
 One engine in this process, its folder's weights, `--requests` prompts of `--prompt-tokens` and `--new-tokens` to each, run to their
-end. Rounds with and without one park in the middle are alternated; both take the way between processes (pickled
-batches and requests, the driver's drafts), so that the difference is the park: taking out, sending there and back, and computing again. All times are
-the processor's (one process, one thread), so that other work on the machine does not count.
+end, 256 of them at once; a park takes those out, or lets them end where `--let-end` steps surely do. Rounds with and without one park
+in the middle are alternated; both take the way between processes (pickled batches and requests, the driver's drafts), so that the
+difference is the park: taking out, sending there and back, and computing again. All times are the processor's (one process, one
+thread), so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mrl.config.sections.rollout import RolloutSection
+from mrl.launch.workers.rollout_group import TICK_STEPS
 from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request, Response, ResponseBatch, request_id, seed_of_request
@@ -32,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--prompt-tokens", type=int, default=7)
     parser.add_argument("--new-tokens", type=int, default=6)
+    parser.add_argument("--let-end", type=int, default=TICK_STEPS, help="steps in which all may end instead")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args(arguments)
     length = options.prompt_tokens + options.new_tokens
@@ -47,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in range(2 * (options.repeats + 1)):
         with_park = number % 2 == 1
         asked = _requests(options.requests, options.prompt_tokens, options.new_tokens)
-        total, away = _round(engine, asked, park_after=options.new_tokens // 2 if with_park else None)
+        park_after = options.new_tokens // 2 if with_park else None
+        total, away = _round(engine, asked, park_after=park_after, let_end=options.let_end)
         if number > 1:
             seconds[with_park].append(total)
             parking += [away] * with_park
@@ -75,7 +79,9 @@ def _requests(count: int, prompt_tokens: int, new_tokens: int) -> list[Request]:
     ]
 
 
-def _round(engine: RolloutEngine, asked: list[Request], *, park_after: int | None) -> tuple[float, float]:
+def _round(
+    engine: RolloutEngine, asked: list[Request], *, park_after: int | None, let_end: int
+) -> tuple[float, float]:
     """Processor seconds of a round, and of its park until the engine has its requests again."""
     drafts, whole, away = Drafts(SEED), 0, 0.0
     drafts.ask(asked)
@@ -84,7 +90,8 @@ def _round(engine: RolloutEngine, asked: list[Request], *, park_after: int | Non
     if park_after is not None:
         whole += len(drafts.take(_arrived(engine.step(park_after))))
         leaving = time.process_time()
-        whole += len(drafts.take(_arrived(engine.park())))
+        whole += len(drafts.take(_arrived(engine.park(let_end))))
+        engine.go_on()
         engine.submit(_sent(drafts.resubmit()))
         away = time.process_time() - leaving
     while whole < len(asked):
