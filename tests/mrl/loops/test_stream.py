@@ -156,7 +156,7 @@ def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.Lo
     """Groups that wait for their step and those in the making come from the checkpoint; files of the attempt before are
     dropped."""
     first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", "stream.pool.memory_bytes=0", *SAVES))
-    first.engines.tokens_per_poll = 1
+    first.engines.tokens_per_poll, first.engines.at_once = 2, 20
     first.loop.start()
     for _ in range(4):
         first.loop.step()
