@@ -69,7 +69,7 @@ SPLITS = {
 }
 
 
-LONG = ("model.max_length=56", "rollout={max_response_tokens: 40, max_num_seqs: 4}")
+LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 4}")
 """Responses that a tick does not end."""
 
 
