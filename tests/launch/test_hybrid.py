@@ -55,6 +55,12 @@ SLOW_LAYOUTS = {
     ),
     "pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", "rollout.tp=1"),
     "tp2-etp2-to-1": ("training.layout={tp: 2, pp: 1, ep: 1, etp: 2, dp: 1}", "rollout.tp=1"),
+    "lora-ep2-dp2-to-2-offloaded": (
+        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
+        "training.lora={rank: 4, targets: [attention, routed_experts]}",
+        "rollout.tp=2",
+        "training.offload=always",
+    ),
     "tp2-pp2-ep2-to-2": ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=2"),
 }
 
