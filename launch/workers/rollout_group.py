@@ -35,6 +35,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     (`Config.engine_slots`)."""
 
     kind = "engine"
+    actor_class: type[RolloutActor] = RolloutActor
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         # An engine takes no GPU of Ray's: its slots' trainer ranks have, or nobody, and the slots are the run's.
         visible = [placement.visible(range(first, first + tp)) for first in first_slots]
         super().__init__(
-            RolloutActor,
+            self.actor_class,
             config,
             clock,
             strategies=placement.strategies(first_slots),

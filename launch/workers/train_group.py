@@ -52,6 +52,7 @@ class TrainGroup(ActorGroup[TrainActor]):
     """The Megatron ranks of a run, one on each of the first slots."""
 
     kind = "trainer rank"
+    actor_class: type[TrainActor] = TrainActor
 
     def __init__(self, config: Config, placement: Placement, clock: PhaseClock, **options: Any) -> None:
         """`options`: environment and log folder of the actors."""
@@ -59,7 +60,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         self.layout = layout.sizes()
         self._topology, self._has_gpus = placement.topology(config), bool(placement.gpus)
         super().__init__(
-            TrainActor,
+            self.actor_class,
             config,
             clock,
             strategies=placement.strategies(range(layout.world_size)),

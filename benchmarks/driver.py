@@ -1,0 +1,189 @@
+"""python -m benchmarks.driver: what a step of a stream costs the driver, beside stub engines and stub trainer ranks in real processes.
+
+Everything that the driver does is as in a run: prompts, requests, Ray's messages, texts, reward workers (a hash), the ledger and the
+store, packing, advantages, shards, rows. Only models are missing (driver_stubs.py), whose tokens come so fast that a step takes about
+`--step-seconds`. The driver's own seconds hardly depend on that; its share does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import cProfile
+import json
+import pstats
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.driver_stubs import Pace, StubPools, StubRollout, StubTrain
+from mrl.config.load import load
+from mrl.config.root import Config
+from mrl.data.stream import PromptStream
+from mrl.data.tokenise import decoder
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.commands.bench_load import LogNormalLengths, hashed
+from mrl.launch.workers.actor_group import close_all
+from mrl.launch.workers.placement import place
+from mrl.loops import group_pool
+from mrl.loops.checkpoints import Checkpoints
+from mrl.loops.collect import Collector
+from mrl.loops.in_flight import InFlight
+from mrl.loops.produce import Producer
+from mrl.loops.recorder import Recorder
+from mrl.loops.stream import StreamLoop
+from mrl.observe import metrics_log
+from mrl.observe.phases import PhaseClock
+from mrl.observe.run_folder import RunFolder
+from mrl.prepare.tokenizer import write_bpe
+from mrl.rewards.pool.pool import RewardPool
+from mrl.samples import Prompt
+
+ROOT = Path(__file__).parents[1]
+TICKS_OF_A_RESPONSE = 8
+"""Calls of an engine in which a mean response comes, where it has a seat."""
+FIGURES = ("time/step_seconds", "perf/driver_seconds", "perf/driver_cpu_seconds", "perf/driver_frac")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.driver", description=__doc__)
+    parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=2000, help="mean of a response")
+    parser.add_argument("--sigma", type=float, default=0.5, help="deviation of the logarithm of the lengths")
+    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--step-seconds", type=float, default=60.0)
+    parser.add_argument("--steps", type=int, default=5, help="measured, after two of warm-up")
+    parser.add_argument(
+        "--profile", type=int, default=0, help="print so many functions of the driver's thread"
+    )
+    options = parser.parse_args(arguments)
+    profile = cProfile.Profile() if options.profile else None
+    rows = _rows(options, profile)[2:]
+    for row in rows:
+        print("  ".join(f"{name} {row[name]:.3f}" for name in FIGURES))
+    step, driver, computed, _ = (statistics.median(row[name] for row in rows) for name in FIGURES)
+    print(
+        f"{options.prompts} x {options.samples} x {options.tokens} tokens, medians of {len(rows)}: a step {step:.1f} s, the driver's "
+        f"own {driver:.2f} s ({computed:.2f} of the processor), {driver / step:.1%}; at most 5 % of steps from {20 * driver:.0f} s"
+    )
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(options.profile)
+
+
+def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="mrl-driver-") as folder, contextlib.ExitStack() as stack:
+        _write_tokenizer(folder)
+        config = _config(options, folder)
+        stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
+        clock = PhaseClock()
+        pools = stack.enter_context(_pools(config, clock, folder))
+        pools.start(_pace(options))
+        run_folder = RunFolder(config.run_folder)
+        loop = _loop(options, config, pools, clock, run_folder, stack)
+        loop.start()
+        for number in range(options.steps + 2):
+            if profile is not None and number == 2:
+                profile.enable()
+            loop.step()
+        if profile is not None:
+            profile.disable()
+        rows = metrics_log.read(run_folder.metrics)
+        run_folder.close()
+    return rows
+
+
+def _write_tokenizer(folder: str) -> None:
+    """Of the words of this project's pages."""
+    pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/**/*.md"))]
+    words = Path(folder, "pages.jsonl")
+    words.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages), encoding="utf-8")
+    write_bpe([words], f"{folder}/model", vocab_size=8000)
+
+
+def _config(options: argparse.Namespace, folder: str) -> Config:
+    most = 4 * options.tokens
+    return load(
+        [ROOT / "configs/quickstart.yaml"],
+        [
+            f"run={{name: driver, folder: {folder}}}",
+            f"model={{path: {folder}/model, max_length: {most + 512}}}",
+            f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2}}",
+            "algorithm.filter=null",
+            "training.layout={ep: 1, dp: 2}",
+            f"launch.engine_slots={options.engines}",
+            f"rollout={{max_response_tokens: {most}, max_num_seqs: {_seats(options)}}}",
+            "loop.schedule=stream",
+            "stream.max_age=1",
+            f"loop.prompts_per_step={options.prompts}",
+            f"loop.samples_per_prompt={options.samples}",
+            f"loop.steps={options.steps + 3}",
+            "loop.validation={every_steps: 0, before_training: false, after_training: false}",
+            "loop.checkpoint={every_steps: 0, at_end: false}",
+        ],
+    )
+
+
+def _seats(options: argparse.Namespace) -> int:
+    """An engine begins an eighth of its share of a step at once."""
+    return max(1, options.prompts * options.samples // options.engines // 8)
+
+
+def _pace(options: argparse.Namespace) -> Pace:
+    """Generating a step's tokens takes about the step, an update half of it; tokens come in few large calls, as on GPUs."""
+    waves = 8
+    return Pace(
+        engine_step_seconds=options.step_seconds / waves / options.tokens,
+        update_seconds=options.step_seconds / 2,
+        vocab_size=7000,
+    )
+
+
+@contextlib.contextmanager
+def _pools(config: Config, clock: PhaseClock, folder: str) -> Iterator[StubPools]:
+    placement = place(config.num_slots, gpus=False, deadline_seconds=120)
+    options: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_folder": folder}
+    train = StubTrain(config, placement, clock, **options)
+    ticks = config.rollout.max_response_tokens // 4 // TICKS_OF_A_RESPONSE
+    rollout = StubRollout(
+        config, placement, clock, sleeps=False, by_index=False, tick_steps=max(1, ticks), **options
+    )
+    try:
+        yield StubPools(train, rollout)
+    finally:
+        close_all((rollout, train), deadline_seconds=20)
+        placement.remove()
+
+
+def _loop(
+    options: argparse.Namespace,
+    config: Config,
+    pools: StubPools,
+    clock: PhaseClock,
+    run_folder: RunFolder,
+    stack: contextlib.ExitStack,
+) -> StreamLoop:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    rng = np.random.default_rng(0)
+    rows = [Prompt(n, rng.integers(3, 7000, 200).astype(np.int32), "", None) for n in range(1000)]
+    prompts = PromptStream(rows, seed=0)
+    store = group_pool.opened(config, prompts)
+    stack.callback(store.remove)
+    rewards = stack.enter_context(RewardPool(config.reward, group_size=config.loop.samples_per_prompt))
+    lengths = LogNormalLengths(options.tokens, options.sigma, config.rollout.max_response_tokens, seed=0)
+    in_flight = InFlight(pools.rollout, rewards, decoder(tokenizer), clock, run_seed=0, lengths=lengths)
+    deadline = config.loop.phase_deadline_seconds
+    collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
+    producer = Producer(config, prompts, in_flight, store)
+    recorder = Recorder(config, run_folder, clock, first_step=0)
+    return StreamLoop(config, pools, collector, producer, [], recorder, Checkpoints(config, run_folder))
+
+
+if __name__ == "__main__":
+    main()
