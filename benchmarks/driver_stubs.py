@@ -96,9 +96,6 @@ class StubRolloutActor(RolloutActor):
     def start_stub(self, pace: Pace) -> None:
         self.engine = StubEngine(pace, index=self._index, seats=self._config.rollout.max_num_seqs)
 
-    def serve(self, version: int) -> None:
-        self.engine.version = version
-
     def close(self) -> None: ...
 
 
@@ -128,9 +125,26 @@ class StubTrainActor(TrainActor):
 class StubRollout(RolloutGroup):
     actor_class = StubRolloutActor
 
+    def start_stubs(self, pace: Pace) -> None:
+        self.on_all(_start, pace)
+
+    def serve(self, version: int) -> None:
+        self.on_all(_serve, version)
+
 
 class StubTrain(TrainGroup):
     actor_class = StubTrainActor
+
+    def start_stubs(self, pace: Pace) -> None:
+        self.on_all(_start, pace)
+
+
+def _start(actor: Any, pace: Pace) -> None:
+    actor.start_stub(pace)
+
+
+def _serve(actor: Any, version: int) -> None:
+    actor.engine.version = version
 
 
 class StubPools:
@@ -140,11 +154,11 @@ class StubPools:
         self.train, self.rollout = train, rollout
 
     def start(self, pace: Pace) -> None:
-        self.train.on_all(lambda actor: actor.start_stub(pace))
-        self.rollout.on_all(lambda actor: actor.start_stub(pace))
+        self.train.start_stubs(pace)
+        self.rollout.start_stubs(pace)
 
     def sync(self, version: int) -> dict[str, float]:
-        self.rollout.on_all(lambda actor: actor.serve(version))
+        self.rollout.serve(version)
         return {}
 
     def rest(self) -> None: ...
