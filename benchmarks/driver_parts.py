@@ -1,0 +1,151 @@
+"""python -m benchmarks.driver_parts: what each thing that the driver does for a step costs, without any other process.
+
+Every part is called alone, once, on `--prompts` groups of random responses, in processor seconds, so that other work on the machine
+hardly counts; told for `--told-for` prompts. Ray's messages and the reward workers' are not in it: `python -m benchmarks.driver`
+has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mrl.algorithms.controllers import AlgorithmState
+from mrl.algorithms.recipe import shape_and_estimate
+from mrl.config.load import load
+from mrl.config.root import Config
+from mrl.data.tokenise import decoder
+from mrl.loops import mismatch, nan_guard, staleness
+from mrl.loops.screen import Screen
+from mrl.pool.group_bytes import encode, size_of
+from mrl.prepare.tokenizer import write_bpe
+from mrl.rollout.drafts import Drafts, whole_sample
+from mrl.rollout.request import Request, Response, ResponseBatch, Round, Sampling, prompt_digest, sample_of
+from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
+from mrl.training.batch import ages, merge, pack, policy_versions, split
+
+ROOT = Path(__file__).parents[1]
+VOCABULARY, PROMPT_TOKENS = 7000, 200
+
+
+class Parts:
+    """Calls parts and keeps what they took."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def __call__[T](self, name: str, part: Callable[[], T]) -> T:
+        start = time.process_time()
+        found = part()
+        print(f"{name:<34} {self._scale * (time.process_time() - start):7.3f} s", flush=True)
+        return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.driver_parts", description=__doc__)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--told-for", type=int, default=512)
+    options = parser.parse_args(arguments)
+    config = load(
+        [ROOT / "configs/quickstart.yaml"],
+        [
+            f"loop={{schedule: stream, prompts_per_step: {options.prompts}, samples_per_prompt: {options.samples}}}",
+            "algorithm.filter=null",
+        ],
+    )
+    parts = Parts(options.told_for / options.prompts)
+    groups = _generated(parts, config, options.prompts, options.tokens)
+    parts("a group's size in memory", lambda: [size_of(group) for group in groups])
+    parts("a group as bytes (files alone)", lambda: [encode(group) for group in groups])
+    _screened(parts, config, groups)
+    _trained(parts, config, groups)
+
+
+def _generated(parts: Parts, config: Config, num_prompts: int, num_tokens: int) -> list[Group]:
+    rng, num_samples = np.random.default_rng(0), config.loop.samples_per_prompt
+    prompts = [
+        Prompt(n, rng.integers(3, VOCABULARY, PROMPT_TOKENS).astype(np.int32), "", None)
+        for n in range(num_prompts)
+    ]
+    requested = Round.of(prompts, Sampling(num_samples, 1.0, num_tokens, 0))
+    requests, drafts = parts("requests", requested.requests), Drafts(0)
+    drafts.ask(requests)
+    batch = ResponseBatch.of(_answers(requests, rng))
+    responses = parts("responses out of a message", batch.responses)
+    responses = parts("drafts", lambda: drafts.take(responses))
+    decode = _decoder()
+    texts = parts("tokens to text", lambda: decode([response.tokens for response in responses]))
+    pairs = [(sample_of(r.request_id), r, text) for r, text in zip(responses, texts, strict=True)]
+    samples: list[Sample] = parts(
+        "samples", lambda: [whole_sample(prompts[i], number, r, text) for (i, number), r, text in pairs]
+    )
+    samples = [s.with_verdict(Verdict(VerdictKind.SCORED, float(rng.random()))) for s in samples]
+    return [
+        Group(prompt, tuple(samples[n * num_samples : (n + 1) * num_samples]))
+        for n, prompt in enumerate(prompts)
+    ]
+
+
+def _answers(requests: Sequence[Request], rng: np.random.Generator) -> list[Response]:
+    tokens = rng.integers(3, VOCABULARY, 1 << 20).astype(np.int32)
+    logprobs = -rng.exponential(0.5, 1 << 20).astype(np.float32)
+    answers = []
+    for request in requests:
+        start, length = request.seed % (len(tokens) - request.max_tokens), request.max_tokens
+        part, digest = slice(start, start + length), prompt_digest(request.prompt_tokens)
+        segments = (Segment(0, length, 0, 0, 0, digest),)
+        answers.append(Response(request.request_id, tokens[part], logprobs[part], segments, Status.TRUNCATED))
+    return answers
+
+
+def _decoder() -> Callable[[list[np.ndarray]], list[str]]:
+    """Of a byte-level tokenizer that is made of this project's pages."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/**/*.md"))]
+        rows = Path(folder, "pages.jsonl")
+        rows.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages), encoding="utf-8")
+        write_bpe([rows], folder, vocab_size=8000)
+        return decoder(AutoTokenizer.from_pretrained(folder))
+
+
+def _screened(parts: Parts, config: Config, groups: list[Group]) -> None:
+    screen = Screen(config)
+    screened = parts("which groups are worth it", lambda: screen.look(groups))
+    screen.book(screened)
+    parts("a row's statistics", lambda: screen.close(screened.scored, version=0, effort=""))
+    parts("a row's ages", lambda: staleness.ages_of(groups, 0))
+
+
+def _trained(parts: Parts, config: Config, groups: list[Group]) -> None:
+    batch = parts("packing", lambda: pack(groups))
+    versions = parts("versions of packed tokens", lambda: policy_versions(groups))
+    batch = batch.with_arrays(age=parts("ages of packed tokens", lambda: ages(batch, versions, version=0)))
+    parts("checking numbers, twice", lambda: [nan_guard.check_batch(batch) for _ in range(2)])
+    state = AlgorithmState.of(config.algorithm)
+    batch, _ = parts(
+        "rewards to advantages", lambda: shape_and_estimate(config.algorithm, batch, groups, state=state)
+    )
+    shards = parts("shards of two ranks", lambda: _shards(batch))
+    logprobs = [shard.arrays["rollout_logprobs"] for _, shard in shards]
+    found = parts("ranks' answers", lambda: merge(batch, [part for part, _ in shards], logprobs))
+    measured: dict[str, Any] = {"served": versions == 0, "margin": 1e-5}
+    parts("engine against trainer", lambda: mismatch.measure(batch, found, None, **measured))
+
+
+def _shards(batch: TrainBatch) -> list[tuple[np.ndarray, TrainBatch]]:
+    return [(part, batch.select(part)) for part in split(batch, 2)]
+
+
+if __name__ == "__main__":
+    main()
