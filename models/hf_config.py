@@ -20,7 +20,6 @@ QUANTIZATION = "quantization_config"
 float8_e4m3fn values in `X.weight` and the scale of each block in `X.weight_scale_inv`; weight = value *
 scale."""
 
-
 E4M3 = ("e4m3", "float8_e4m3fn")
 """What published folders call the type of their values."""
 
@@ -105,5 +104,8 @@ def unsupported_values(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> 
     settings = hf.get(QUANTIZATION) or {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
     form = settings.get("quant_method"), settings.get("weight_block_size")
     if form != ("fp8", [BLOCK, BLOCK]) or settings.get("fmt", "e4m3") not in E4M3:
-        problems.append(f"{QUANTIZATION} = {settings!r} (only fp8 e4m3 in blocks of {BLOCK} x {BLOCK})")
+        shown = {
+            key: settings[key] for key in ("quant_method", "weight_block_size", "fmt") if key in settings
+        }
+        problems.append(f"{QUANTIZATION} = {shown!r} (only fp8 e4m3 in blocks of {BLOCK} x {BLOCK})")
     return problems

@@ -65,11 +65,11 @@ def kind(hf: HfConfig) -> str:
     return settings.get("rope_type", settings.get("type", "default"))
 
 
-def turned_share(hf: HfConfig) -> float:
+def turned_share(hf: HfConfig, *, default: float = 1.0) -> float:
     """The share of a head's dimensions that are turned: transformers 5 keeps it among the rotary settings, 4
     beside them."""
     newer, older = parameters(hf).get("partial_rotary_factor"), hf.get("partial_rotary_factor")
-    return newer or older or 1.0
+    return newer or older or default
 
 
 def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""A folder as DeepSeek-V3 is published, float8 values and scales, and its wide twin with what these values mean."""
+"""A folder as DeepSeek-V3 or V3.1 is published, float8 values and scales, and its wide twin with what these values mean."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ EDGE = 128
 LINEAR = re.compile(r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj)\.weight$")
 
 
-def publish(source: Path, published: Path, wide: Path) -> None:
-    """Writes both from a folder with one safetensors file; the scales lie in a file of their own."""
+def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = False) -> None:
+    """Writes both from a folder with one safetensors file; the scales lie in a file of their own. DeepSeek-V3.1's are
+    `powers_of_two` (ue8m0), in float32 as well."""
     values: dict[str, torch.Tensor] = {}
     scales: dict[str, torch.Tensor] = {}
     meant: dict[str, torch.Tensor] = {}
@@ -28,12 +29,13 @@ def publish(source: Path, published: Path, wide: Path) -> None:
             own = scales[f"{name}_scale_inv"] = torch.empty(edges)
             for row, column in torch.cartesian_prod(*(torch.arange(n) for n in edges)).tolist():
                 box = (slice(row * EDGE, (row + 1) * EDGE), slice(column * EDGE, (column + 1) * EDGE))
-                own[row, column] = tensor[box].float().abs().max() / 448
+                scale = tensor[box].float().abs().max() / 448
+                own[row, column] = scale.log2().ceil().exp2() if powers_of_two else scale
                 values[name][box] = (tensor[box].float() / own[row, column]).to(torch.float8_e4m3fn)
                 meant[name][box] = (values[name][box].float() * own[row, column]).to(tensor.dtype)
     config = json.loads((source / "config.json").read_text())
     settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-    settings |= {"weight_block_size": [EDGE, EDGE]}
+    settings |= {"weight_block_size": [EDGE, EDGE]} | ({"scale_fmt": "ue8m0"} if powers_of_two else {})
     for folder, written in ((wide, config), (published, config | {"quantization_config": settings})):
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
         (folder / "config.json").write_text(json.dumps(written))

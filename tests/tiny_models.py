@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,19 @@ GPT_OSS: dict[str, Any] = {
         "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     },
 }  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 50000.0}
+GLM: dict[str, Any] = {
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
@@ -83,6 +97,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {"hidden_size": 128, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2}),
     "minimax_m2": ("MiniMaxM2", MINIMAX),
     "gpt_oss": ("GptOss", GPT_OSS),
+    "kimi_k2": ("DeepseekV3", LATENT | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
+    "moonlight": (
+        "DeepseekV3",
+        LATENT | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "rope_parameters": PLAIN},
+    ),
+    "glm4_moe": ("Glm4Moe", GLM),
+    "glm4_moe_lite": ("Glm4MoeLite", LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": PLAIN}),
 }
 """A model type, or one with the form that sets it apart -> the prefix of transformers' classes, and the fields that its config
 adds to COMMON. tests/mrl/training/test_family_matrix.py tests each."""
@@ -124,6 +145,9 @@ def write_model(
             if name.endswith("e_score_correction_bias"):  # float32 in folders of any type
                 buffer.data = 0.1 * torch.randn(buffer.shape)
     model.save_pretrained(folder)
+    if model_type == "kimi_k2":  # of which transformers knows the classes alone
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
     return folder
 
 
@@ -159,15 +183,20 @@ def batch_of_tokens(sequences: Sequence[Sequence[int]]) -> TrainBatch:
     )
 
 
+def reference_model(folder: Path) -> Any:
+    """transformers' model of a folder, in float32; by its class, since not every model_type is known there."""
+    import transformers
+
+    hf = json.loads((folder / "config.json").read_text())
+    kind: Any = getattr(transformers, hf["architectures"][0])
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
 def reference_logprobs(
     folder: Path, batch: TrainBatch, *, temperature: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(log-probs, entropy) [N] by transformers in float32, one segment at a time."""
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    model = reference_model(folder)
     logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
         tokens = torch.from_numpy(batch.tokens[start:end])[None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from mrl.errors import ConfigError
 from mrl.models.families.deepseek_v3 import DeepseekV3
+from mrl.models.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from mrl.models.families.gpt_oss import GptOss
 from mrl.models.families.llama import Llama
 from mrl.models.families.minimax_m2 import MiniMaxM2
@@ -16,13 +17,22 @@ from mrl.models.families.refused import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 
+_ALL: tuple[Family, ...] = (
+    Qwen2(),
+    Qwen2Moe(),
+    Qwen3(),
+    Qwen3Moe(),
+    Llama(),
+    Mixtral(),
+    DeepseekV3(),
+    Glm4Moe(),
+    Glm4MoeLite(),
+    Olmoe(),
+    MiniMaxM2(),
+    GptOss(),
+)
 FAMILIES: dict[str, Family] = {
-    name: family
-    for family in (
-        *(Qwen2(), Qwen2Moe(), Qwen3(), Qwen3Moe(), Llama(), Mixtral(), DeepseekV3()),
-        *(Olmoe(), MiniMaxM2(), GptOss()),
-    )
-    for name in (family.model_type, *family.aliases)
+    name: family for family in _ALL for name in (family.model_type, *family.aliases)
 }
 
 
@@ -43,10 +53,10 @@ def require_trainable(hf: HfConfig) -> None:
     family = family_of(hf)
     if problems := family.unsupported(hf):
         raise ConfigError(
-            f"config.json says {', '.join(problems)}: training does not implement that for {family.model_type}"
+            f"config.json says {', '.join(problems)}: training does not implement that for {hf['model_type']}"
         )
     if unread := [f"{key} = {hf[key]!r}" for key in family.unread(hf)]:
         raise ConfigError(
-            f"config.json says {', '.join(unread)}: {family.model_type} is implemented without such keys, and what "
+            f"config.json says {', '.join(unread)}: {hf['model_type']} is implemented without such keys, and what "
             "they change is not known here; take out what changes nothing"
         )

@@ -1,8 +1,5 @@
-"""DeepSeek-V3 (arXiv 2412.19437): latent attention, dense first layers, shared experts, sigmoid routing with
-correction biases.
-
-The checkpoint's multi-token-prediction layers are neither trained nor served.
-"""
+"""DeepSeek-V3 (arXiv 2412.19437): latent attention under the routing of sigmoid_moe.py. Moonlight
+(arXiv 2502.16982) and Kimi-K2 (arXiv 2507.20534) are the same model in other sizes."""
 
 from __future__ import annotations
 
@@ -12,54 +9,27 @@ from typing import Any
 from mrl.config.sections.model import NewModelSection
 from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows
-from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field
+from mrl.models.sigmoid_moe import SigmoidMoe
 from mrl.models.tensors import LocalTensor, Row, Spec, Split, whole
 
 LATENT_WIDTH, ROTARY_WIDTH = 512, 64
 """DeepSeek-V3's own: together 576, the one width that vLLM's latent attention knows on CPU."""
 
 
-class DeepseekV3(Family):
-    """DeepSeek-V3. vLLM serves plain softmax scores unless the two names of the routing are there: they are
-    asked for."""
+class DeepseekV3(SigmoidMoe):
+    """DeepSeek-V3, V3.1, Moonlight and Kimi-K2. vLLM serves plain softmax scores unless the two names of the
+    routing are there: they are asked for."""
 
     model_type = "deepseek_v3"
-    correction = "gate.e_score_correction_bias"
-    expert_count_keys = ("n_routed_experts", "num_local_experts")
-    fewest_experts_per_token = 2
-    implemented = {
+    aliases = ("kimi_k2",)
+    implemented = SigmoidMoe.implemented | {
         "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
-        "norm_topk_prob": (True,),
         "rope_interleave": (None, True),
     }
     harmless = ("head_dim", "qk_head_dim")
     rope_kinds = ("default", "yarn")
-    exported = {"num_nextn_predict_layers": 0}
-
-    def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
-        """Whether a layer has experts, by `first_k_dense_replace` and `moe_layer_freq`."""
-        return number >= hf.get("first_k_dense_replace", 0) and number % hf.get("moe_layer_freq", 1) == 0
-
-    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
-        """The prefixes of the multi-token-prediction layers, which follow the model's own."""
-        first = field(hf, "num_hidden_layers")
-        return tuple(f"model.layers.{first + n}." for n in range(hf.get("num_nextn_predict_layers") or 0))
-
-    def unsupported(self, hf: HfConfig) -> list[str]:
-        groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
-        experts, problems = field(hf, "num_experts_per_tok"), super().unsupported(hf)
-        if groups != chosen and experts // chosen != 2:
-            # A group counts by its two best experts; Megatron takes num_experts_per_tok // topk_group of
-            # them.
-            problems.append(
-                f"num_experts_per_tok = {experts} with topk_group = {chosen} (only two experts a group)"
-            )
-        return problems
-
-    def shared_width(self, hf: HfConfig) -> int:
-        return field(hf, "moe_intermediate_size") * (hf.get("n_shared_experts") or 0)
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
         """The rotary embedding, over the part of queries and keys that has one."""
@@ -67,7 +37,7 @@ class DeepseekV3(Family):
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         """The arguments of megatron's MLATransformerConfig that describe the model (not the layout)."""
-        return super().transformer_fields(hf) | _attention_fields(hf) | _router_fields(hf)
+        return super().transformer_fields(hf) | _attention_fields(hf)
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
         self.qkv_bias(hf)  # refuses them
@@ -173,18 +143,3 @@ def _attention_fields(hf: HfConfig) -> dict[str, Any]:
         "rotary_scaling_factor": yarn.get("factor", 1.0),
         "mscale_all_dim": yarn.get("mscale_all_dim") or 0.0,
     }
-
-
-def _router_fields(hf: HfConfig) -> dict[str, Any]:
-    groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
-    fields = {
-        "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
-        "moe_router_score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
-        # Megatron would move the biases with every reduction of gradients, padding counted: training.router_bias
-        # says whether they move (mrl/training/routing.py).
-        "moe_router_bias_update_rate": 0.0,
-    }
-    if groups != chosen:  # with all groups chosen there is no limit
-        fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
-    return fields

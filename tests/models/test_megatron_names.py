@@ -66,6 +66,11 @@ GPT_OSS = MIXTRAL | {
     "model_type": "gpt_oss", "num_key_value_heads": 2, "attention_bias": True, "sliding_window": 8,
     "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
 }  # fmt: skip
+GLM = COMMON | {
+    "model_type": "glm4_moe", "num_hidden_layers": 4, "num_key_value_heads": 2, "n_routed_experts": 8,
+    "n_shared_experts": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "norm_topk_prob": True,
+    "attention_bias": True, "use_qk_norm": True,
+}  # fmt: skip
 
 
 def build_rank(hf: dict, layout: Layout, place: Place) -> list[PackedModel]:
@@ -116,6 +121,7 @@ LAYOUTS = [
     (DEEPSEEK_NO_Q_LORA, Layout(tp=2, ep=2)),
     (MINIMAX, Layout(tp=4, ep=2, etp=2)),  # tp above the key heads
     (GPT_OSS, Layout(tp=2, pp=2, ep=2)),
+    (GLM, Layout(tp=4, pp=2, ep=2)),
     (QWEN2, Layout(tp=4, pp=2)),
     (QWEN2_MOE, Layout(tp=2, pp=2, ep=2)),
 ]

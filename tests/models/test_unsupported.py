@@ -33,6 +33,11 @@ OLMOE, MINIMAX, GPT_OSS = (
     json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
     for name in ("OLMoE-1B-7B", "MiniMax-M2", "gpt-oss-20b")
 )
+KIMI, GLM, FLASH = (
+    json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
+    for name in ("Kimi-K2-Instruct", "GLM-4.5", "GLM-4.7-Flash")
+)
+INT4 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in PUBLISHED.iterdir() if path.is_dir()))
@@ -63,6 +68,13 @@ def test_published_models_are_implemented(folder: str) -> None:
         (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
         (DEEPSEEK, {"topk_group": 2}, "num_experts_per_tok = 8 with topk_group = 2"),
         (DEEPSEEK, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
+        (KIMI, {"topk_method": "greedy"}, "topk_method = 'greedy' (only 'noaux_tc')"),
+        (KIMI, {"quantization_config": INT4}, "quantization_config = {'quant_method': 'compressed-tensors'} (only fp8"),
+        (GLM, {"norm_topk_prob": False}, "norm_topk_prob = False (only True)"),
+        (GLM, {"rope_scaling": YARN}, "rope_type = 'yarn' (only 'default')"),
+        (FLASH, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (only None or 'sigmoid')"),
+        (FLASH, {"attention_bias": True}, "attention_bias = True (only None or False)"),
+        (FLASH, {"mlp_layer_types": ["sparse"] * 47}, "mlp_layer_types (only as first_k_dense_replace says"),
         (DEEPSEEK, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (only 'default' or 'yarn')"),
         (OLMOE, {"norm_topk_prob": True}, "norm_topk_prob = True (only None or False)"),
         (OLMOE, {"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06 (only 1e-05)"),

@@ -24,7 +24,7 @@ QWEN3_MOE = {
 }  # fmt: skip
 """A model that is no random one: small, and every layer of experts."""
 FAMILIES = (
-    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "glm4_moe"),
     *("olmoe", "minimax_m2", "gpt_oss"),
 )
 
@@ -87,9 +87,12 @@ def random_config(rng: random.Random, family: str) -> dict:
         hf |= {"num_experts": rng.choice([4, 8])}
     if family in ("mixtral", "minimax_m2", "gpt_oss"):
         hf |= {"num_local_experts": rng.choice([2, 4])}
-    if family == "deepseek_v3":
+    if family in ("deepseek_v3", "glm4_moe"):
         hf |= {"n_routed_experts": rng.choice([4, 8]), "moe_intermediate_size": rng.choice([8, 16])}
         hf |= {"n_shared_experts": rng.choice([0, 1, 2]), "first_k_dense_replace": rng.choice([0, 1])}
+    if family == "glm4_moe":
+        hf |= {"attention_bias": rng.random() < 0.7, "use_qk_norm": rng.random() < 0.5}
+    if family == "deepseek_v3":
         hf |= {"q_lora_rank": rng.choice([None, 8]), "kv_lora_rank": 12, "num_key_value_heads": heads}
         hf |= {"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": rng.choice([2, 4])}
     return hf

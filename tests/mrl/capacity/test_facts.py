@@ -13,9 +13,10 @@ from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.loops.throughput import peak_flops
 from mrl.models.facts import Facts
+from mrl.models.families import family_of
 
 PUBLISHED = {
-    # Elements in the published safetensors (DeepSeek-V3: without the multi-token-prediction layer).
+    # Elements in the published safetensors, without those of multi-token-prediction layers; correction biases counted.
     "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
     "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
     "DeepSeek-V3": (671_026_419_200, 37_552_297_472),
@@ -27,6 +28,11 @@ PUBLISHED = {
     "MiniMax-M2": (228_689_764_864, 11_030_553_088),
     "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
     "gpt-oss-120b": (116_829_156_672, 5_711_982_912),
+    "Moonlight-16B-A3B-Instruct": (15_960_110_208, 2_914_776_192),
+    "Kimi-K2-Instruct": (1_026_408_232_448, 32_861_500_928),
+    "GLM-4.5-Air": (106_852_251_264, 13_424_129_664),
+    "GLM-4.5": (352_797_829_024, 33_632_266_144),
+    "GLM-4.7-Flash": (29_943_393_920, 3_896_766_080),
 }
 
 
@@ -44,7 +50,7 @@ def test_counts_agree_with_transformers(name: str) -> None:
     import transformers
 
     hf = json.loads((CONFIGS / "models" / name / "config.json").read_text())
-    config = transformers.AutoConfig.for_model(**hf)
+    config = transformers.AutoConfig.for_model(**(hf | {"model_type": family_of(hf).model_type}))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     count = sum(p.numel() for p in model.parameters())

@@ -95,11 +95,10 @@ def requests(
 def worst_gap(folder: Path, asked: list[Request], answers: list[Response]) -> float:
     """Largest difference between the engine's log-probs and those of transformers in float32 on the same tokens."""
     import torch
-    import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    from tests.tiny_models import reference_model
+
+    model = reference_model(folder)
     worst = 0.0
     for request, answer in zip(asked, answers, strict=True):
         tokens = torch.tensor(np.concatenate([request.prompt_tokens, answer.tokens]).astype(np.int64))[None]

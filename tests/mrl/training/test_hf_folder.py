@@ -130,15 +130,19 @@ WIDTHS = {"hidden_size": 320, "moe_intermediate_size": 192, "intermediate_size":
 """Tensors of one, two and three blocks, whole and not; tensor parallelism cuts inside them."""
 
 
-@pytest.mark.parametrize(("family", "layout"), [
-    ("qwen3_moe", Layout()),
-    ("qwen3_moe", Layout(tp=4, etp=2, ep=2, pp=2)),
-    ("deepseek_v3", Layout(tp=2, ep=2)),
+@pytest.mark.parametrize(("family", "layout", "powers_of_two"), [
+    ("qwen3_moe", Layout(), False),
+    ("qwen3_moe", Layout(tp=4, etp=2, ep=2, pp=2), False),
+    ("deepseek_v3", Layout(tp=2, ep=2), False),
+    ("deepseek_v3", Layout(tp=2, ep=2), True),
+    ("kimi_k2", Layout(pp=2, ep=2, dp=2), False),
 ], ids=str)  # fmt: skip
-def test_published_float8_weights_load_as_what_they_mean(family: str, layout: Layout, tmp_path: Path) -> None:
+def test_published_float8_weights_load_as_what_they_mean(
+    family: str, layout: Layout, powers_of_two: bool, tmp_path: Path
+) -> None:
     widths = WIDTHS if family == "qwen3_moe" else {"hidden_size": 320, "moe_intermediate_size": 192}
     source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **widths)
-    publish(source, tmp_path / "published", tmp_path / "wide")
+    publish(source, tmp_path / "published", tmp_path / "wide", powers_of_two=powers_of_two)
     require_trainable(hf_folder.read_config(tmp_path / "published"))
     check(tmp_path / "published")
     published, wide = load_all(tmp_path / "published", layout), load_all(tmp_path / "wide", layout)

@@ -53,6 +53,10 @@ CONFIGS = {
     "gpt_oss": transformers.GptOssConfig(
         num_hidden_layers=2, num_key_value_heads=2, head_dim=32, num_local_experts=8, num_experts_per_tok=2, **COMMON
     ),
+    "glm4_moe": transformers.Glm4MoeConfig(
+        num_hidden_layers=3, num_key_value_heads=2, head_dim=32, n_routed_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=64, attention_bias=True, use_qk_norm=True, **COMMON
+    ),
 }  # fmt: skip
 EXTRA = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
 
@@ -97,7 +101,10 @@ if __name__ == "__main__":
         ("qwen3_moe", 1),
         ("qwen3_moe", 2),
         ("deepseek_v3", 2),
-        *(pytest.param(family, 2, marks=pytest.mark.slow) for family in ("qwen3", "mixtral", "minimax_m2")),
+        *(
+            pytest.param(family, 2, marks=pytest.mark.slow)
+            for family in ("qwen3", "mixtral", "glm4_moe", "minimax_m2")
+        ),
         pytest.param("gpt_oss", 1, marks=pytest.mark.slow),
     ],
 )

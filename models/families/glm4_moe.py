@@ -1,0 +1,88 @@
+"""GLM-4.5 to 4.7 (arXiv 2508.06471): grouped-query attention with biases, half of each head turned, norms of
+queries and keys in the larger model, DeepSeek-V3's routing; and GLM-4.7-Flash, which has DeepSeek-V3's attention
+too.
+
+vLLM holds their routers in float32, whatever the model's type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.config.sections.model import NewModelSection
+from mrl.models import rope
+from mrl.models.engine_rows import EngineRows
+from mrl.models.families.deepseek_v3 import DeepseekV3
+from mrl.models.hf_config import HfConfig, field, head_dim
+from mrl.models.sigmoid_moe import SigmoidMoe
+from mrl.models.tensors import LocalTensor
+
+TURNED = 0.5
+"""The share of a head that is turned where config.json does not say."""
+
+
+class Glm4Moe(SigmoidMoe):
+    """GLM-4.5, 4.6 and 4.7."""
+
+    model_type = "glm4_moe"
+    partial_rotary = True
+    implemented = SigmoidMoe.implemented | {"attention_bias": (None, False, True)}
+
+    def qk_norm(self, hf: HfConfig) -> bool:
+        return bool(hf.get("use_qk_norm"))
+
+    def qkv_bias(self, hf: HfConfig) -> bool:
+        return bool(hf.get("attention_bias"))
+
+    def rotary(self, hf: HfConfig) -> rope.Rope:
+        return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf, default=TURNED)))
+
+    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        return _wide_router(super().engine_moe(hf, layer, engine))
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        """A dense first layer, one shared expert, biases and norms of queries and keys."""
+        return {
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "partial_rotary_factor": TURNED,
+            "n_routed_experts": new.num_experts,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "moe_intermediate_size": new.expert_size,
+            "first_k_dense_replace": min(1, new.num_layers - 1),
+            "num_nextn_predict_layers": 0,
+            "norm_topk_prob": True,
+        }
+
+
+class Glm4MoeLite(DeepseekV3):
+    """GLM-4.7-Flash: DeepSeek-V3's layers, whose routing vLLM and transformers take for granted."""
+
+    model_type = "glm4_moe_lite"
+    aliases = ()
+    implemented = DeepseekV3.implemented | {
+        "scoring_func": (None, "sigmoid"),
+        "topk_method": (None, "noaux_tc"),
+    }
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        numbers = range(field(hf, "num_hidden_layers"))
+        kinds = ["sparse" if self.is_moe_layer(hf, number) else "dense" for number in numbers]
+        if hf.get("mlp_layer_types", kinds) == kinds:
+            return super().unsupported(hf)
+        return [
+            *super().unsupported(hf),
+            "mlp_layer_types (only as first_k_dense_replace says, which vLLM reads)",
+        ]
+
+    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        return _wide_router(super().engine_moe(hf, layer, engine))
+
+
+def _wide_router(tensors: Iterator[LocalTensor]) -> Iterator[LocalTensor]:
+    """What a rank holds of a layer's experts, of which the first is the router."""
+    yield dataclasses.replace(next(tensors), dtype="float32")
+    yield from tensors

@@ -1,0 +1,60 @@
+"""What DeepSeek-V3 (arXiv 2412.19437) and GLM-4.5 (arXiv 2508.06471) have alike: dense first layers, experts
+chosen by sigmoid scores plus correction biases, shared experts, prediction layers that are neither trained nor
+served.
+
+A family's file says what it has beside that: its attention, first of all. This module imports no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mrl.models.family import Family
+from mrl.models.hf_config import HfConfig, field
+
+
+class SigmoidMoe(Family):
+    """A family whose routers are DeepSeek-V3's."""
+
+    correction = "gate.e_score_correction_bias"
+    expert_count_keys = ("n_routed_experts", "num_local_experts")
+    fewest_experts_per_token = 2
+    implemented = {"norm_topk_prob": (True,)}
+    exported = {"num_nextn_predict_layers": 0}
+
+    def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
+        """Whether a layer has experts, by `first_k_dense_replace` and `moe_layer_freq`."""
+        return number >= hf.get("first_k_dense_replace", 0) and number % hf.get("moe_layer_freq", 1) == 0
+
+    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
+        """The prefixes of the multi-token-prediction layers, which follow the model's own."""
+        first = field(hf, "num_hidden_layers")
+        return tuple(f"model.layers.{first + n}." for n in range(hf.get("num_nextn_predict_layers") or 0))
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
+        experts, problems = field(hf, "num_experts_per_tok"), super().unsupported(hf)
+        if groups != chosen and experts // chosen != 2:
+            # A group counts by its two best experts; Megatron takes num_experts_per_tok // topk_group of
+            # them.
+            problems.append(
+                f"num_experts_per_tok = {experts} with topk_group = {chosen} (only two experts a group)"
+            )
+        return problems
+
+    def shared_width(self, hf: HfConfig) -> int:
+        return field(hf, "moe_intermediate_size") * (hf.get("n_shared_experts") or 0)
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
+        fields = super().transformer_fields(hf) | {
+            "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            # Megatron would move the biases with every reduction of gradients, padding counted:
+            # training.router_bias says whether they move (mrl/training/routing.py).
+            "moe_router_bias_update_rate": 0.0,
+        }
+        if groups != chosen:  # with all groups chosen there is no limit
+            fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
+        return fields
