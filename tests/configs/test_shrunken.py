@@ -23,6 +23,7 @@ RECIPES = {
 }
 SLOW_RECIPES = {
     "deepseek_v3": ("deepseek_v3", "{tp: 2, pp: 2, ep: 2}"),
+    "glm_4_5_air": ("glm4_moe", "{tp: 2, pp: 2, ep: 2}"),
     "qwen3_235b_a22b": ("qwen3_moe", "{tp: 2, pp: 2, ep: 2}"),
 }
 """Recipe -> its family, its layout with every axis above one at two (dp at what the two cores carry)."""
