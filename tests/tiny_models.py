@@ -103,7 +103,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "rope_parameters": PLAIN},
     ),
     "glm4_moe": ("Glm4Moe", GLM),
-    "glm4_moe_lite": ("Glm4MoeLite", LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": PLAIN}),
+    # transformers' norms inside latent attention have 1e-6 whatever rms_norm_eps says, vLLM's and ours have that
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": PLAIN, "rms_norm_eps": 1e-6},
+    ),
 }
 """A model type, or one with the form that sets it apart -> the prefix of transformers' classes, and the fields that its config
 adds to COMMON. tests/mrl/training/test_family_matrix.py tests each."""
@@ -189,7 +193,8 @@ def reference_model(folder: Path) -> Any:
 
     hf = json.loads((folder / "config.json").read_text())
     kind: Any = getattr(transformers, hf["architectures"][0])
-    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    own = kind.config_class.from_dict(hf | {"model_type": kind.config_class.model_type})
+    return kind.from_pretrained(folder, config=own, dtype=torch.float32, attn_implementation="eager")
 
 
 def reference_logprobs(

@@ -68,6 +68,7 @@ GPT_OSS = MIXTRAL | {
 }  # fmt: skip
 GLM = COMMON | {
     "model_type": "glm4_moe", "num_hidden_layers": 4, "num_key_value_heads": 2, "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
     "n_shared_experts": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "norm_topk_prob": True,
     "attention_bias": True, "use_qk_norm": True,
 }  # fmt: skip
