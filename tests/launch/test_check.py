@@ -41,12 +41,12 @@ def code_for_tokenizer(folder: Path) -> None:
 
 MODEL_FAULTS = {
     "a family that cannot be trained": (
-        lambda folder: rewrite(folder, model_type="gpt_oss"),
-        "model_type 'gpt_oss' in config.json is not one of",
+        lambda folder: rewrite(folder, model_type="nemotron_h"),
+        "model_type 'nemotron_h' in config.json is not one of",
     ),
     "a relative of a family": (
-        lambda folder: rewrite(folder, model_type="kimi_k2"),
-        "model_type 'kimi_k2' in config.json is not one of",
+        lambda folder: rewrite(folder, model_type="kimi_k25"),
+        "model_type 'kimi_k25' in config.json is not one of",
     ),
     "a family without a name table": (
         lambda folder: rewrite(folder, model_type="gemma3_text"),
