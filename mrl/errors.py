@@ -28,6 +28,10 @@ class RolloutError(MrlError, RuntimeError):
     """The generation engine failed or was used in a state that does not allow the call."""
 
 
+class RoutingError(MrlError, RuntimeError):
+    """Choices of experts that a pass was to take are not there, or were not taken once each; names the sample or router."""
+
+
 class PoolError(MrlError, RuntimeError):
     """The pool of samples was used against its rules, or could not keep a group; names the group."""
 

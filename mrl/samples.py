@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mrl.routes import Routes
+
 Role = Literal["policy", "reference", "critic"]
 """The models of a run; the reference is the policy's frozen copy."""
 
@@ -170,6 +172,8 @@ class TrainBatch:
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """Further [N] float32 arrays by their field's name: rollout_logprobs, age, old_logprobs, ref_logprobs,
     advantages, returns, values, scores."""
+    routes: tuple[Routes, ...] | None = None
+    """Of each sample, where the passes of policy and reference are to take them."""
 
     @property
     def num_samples(self) -> int:
@@ -207,4 +211,5 @@ class TrainBatch:
             group_ids=self.group_ids[samples],
             sample_ids=tuple(self.sample_ids[b] for b in samples),
             arrays={name: array[tokens] for name, array in self.arrays.items()},
+            routes=None if self.routes is None else tuple(self.routes[b] for b in samples),
         )

@@ -11,7 +11,7 @@ from mrl.launch.workers.train_group import CPU_ENVIRONMENT
 from tests.support.source_tree import modules
 
 LAYERS = [
-    ["mrl.errors", "mrl.files", "mrl.samples", "mrl.models.layout"],
+    ["mrl.errors", "mrl.files", "mrl.routes", "mrl.samples", "mrl.models.layout"],
     ["mrl.config"],
     ["mrl.models", "mrl.models.facts", "mrl.resharding.wire", "mrl.observe"],
     [

@@ -3,6 +3,7 @@ configuration."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import socket
 import sys
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
 from mrl.errors import WeightSyncError
+from mrl.launch.workers import route_blocks
 from mrl.launch.workers.rollout_actor import EngineRank
+from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ class TrainActor:
             master_address=address,
             master_port=port,
             seed=self._config.run.seed,
+            replays=self._config.routing.replay != "off",
         )
         self._profiler = Profiler(
             Path(self._config.run_folder) / "profile",
@@ -81,11 +85,38 @@ class TrainActor:
         gc.collect()
         gc.freeze()  # as the driver does
 
+    def forward(
+        self, batch: TrainBatch, *, role: Role, temperature: float, with_router_margins: bool
+    ) -> dict[str, np.ndarray] | None:
+        """MegatronWorker.forward() of a batch that brings handles of its routes."""
+        return self.worker.forward(
+            self._with_routes(batch, role),
+            role=role,
+            temperature=temperature,
+            with_router_margins=with_router_margins,
+        )
+
+    def forward_recording(
+        self, batch: TrainBatch, *, temperature: float
+    ) -> tuple[dict[str, np.ndarray], list[Routes]] | None:
+        """forward() of the policy with router margins, and the routes of the batch's samples; the block stays here."""
+        arrays = self.worker.forward(
+            batch, temperature=temperature, with_router_margins=True, record_routes=True
+        )
+        if arrays is None:
+            return None
+        block = route_blocks.kept(arrays.pop("routes"))
+        return arrays, route_blocks.of_samples(block, batch.lengths().tolist())
+
     def update(self, batch: TrainBatch, denominators: Mapping[str, float], role: Role) -> dict[str, float]:
         """One optimizer step of a role with its configured objective."""
         temperature = self._config.rollout.temperature
         return self.worker.update(
-            batch, self._objectives[role], denominators, role=role, temperature=temperature
+            self._with_routes(batch, role),
+            self._objectives[role],
+            denominators,
+            role=role,
+            temperature=temperature,
         )
 
     def accumulate(
@@ -94,12 +125,18 @@ class TrainActor:
         """The first half of the policy's update, with the log-probs and router margins it was computed
         from."""
         return self.worker.accumulate(
-            batch,
+            self._with_routes(batch, "policy"),
             self._objectives["policy"],
             denominators,
             temperature=self._config.rollout.temperature,
             with_router_margins=True,
         )
+
+    def _with_routes(self, batch: TrainBatch, role: Role) -> TrainBatch:
+        """The batch with its routes, where the role takes any."""
+        if role == "critic":
+            return dataclasses.replace(batch, routes=None)
+        return route_blocks.read(batch, deadline_seconds=self._config.training.collective_seconds)
 
     def connect(self, engines: Sequence[EngineRank], topology: Topology) -> str:
         """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that

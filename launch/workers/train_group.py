@@ -3,6 +3,7 @@
 | method | dispatch | result |
 |---|---|---|
 | forward | batch split by DP | [N] arrays merged back in batch order |
+| forward_recording (the policy) | the same | the same, and the batch with handles of the routes that were taken |
 | update (of a role) | batch split by DP, denominators to all | metrics of rank 0 (already reduced over ranks) |
 | accumulate, then step | the same, of the policy | the same, and between the two the [N] arrays of forward |
 | all others | same arguments to every rank | what is the same on every rank, or by rank |
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
+from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
 from mrl.training.batch import merge, split
 
@@ -98,11 +101,25 @@ class TrainGroup(ActorGroup[TrainActor]):
         values."""
         parts, results = self._on_shards(
             batch,
-            lambda actor, shard: actor.worker.forward(
+            lambda actor, shard: actor.forward(
                 shard, role=role, temperature=temperature, with_router_margins=with_router_margins
             ),
         )
         return self._merged(batch, parts, results)
+
+    def forward_recording(
+        self, batch: TrainBatch, *, temperature: float
+    ) -> tuple[dict[str, np.ndarray], TrainBatch]:
+        """forward() of the policy with router margins, and the batch with the routes that its samples took."""
+        parts, results = self._on_shards(
+            batch, lambda actor, shard: actor.forward_recording(shard, temperature=temperature)
+        )
+        shards = [result for result in results if result is not None]
+        taken: dict[int, Routes] = {}
+        for part, (_, routes) in zip(parts, shards, strict=True):
+            taken |= zip(part.tolist(), routes, strict=True)
+        arrays = self._merged(batch, parts, [arrays for arrays, _ in shards])
+        return arrays, dataclasses.replace(batch, routes=tuple(taken[b] for b in range(batch.num_samples)))
 
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role = "policy"

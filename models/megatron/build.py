@@ -134,14 +134,16 @@ def build_chunks(
     max_length: int,
     device: torch.device,
     value_head: bool = False,
+    replays: bool = False,
 ) -> Chunks:
     """Build the model chunks of this rank on `device`, with Megatron's own random initialisation.
 
-    With `value_head` the output layer is a ValueHead, and never tied to the embedding.
+    With `value_head` the output layer is a ValueHead, and never tied to the embedding. `replays`: routers may be given
+    the experts of each token (replay.py).
     """
     require_trainable(hf_config)
     family = family_of(hf_config)
-    choice = choose_layers(training, device)
+    choice = choose_layers(training, device, replays=replays)
     config = _transformer_config(family.transformer_fields(hf_config), training, layout, device, choice)
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")

@@ -29,6 +29,8 @@ class LayerChoice:
     """Tokens go to their experts through DeepEP's kernels, else through all-to-all exchanges."""
     dtype: torch.dtype = torch.bfloat16
     """Of parameters and products."""
+    replays: bool = False
+    """Whether routers may be given the experts of each token, which Transformer Engine's fused choice cannot be."""
 
     @property
     def spec(self) -> Spec:
@@ -59,12 +61,14 @@ class LayerChoice:
                 "moe_grouped_gemm": self.transformer_engine,
                 "moe_permute_fusion": self.transformer_engine,
                 # the fused choice of experts is in float32
-                "moe_router_fusion": self.transformer_engine and training.router_dtype == "fp32",
+                "moe_router_fusion": self.transformer_engine
+                and training.router_dtype == "fp32"
+                and not self.replays,
             }
         return fields
 
 
-def choose_layers(training: TrainingSection, device: torch.device) -> LayerChoice:
+def choose_layers(training: TrainingSection, device: torch.device, *, replays: bool = False) -> LayerChoice:
     """What training.spec and training.dispatcher say, or else what the device and the environment have.
 
     ConfigError where something that is asked for is not installed.
@@ -79,7 +83,7 @@ def choose_layers(training: TrainingSection, device: torch.device) -> LayerChoic
             "training.spec = transformer_engine, and transformer_engine is not installed in the trainer's "
             "environment; install it, or set training.spec = local"
         )
-    return LayerChoice(engine, _takes_flex(training, engine=engine, on_gpu=on_gpu), dtype)
+    return LayerChoice(engine, _takes_flex(training, engine=engine, on_gpu=on_gpu), dtype, replays)
 
 
 def _takes_flex(training: TrainingSection, *, engine: bool, on_gpu: bool) -> bool:

@@ -27,6 +27,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
     rules: list[Callable[[], list[str]]] = [
         lambda: lengths(config, hf),
         lambda: biases(config, hf),
+        lambda: replay(config, hf),
         lambda: divisions(config, hf) or _errors_of(lambda: _every_rank(config, hf)),
         lambda: _errors_of(lambda: _an_engine_rank(config, hf)),
         lambda: engines_over_nodes(config, nodes),
@@ -66,6 +67,14 @@ def biases(config: Config, hf: dict[str, Any]) -> list[str]:
         f"training.router_bias = {config.training.router_bias}: the routers of {hf['model_type']} have no correction "
         "biases; set it to frozen"
     ]
+
+
+def replay(config: Config, hf: dict[str, Any]) -> list[str]:
+    """Says so where there are no routes to replay."""
+    wanted = config.routing.replay
+    if wanted == "off" or Facts(hf, "").num_experts:
+        return []
+    return [f"routing.replay = {wanted}: the model has no experts to choose from; set it to off"]
 
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from mrl.config.sections.loop import LoopSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.reward import RewardSection
 from mrl.config.sections.rollout import RolloutSection
+from mrl.config.sections.routing import RoutingSection
 from mrl.config.sections.run import RunSection
 from mrl.config.sections.sft import SftSection
 from mrl.config.sections.stream import StreamSection
@@ -42,6 +43,8 @@ class Config(Section):
     """The value model; for algorithm.estimator gae, and absent otherwise."""
     rollout: RolloutSection = RolloutSection()
     """The vLLM side."""
+    routing: RoutingSection = RoutingSection()
+    """Which experts a trained token visits."""
     sync: SyncSection = SyncSection()
     """The weight sync."""
     loop: LoopSection = LoopSection()
@@ -97,6 +100,15 @@ class Config(Section):
         if self.critic is not None and not self.algorithm.needs_values:
             raise ValueError(
                 f"critic: only read by algorithm.estimator gae, not by {name}; remove the section"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replay_has_a_pass_to_repeat(self) -> "Config":
+        if self.routing.replay == "trainer" and not self.algorithm.recomputes_policy:
+            raise ValueError(
+                "routing.replay = trainer: a step's only update chooses experts itself, and there is no pass before it whose "
+                "choices it could take; set algorithm.old_logprobs = recomputed, or replay = off"
             )
         return self
 

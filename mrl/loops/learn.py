@@ -39,6 +39,12 @@ class Trainer(Saver, Protocol):
         self, batch: TrainBatch, *, role: Role, temperature: float = 1.0, with_router_margins: bool = False
     ) -> dict[str, np.ndarray]: ...
 
+    def forward_recording(
+        self, batch: TrainBatch, *, temperature: float
+    ) -> tuple[dict[str, np.ndarray], TrainBatch]:
+        """The policy's forward() with router margins, and the batch with the routes it took."""
+        ...
+
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role
     ) -> dict[str, float]: ...
@@ -104,9 +110,7 @@ class Learner:
         arrays: dict[str, np.ndarray] = {}
         with self._clock.phase("recompute"):
             if self._recomputes_policy(step):
-                policy = self._train.forward(
-                    batch, role="policy", temperature=temperature, with_router_margins=True
-                )
+                batch, policy = self._pass(batch)
                 arrays["old_logprobs"] = policy["logprobs"]
                 step.metrics |= self._mismatch(step, batch, policy)
             if self._config.algorithm.needs_reference:
@@ -142,6 +146,16 @@ class Learner:
         metrics = {name: _over_updates(name, [row[name] for row in rows if name in row]) for name in names}
         self._algorithm.after_update(metrics, num_samples=batch.num_samples)
         step.metrics |= metrics
+
+    def _pass(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, np.ndarray]]:
+        """The policy's arrays; and the batch, with the routes that were taken where later passes are to take them too."""
+        temperature = self._config.rollout.temperature
+        if self._config.routing.replay == "trainer":
+            policy, batch = self._train.forward_recording(batch, temperature=temperature)
+            return batch, policy
+        return batch, self._train.forward(
+            batch, role="policy", temperature=temperature, with_router_margins=True
+        )
 
     # -- parts of phases -----------------------------------------------------------------------------------------
 

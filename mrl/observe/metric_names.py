@@ -102,6 +102,8 @@ METRICS = {
     "moe/bias_range_max": "Largest minus smallest correction bias of a layer, in the layer where that is most.",
     "moe/layers/<layer>/load_max_over_mean": "The load of one layer, in expert_load.jsonl.",
     "moe/layers/<layer>/load_entropy": "The entropy of one layer, in expert_load.jsonl.",
+    "routing/agreement": "Share of the experts given by routing.replay that the trainer's routers would have chosen, mean over layers.",
+    "routing/agreement_min": "The same in the worst layer.",
     "sync/seconds": "Duration of the weight sync, as the driver sees it.",
     "sync/bytes": "Bytes moved to all engine ranks.",
     "sync/cross_slot_bytes": "Of these, what came from other slots.",

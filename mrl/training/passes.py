@@ -10,7 +10,7 @@ gradients add up to the objective's, and metrics are those of one of them.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,11 +35,13 @@ from mrl.models.layout import Layout, Place
 from mrl.models.megatron.build import Chunks, PackedModel
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
-from mrl.models.megatron.packed_segments import PackedSegments, pack_segments
+from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.platform.parallel import max_over_world
+from mrl.training.prepared import Prepared
+from mrl.training.replay import Replay
 from mrl.training.routing import ExpertLoad, prefix_minimum, recorded_margins
 
 log = logging.getLogger(__name__)
@@ -53,28 +55,6 @@ The loss is always reported as the metric "loss". Entries where `arrays["loss_ma
 entropy and no gradient flows through them. An objective raises NotFiniteError for inputs that are not finite: outputs
 are not looked at anywhere else, and every rank then refuses the optimizer step.
 """
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prepared:
-    """A microbatch on the device; all of it without context parallelism, this rank's chunks with it."""
-
-    plan: Microbatch
-    tokens: Tensor
-    """[1, k] the tokens of this rank, padding included."""
-    kept: np.ndarray
-    """[k] their positions in plan.tokens."""
-    packed: PackedSegments
-    real: Tensor
-    """[k / tp] bool, of the tokens whose hidden states this rank holds between layers: False for padding."""
-    rows: Tensor
-    """[m] int64 which of the microbatch's n real tokens have their log-probs computed, on whatever rank."""
-    own_rows: Tensor
-    """[j] int64 positions in `rows` of those computed on this rank: those whose token before is its."""
-    before: Tensor
-    """[j] int64 positions in `tokens` of the tokens before, whose hidden states predict them."""
-    targets: Tensor
-    """[j] int64 the tokens that are predicted."""
 
 
 class Passes:
@@ -109,17 +89,36 @@ class Passes:
             device=device,
         )
         """How the tokens of the last forward_backward() were spread."""
+        self.replay = Replay(self._routers(), config, tp=layout.tp, tp_rank=place.tp, device=device)
+        """The routes that passes take from their batch, or record."""
 
     def forward(
-        self, batch: TrainBatch, *, temperature: float, with_router_margins: bool
+        self,
+        batch: TrainBatch,
+        *,
+        temperature: float,
+        with_router_margins: bool,
+        record_routes: bool = False,
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy (critic: values) [N] of all tokens but segments' first; None on ranks
-        without."""
+        without. `record_routes`: also `routes` [N, layers, k], as mrl/routes.py says."""
         prepared = self._prepare(batch, all_tokens=True)
         margins = self._no_margins(prepared) if with_router_margins else []
-        with torch.no_grad():
+        with torch.no_grad(), self._choices(batch, prepared, record=record_routes):
             outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=margins)
-        return self._arrays_of(batch, prepared, outputs, margins)
+            routes = {"routes": self.replay.rows(batch, prepared)} if record_routes else {}
+        arrays = self._arrays_of(batch, prepared, outputs, margins)
+        return None if arrays is None else arrays | routes
+
+    def _choices(
+        self, batch: TrainBatch, prepared: list[Prepared], *, record: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Who chooses experts inside: the routers, or the batch's routes. A critic's routers always do."""
+        if record:
+            return self.replay.recorded()
+        if batch.routes is None or self._chunks.has_value_head:
+            return contextlib.nullcontext()
+        return self.replay.given(batch, prepared)
 
     def forward_backward(
         self,
@@ -138,7 +137,8 @@ class Passes:
         margins = self._no_margins(prepared) if with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
         loss = self._objective_loss(batch, objective, denominators, temperature, outputs)
-        metrics = self._run(prepared, loss, forward_only=False, margins=margins)
+        with self._choices(batch, prepared):
+            metrics = self._run(prepared, loss, forward_only=False, margins=margins)
         return metrics, self._arrays_of(batch, prepared, outputs, margins)
 
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
@@ -225,7 +225,8 @@ class Passes:
             data: Iterator[tuple[int, Prepared]], model: Any
         ) -> tuple[Tensor, Callable[..., Any]]:
             number, item = next(data)
-            with self.expert_load.counting(item.real), recorded_margins(routers) as gaps:
+            counting = self.expert_load.counting(item.real)
+            with counting, self.replay.microbatch(number), recorded_margins(routers) as gaps:
                 hidden = model(item.tokens, None, None, packed_seq_params=item.packed)
             for gap in gaps:
                 torch.minimum(margins[number], gap, out=margins[number])
@@ -362,11 +363,6 @@ class Passes:
         """[N] smallest router gap over all layers and the token's prefix (the positions that predicted it)."""
         flat = np.full(batch.num_tokens, np.inf, np.float32)
         for item, smallest in zip(prepared, margins, strict=True):
-            if self._layout.tp > 1:
-                smallest = gather_from_sequence_parallel_region(smallest)
-            whole = smallest.new_full((len(item.plan.tokens),), float("inf"))
-            whole[torch.from_numpy(item.kept).to(self._device)] = smallest
-            for group in (parallel_state.get_pipeline_model_parallel_group(), self._cp_group):
-                dist.all_reduce(whole, op=dist.ReduceOp.MIN, group=group)
-            flat[item.plan.token_index] = whole.cpu().numpy()[item.plan.places]
+            own = item.of_all_ranks(smallest, fill=float("inf"), op=dist.ReduceOp.MIN)
+            flat[item.plan.token_index] = own
         return prefix_minimum(flat, batch.cu_seqlens)

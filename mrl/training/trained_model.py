@@ -59,8 +59,10 @@ class TrainedModel:
         device: torch.device,
         value_head: bool = False,
         seed: int = 0,
+        replays: bool = False,
     ) -> None:
-        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters."""
+        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters. `replays`:
+        batches may bring routes."""
         self.layout, self.place, self.device = layout, place, device
         self.hf_config = folder.read_config(model.path)
         self.family = family_of(self.hf_config)
@@ -73,6 +75,7 @@ class TrainedModel:
             max_length=model.max_length,
             device=device,
             value_head=value_head,
+            replays=replays,
         )
         self.chunks.config.finalize_model_grads_func = _sum_gradients
         pairs = [] if value_head else self._add_adapters(training, seed)
@@ -183,10 +186,20 @@ class TrainedModel:
         self.memory.note_change()
 
     def forward(
-        self, batch: TrainBatch, *, temperature: float = 1.0, with_router_margins: bool = False
+        self,
+        batch: TrainBatch,
+        *,
+        temperature: float = 1.0,
+        with_router_margins: bool = False,
+        record_routes: bool = False,
     ) -> dict[str, np.ndarray] | None:
         """What MegatronWorker.forward() returns, by today's parameters."""
-        return self._passes.forward(batch, temperature=temperature, with_router_margins=with_router_margins)
+        return self._passes.forward(
+            batch,
+            temperature=temperature,
+            with_router_margins=with_router_margins,
+            record_routes=record_routes,
+        )
 
     def accumulate(
         self,
@@ -207,6 +220,8 @@ class TrainedModel:
         metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
         if not self._is_critic:
             metrics |= self._passes.expert_load.metrics()
+        if batch.routes is not None and not self._is_critic:
+            metrics |= self._passes.replay.metrics()
         self._loss = metrics.get("loss", float("nan"))
         return metrics, arrays
 

@@ -48,8 +48,10 @@ class MegatronWorker:
         master_port: int,
         seed: int = 0,
         load: bool = True,
+        replays: bool = False,
     ) -> None:
-        """Joins the other ranks, builds the policy and, unless `load` is False, loads model.path."""
+        """Joins the other ranks, builds the policy and, unless `load` is False, loads model.path. `replays`: batches may
+        bring routes for the policy and the reference to take (routing.replay)."""
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
         self.place = self.layout.place(rank)
@@ -68,7 +70,13 @@ class MegatronWorker:
         if self.device.type == "cpu":
             torch.set_num_threads(training.num_threads)
         self.policy = TrainedModel(
-            model, training, layout=self.layout, place=self.place, device=self.device, seed=seed
+            model,
+            training,
+            layout=self.layout,
+            place=self.place,
+            device=self.device,
+            seed=seed,
+            replays=replays,
         )
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""
@@ -119,19 +127,24 @@ class MegatronWorker:
         role: Role = "policy",
         temperature: float = 1.0,
         with_router_margins: bool = False,
+        record_routes: bool = False,
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy [N] of this shard (and `router_margin`), at the sampling temperature.
 
         The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a segment's
         first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
         Entropies are in nats. The router margin of a token is the smallest gap in a router's choice
-        (RecordingRouter) over all layers and its prefix.
+        (RecordingRouter) over all layers and its prefix. Policy and reference take the batch's routes, where it has any;
+        with `record_routes` they choose by themselves, and `routes` [N, layers, k] (mrl/routes.py) says what.
         """
         if role == "critic":
             return self._trained(role).forward(batch)
         with self._acting_as(role):
             return self.policy.forward(
-                batch, temperature=temperature, with_router_margins=with_router_margins
+                batch,
+                temperature=temperature,
+                with_router_margins=with_router_margins,
+                record_routes=record_routes,
             )
 
     def update(
@@ -146,6 +159,7 @@ class MegatronWorker:
     ) -> dict[str, float]:
         """One optimizer step of the policy or the critic over this shard; the same metrics on all ranks.
 
+        The policy takes the batch's routes, where it has any: `routing/...` then says how far its own choices agree (replay.py).
         Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest,
         smallest). Where the model has experts, `moe/...` says how evenly this update's tokens were spread
         (routing.py). A loss or gradient that is not finite, or a step without any token to train on, is

@@ -63,6 +63,7 @@ def test_fusions_come_with_transformer_engine() -> None:
     assert not LayerChoice(True).fields(TrainingSection(router_dtype="fp64"), is_moe=True)[
         "moe_router_fusion"
     ]
+    assert not LayerChoice(True, replays=True).fields(TrainingSection(), is_moe=True)["moe_router_fusion"]
     local = LayerChoice(False).fields(TrainingSection(), is_moe=True)
     assert not any(local[name] for name in names)
 

@@ -37,6 +37,7 @@ from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import Request, Response, Round, sample_of, seed_of_request
+from mrl.routes import Routes, Rows
 from mrl.samples import (
     Group,
     Prompt,
@@ -93,12 +94,20 @@ class TableRanks:
         self._pump: Callable[[], Any] | None = None
 
     def forward(self, batch: TrainBatch, *, role: Role, **options: Any) -> dict[str, np.ndarray]:
-        self.called.append(f"forward {role}")
+        self.called.append(f"forward {role}" + " with routes" * (batch.routes is not None))
         if role == "critic":
             return {"values": np.zeros(batch.num_tokens, np.float32)}
         with torch.no_grad():
             logprobs, entropy = _both(self.table if role == "policy" else self.reference, batch)
         return {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
+
+    def forward_recording(
+        self, batch: TrainBatch, *, temperature: float
+    ) -> tuple[dict[str, np.ndarray], TrainBatch]:
+        """The routes of sample b are one row, b."""
+        block = np.arange(batch.num_samples)[:, None, None]
+        routes = tuple(Routes((Rows(block, b, b + 1),)) for b in range(batch.num_samples))
+        return self.forward(batch, role="policy"), dataclasses.replace(batch, routes=routes)
 
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role = "policy"

@@ -49,6 +49,19 @@ def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_pat
     assert aged >= 4 and clipped >= 4
 
 
+def test_later_passes_take_the_routes_of_the_first(tmp_path: Path) -> None:
+    """Each minibatch brings those of its own samples; the next step has its own."""
+    algorithm = {"minibatches": 2, "kl": {"location": "loss", "kind": "k3", "coefficient": 0.1}}
+    run = TableRun(config_of(tmp_path, algorithm, "routing.replay=trainer"))
+    run.loop.start()
+    run.loop.step()
+    assert run.train.called == ["forward policy", "forward reference with routes", "update", "update"]
+    samples = [routes.pieces[0].start for batch in run.train.batches for routes in batch.routes or ()]
+    assert samples == list(range(16))
+    run.loop.step()
+    assert run.train.called[4] == "forward policy"
+
+
 ONE_UPDATE: dict[str, dict[str, Any]] = {
     "grpo": {},
     "gspo": {"loss": {"name": "gspo"}},

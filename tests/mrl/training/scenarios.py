@@ -39,7 +39,14 @@ BIAS_RATE = 0.02
 
 
 def worker(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], **changes: Any
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    layout: dict[str, int],
+    *,
+    replays: bool = False,
+    **changes: Any,
 ) -> MegatronWorker:
     """A worker of a tiny model in float32 with small microbatches, unless changed."""
     fields: dict[str, Any] = {
@@ -57,6 +64,7 @@ def worker(
         world_size=world,
         master_address="127.0.0.1",
         master_port=port,
+        replays=replays,
     )
 
 

@@ -1,0 +1,43 @@
+"""Routes between processes: blocks stay in the object store of the node that made them, and the trainer ranks that need them
+read them there. The driver passes handles on, whose size does not depend on what they stand for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.routes import Routes, Rows
+from mrl.samples import TrainBatch
+
+
+def kept(block: np.ndarray) -> Any:
+    """A handle of a block, which is there as long as somebody has one, and this process lives."""
+    import ray
+
+    return ray.put(block)
+
+
+def read(batch: TrainBatch, *, deadline_seconds: float) -> TrainBatch:
+    """The batch with its routes' blocks in the place of their handles; those of this node are not copied."""
+    if batch.routes is None:
+        return batch
+    import ray
+
+    handles = list(dict.fromkeys(piece.block for routes in batch.routes for piece in routes.pieces))
+    blocks = dict(zip(handles, ray.get(handles, timeout=deadline_seconds), strict=True))
+    return dataclasses.replace(batch, routes=tuple(_with_blocks(r, blocks) for r in batch.routes))
+
+
+def of_samples(block: Any, lengths: Sequence[int]) -> list[Routes]:
+    """The routes of samples of these lengths, whose positions' rows lie one after the other in a block."""
+    ends = np.cumsum(lengths).tolist()
+    return [Routes((Rows(block, end - length, end - 1),)) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _with_blocks(routes: Routes, blocks: dict[Any, np.ndarray]) -> Routes:
+    pieces = tuple(dataclasses.replace(piece, block=blocks[piece.block]) for piece in routes.pieces)
+    return dataclasses.replace(routes, pieces=pieces)

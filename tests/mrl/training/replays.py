@@ -1,0 +1,83 @@
+"""What ranks do that replay routes. Functions of a module, so that spawned ranks can find them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mrl.algorithms.objective import cross_entropy
+from mrl.errors import MrlError
+from mrl.routes import Routes, Rows
+from mrl.samples import TrainBatch
+from tests.mrl.training.scenarios import TEMPERATURE, shard_of, worker
+from tests.tiny_models import random_batch
+
+EXPERTS = 8
+
+
+def random_routes(batch: TrainBatch, *, layers: int, topk: int) -> np.ndarray:
+    """[N, layers, topk] different experts at random, which no router would choose."""
+    rng = np.random.default_rng(3)
+    return rng.random((batch.num_tokens, layers, EXPERTS)).argsort(axis=2)[..., :topk].astype(np.uint8)
+
+
+def with_routes(batch: TrainBatch, block: np.ndarray) -> TrainBatch:
+    """The batch with the rows of its positions; each sample's in two pieces."""
+    bounds = zip(batch.cu_seqlens[:-1].tolist(), (batch.cu_seqlens[1:] - 1).tolist(), strict=True)
+    routes = tuple(
+        Routes((Rows(block, start, start + 1), Rows(block[start + 1 :], 0, stop - start - 1)))
+        for start, stop in bounds
+    )
+    return dataclasses.replace(batch, routes=routes)
+
+
+def record_and_replay(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
+) -> dict[str, Any]:
+    """The routes of a pass; then passes and an update that are given random ones."""
+    at = worker(rank, world, port, folder, layout, replays=True, **changes)
+    config = at.policy.chunks.config
+    pattern = config.moe_layer_freq
+    layers = sum(pattern) if isinstance(pattern, list) else config.num_layers
+    batch = random_batch(10, seed=1)
+    given = with_routes(batch, random_routes(batch, layers=layers, topk=config.moe_router_topk))
+    mine, shard = shard_of(given, at)
+    plain = dataclasses.replace(shard, routes=None)
+    at.snapshot_reference()
+    found = {
+        "samples": mine,
+        "recorded": at.forward(plain, temperature=TEMPERATURE, record_routes=True),
+        "given": at.forward(shard, temperature=TEMPERATURE),
+        "reference": at.forward(shard, role="reference", temperature=TEMPERATURE),
+    }
+    count = {"num_tokens": int(batch.loss_mask.sum())}
+    found["metrics"] = at.update(shard, cross_entropy, count, temperature=TEMPERATURE)
+    found["after"] = at.forward(shard, temperature=TEMPERATURE)
+    return found
+
+
+def replay_own(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> dict[str, Any]:
+    """What one rank computes with the choices it made itself, before and after an update without them; and how it answers
+    routes that are not whole."""
+    at = worker(rank, world, port, folder, layout, replays=True)
+    batch = random_batch(10, seed=1)
+    first = at.forward(batch, record_routes=True)
+    assert first is not None
+    given = with_routes(batch, first["routes"])
+    count = {"num_tokens": int(batch.loss_mask.sum())}
+    again = at.forward(given)
+    plain = at.accumulate(batch, cross_entropy, count)[0]
+    own = at.accumulate(given, cross_entropy, count)[0]
+    assert given.routes is not None
+    short, missing = list(given.routes), list(given.routes)
+    short[3] = dataclasses.replace(short[3], pieces=short[3].pieces[:1])
+    missing[2] = dataclasses.replace(missing[2], missing=1)
+    errors = []
+    for routes in (short, missing):
+        try:
+            at.forward(dataclasses.replace(batch, routes=tuple(routes)))
+        except MrlError as error:
+            errors.append(str(error))
+    return {"first": first, "again": again, "plain": plain, "own": own, "errors": errors}

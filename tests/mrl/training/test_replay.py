@@ -1,0 +1,99 @@
+"""A pass that is given routes takes them, the same in every layout, and says how far the routers agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.config.sections.training import LayoutSection
+from tests.mrl.training import replays
+from tests.mrl.training.layouts import name_of
+from tests.ranks import run_ranks
+from tests.tiny_models import random_batch, write_model
+
+pytestmark = pytest.mark.integration
+
+CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("qwen3_moe", {"tp": 2, "pp": 2, "vpp": 2, "ep": 2}, {"recompute": "full"}),
+    ("qwen3_moe", {"cp": 2}, {}),
+]
+LONG_CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("qwen3_moe", {"cp": 2, "tp": 2, "ep": 2}, {"recompute": "selective"}),
+    ("qwen3_moe", {"dp": 2, "ep": 2}, {"recompute": "full"}),
+    ("qwen3_moe", {"pp": 2, "vpp": 2}, {}),
+    ("deepseek_v3", {"tp": 2, "pp": 2, "ep": 2}, {"recompute": "full"}),
+    ("deepseek_v3", {"cp": 2, "pp": 2, "vpp": 2}, {}),
+]
+
+
+class OneRank:
+    """A family's folder, and what one rank finds in it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._made = root, {}
+
+    def of(self, family: str) -> tuple[Path, dict[str, Any]]:
+        if family not in self._made:
+            folder = write_model(self._root / family, family)
+            (found,) = run_ranks(replays.record_and_replay, 1, str(folder), {}, {})
+            self._made[family] = folder, found
+        return self._made[family]
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> OneRank:
+    return OneRank(tmp_path_factory.mktemp("replay"))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "changes"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG_CASES)],
+    ids=lambda value: value if isinstance(value, str) else "" if "recompute" in value else name_of(value),
+)
+def test_every_layout_takes_the_routes_it_is_given(
+    family: str, layout: dict[str, int], changes: dict[str, Any], one_rank: OneRank
+) -> None:
+    folder, expected = one_rank.of(family)
+    world = LayoutSection(**layout).world_size
+    results = run_ranks(replays.record_and_replay, world, str(folder), layout, changes)
+    batch = random_batch(10, seed=1)
+    found = [result for result in results if result["given"] is not None]
+    assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
+    for result in found:
+        index = batch.positions(result["samples"])
+        for name in ("given", "reference", "after"):
+            np.testing.assert_allclose(
+                result[name]["logprobs"], expected[name]["logprobs"][index], atol=1e-5, err_msg=name
+            )
+        ours, theirs = result["recorded"]["routes"], expected["recorded"]["routes"][index]
+        np.testing.assert_array_equal(np.sort(ours, axis=2), np.sort(theirs, axis=2))
+    for result in results:
+        for name in ("loss", "grad_norm", "routing/agreement", "routing/agreement_min"):
+            assert result["metrics"][name] == pytest.approx(expected["metrics"][name], abs=2e-5), name
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+def test_given_routes_are_others_and_the_reference_takes_them_too(family: str, one_rank: OneRank) -> None:
+    """Before the first update policy and reference are one, so that their KL is exactly 0."""
+    _, found = one_rank.of(family)
+    given, recorded = found["given"]["logprobs"], found["recorded"]["logprobs"]
+    assert np.abs(given - recorded).max() > 0.1
+    np.testing.assert_array_equal(given, found["reference"]["logprobs"])
+    assert np.abs(given - found["after"]["logprobs"]).max() > 1e-3
+    topk = found["recorded"]["routes"].shape[2]
+    assert found["metrics"]["routing/agreement"] == pytest.approx(topk / replays.EXPERTS, abs=0.05)
+
+
+def test_a_pass_that_is_given_its_own_choices_is_itself(one_rank: OneRank) -> None:
+    """To rounding: padding visits other experts, and products of other rows round differently."""
+    folder, _ = one_rank.of("qwen3_moe")
+    (found,) = run_ranks(replays.replay_own, 1, str(folder), {})
+    np.testing.assert_allclose(found["first"]["logprobs"], found["again"]["logprobs"], atol=2e-6)
+    own = found["own"]
+    assert (own.pop("routing/agreement"), own.pop("routing/agreement_min")) == (1.0, 1.0)
+    assert own["loss"] == pytest.approx(found["plain"]["loss"], abs=1e-6)
+    assert "sample 3.0 has 1 rows of routes for" in found["errors"][0]
+    assert "sample 2.0 has" in found["errors"][1] and "1 of them not recorded" in found["errors"][1]
