@@ -41,7 +41,7 @@ class PretendedRay:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ray, "remote", self._remote)
         monkeypatch.setattr(ray, "put", lambda value: Reference(lambda: value))
-        monkeypatch.setattr(ray, "get", lambda reference, timeout=None: reference.get())
+        monkeypatch.setattr(ray, "get", lambda asked, timeout=None: _values(asked))
         monkeypatch.setattr(ray, "wait", lambda references, num_returns=1, timeout=None: (references, []))
         monkeypatch.setattr(ray, "kill", lambda actor: None)
         monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
@@ -76,6 +76,11 @@ class PretendedRay:
             yield
         finally:
             self.running = outer
+
+
+def _values(asked: Any) -> Any:
+    """Of a reference, or of each of a list."""
+    return [each.get() for each in asked] if isinstance(asked, list) else asked.get()
 
 
 NAMES = {"TrainActor": "trainer rank", "RolloutActor": "engine"}
