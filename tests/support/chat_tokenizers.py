@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 _TEXT = [
     'The answer is 42. Tools say: {"result": 17}, and users ask again and again.',
-    "Was ist 3 mal 4? <b>html</b> and code: def f(x): return x + 1\n\n\tdone.",
+    "What is 3 times 4? <b>html</b> and code: def f(x): return x + 1\n\n\tdone.",
     "short words in many rows, numbers 0 1 2 3 4 5 6 7 8 9, and the end of it",
 ]
 
