@@ -23,7 +23,8 @@ class DeepseekV3(SigmoidMoe):
 
     model_type = "deepseek_v3"
     aliases = ("kimi_k2",)
-    implemented = SigmoidMoe.implemented | {
+    implemented = {
+        **SigmoidMoe.implemented,
         "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
         "rope_interleave": (None, True),

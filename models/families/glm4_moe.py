@@ -28,7 +28,7 @@ class Glm4Moe(SigmoidMoe):
 
     model_type = "glm4_moe"
     partial_rotary = True
-    implemented = SigmoidMoe.implemented | {"attention_bias": (None, False, True)}
+    implemented = {**SigmoidMoe.implemented, "attention_bias": (None, False, True)}
 
     def qk_norm(self, hf: HfConfig) -> bool:
         return bool(hf.get("use_qk_norm"))
@@ -63,7 +63,8 @@ class Glm4MoeLite(DeepseekV3):
 
     model_type = "glm4_moe_lite"
     aliases = ()
-    implemented = DeepseekV3.implemented | {
+    implemented = {
+        **DeepseekV3.implemented,
         "scoring_func": (None, "sigmoid"),
         "topk_method": (None, "noaux_tc"),
     }

@@ -38,7 +38,7 @@ class Replay:
         self._routers, self._config = routers, config
         self._tp, self._tp_rank, self._device = tp, tp_rank, device
         depths = _layers_with_experts(config)
-        self._own = [depths.index(router.layer_number) for router in routers]
+        self._own = [depths.index(router.layer_number or 0) for router in routers]
         """Of each router, its layer's number among those with experts."""
         self._num_layers = len(depths)
         self._answering: list[Given] | list[Recorded] = []
