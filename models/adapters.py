@@ -98,7 +98,7 @@ def adapters(
 def target_of(row: Row) -> Target | None:
     """What a layer's row belongs to; None where it is no matrix of a linear layer that may have an adapter. Those
     of a folder's stacks (gpt-oss's experts) may not."""
-    if row.columns is None or row.role != "weight" or row.stack:
+    if not isinstance(row.columns, int) or row.role != "weight" or row.stack:
         return None
     return next((target for target, prefix in PREFIXES.items() if row.name.startswith(prefix)), None)
 

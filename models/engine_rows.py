@@ -10,12 +10,12 @@ layers/{linear,vocab_parallel_embedding}.py, layers/fused_moe/expert_map_manager
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.layout import divide, padded_vocab
 from mrl.models.rows import Experts
-from mrl.models.tensors import LocalTensor, Piece
+from mrl.models.tensors import LocalTensor, Piece, Segment
 
 VOCAB_PADDING = 64
 
@@ -62,6 +62,18 @@ class EngineRows:
             at += share
         return self._tensor(name, (at, *columns), pieces)
 
+    def sections(
+        self, name: str, parts: Sequence[Segment], *columns: int, dtype: str | None = None
+    ) -> LocalTensor:
+        """Runs of rows, each split over tp by itself; vectors have no columns."""
+        pieces, at, zero = [], 0, (0,) * len(columns)
+        for part in parts:
+            share = divide(part.rows, self.shard.tp, what=f"rows of {part.tensor} over vLLM's tp")
+            start = part.start + self.shard.tp_rank * share
+            pieces.append(Piece(part.tensor, (start, *zero), (share, *columns), (at, *zero)))
+            at += share
+        return self._tensor(name, (at, *columns), pieces, dtype)
+
     def split_columns(self, name: str, rows: int, columns: int) -> LocalTensor:
         """A parameter that is a share of the columns of the checkpoint tensor of its own name."""
         share = divide(columns, self.shard.tp, what=f"columns of {name} over vLLM's tp")
@@ -103,13 +115,14 @@ class EngineRows:
         yield self.split_columns(f"{name}.down_proj.weight", hidden, inner)
 
     def grouped_query_attention(
-        self, hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool
+        self, hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool, gated: bool
     ) -> Iterator[LocalTensor]:
-        """Key and value heads are replicated where tp exceeds their number."""
+        """Key and value heads are replicated where tp exceeds their number. `gated`: q_proj has a gate behind each
+        head's query."""
         hidden, groups = field(hf, "hidden_size"), field(hf, "num_key_value_heads")
         heads, width, name = self.heads(hf), head_dim(hf), f"{layer}.self_attn"
         divide(*sorted((groups, self.shard.tp), reverse=True), what="key-value heads and vLLM's tp")
-        heads_of = (("q", heads), ("k", groups), ("v", groups))
+        heads_of = (("q", heads * (1 + gated)), ("k", groups), ("v", groups))
         if qkv_bias:
             biases = [(f"{name}.{part}_proj.bias", count * width, count) for part, count in heads_of]
             yield self.stacked(f"{name}.qkv_proj.bias", biases)

@@ -8,6 +8,7 @@ import functools
 import math
 from typing import Any
 
+from mrl.models.delta_net import delta_net
 from mrl.models.families import family_of
 from mrl.models.family import Family
 from mrl.models.hf_config import field, head_dim
@@ -55,6 +56,16 @@ class Facts:
     def expert_inner(self) -> int:
         """Inner width of one routed expert; 0 without experts."""
         return field(self.hf, "moe_intermediate_size", "intermediate_size") if self.num_experts else 0
+
+    @functools.cached_property
+    def delta_nets(self) -> int:
+        """Layers with a gated delta net in their attention's place."""
+        return sum(self.family.is_delta_net(self.hf, number) for number in range(self.num_layers))
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers whose queries meet the keys of every token before them."""
+        return self.num_layers - self.delta_nets
 
     @property
     def latent_attention(self) -> bool:
@@ -114,9 +125,11 @@ class Facts:
         Two for each parameter that a token meets in a product (of experts, those it visits), and for each
         pair and head two for each width of key and value: PaLM, arXiv 2204.02311, appendix B, with the pairs
         that a causal mask leaves, half of the squared length of each sequence, where PaLM counts all. The
-        embedding is a lookup. `has_head`: the output layer counts.
+        embedding is a lookup. A token reads and writes the states of a delta net and reads its output there,
+        two operations an element each. `has_head`: the output layer counts.
         """
         matrix = self.vocab * self.hidden
         lookups = matrix * (not self.hf.get("tie_word_embeddings", False)) + matrix * (not has_head)
-        scores = 2 * self.num_layers * self.num_heads * self.score_width * pairs
-        return 2 * (self.parameters_active - lookups) * tokens + scores
+        scores = 2 * self.attention_layers * self.num_heads * self.score_width * pairs
+        states = 6 * self.delta_nets * delta_net(self.hf).state_elements * tokens if self.delta_nets else 0
+        return 2 * (self.parameters_active - lookups) * tokens + scores + states

@@ -66,6 +66,8 @@ class Family:
     """The rotary embeddings that training implements."""
     partial_rotary: ClassVar[bool] = False
     """Whether config.json may say that only a share of each head is turned."""
+    output_gate: ClassVar[bool] = False
+    """Whether the projection to queries also gives a gate of each head's output."""
     exported: ClassVar[Mapping[str, Any]] = {}
     """The keys that config.json of an exported folder has other values of, because of what is not trained."""
 
@@ -78,6 +80,10 @@ class Family:
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
         """Whether a layer has experts."""
         return bool(self.expert_count_keys)
+
+    def is_delta_net(self, hf: HfConfig, number: int) -> bool:
+        """Whether a layer has a gated delta net in its attention's place."""
+        return False
 
     def qk_norm(self, hf: HfConfig) -> bool:
         """Whether each head's queries and keys have norms."""
@@ -119,6 +125,9 @@ class Family:
         known = noted.asked | HARMLESS | set(self.harmless)
         return sorted(key for key, value in hf.items() if value is not None and key not in known)
 
+    def require_layout(self, hf: HfConfig, layout: Layout) -> None:
+        """Raise ConfigError for a training layout in which the family is not implemented."""
+
     def rotary(self, hf: HfConfig) -> rope.Rope:
         """The rotary embedding; over the first part of each head where config.json says so."""
         return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf)))
@@ -133,6 +142,7 @@ class Family:
             "kv_channels": head_dim(hf),
             "qk_layernorm": self.qk_norm(hf),
             "add_qkv_bias": self.qkv_bias(hf),
+            "attention_output_gate": self.output_gate,
             "ffn_hidden_size": field(hf, "intermediate_size"),
             "layernorm_epsilon": hf.get("rms_norm_eps", 1e-6),
             "init_method_std": hf.get("initializer_range", 0.02),
@@ -182,8 +192,11 @@ class Family:
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
         """The attention of one layer and the norm before it."""
         norm = rows.input_norm(hf, layer, folded=spec.fold_norms)
-        has = {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf)}
-        return [norm, *rows.grouped_query_attention(hf, layer, **has)]
+        return [norm, *rows.grouped_query_attention(hf, layer, **self._attention(hf))]
+
+    def _attention(self, hf: HfConfig) -> dict[str, bool]:
+        """What grouped-query attention has."""
+        return {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf), "gated": self.output_gate}
 
     def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
         """The router of one layer, its correction biases, the experts of one rank, and the shared experts as one
@@ -221,8 +234,7 @@ class Family:
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """What a rank of a vLLM engine holds of one layer's attention."""
-        has = {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf)}
-        return engine.grouped_query_attention(hf, layer, **has)
+        return engine.grouped_query_attention(hf, layer, **self._attention(hf))
 
     def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """What a rank of a vLLM engine holds of one layer's router, routed and shared experts."""
@@ -252,8 +264,9 @@ class Family:
             for segment in (s for block in row.blocks for s in block):
                 before = tensors.get(segment.tensor)
                 size = max(segment.start + segment.rows, before.shape[0] if before else 0)
-                shape = (size,) if row.columns is None else (size, row.columns)
-                tensors[segment.tensor] = CheckpointTensor(segment.tensor, shape, row_dtype, row.stack)
+                tensors[segment.tensor] = CheckpointTensor(
+                    segment.tensor, (size, *row.trailing), row_dtype, row.stack
+                )
         return list(tensors.values())
 
     def local_tensors(
@@ -273,6 +286,7 @@ class Family:
         `router_dtype` is the router weight's own dtype, `dtype` when absent. ConfigError where the layout
         does not fit.
         """
+        self.require_layout(hf, layout)
         dtypes: dict[Role, str] = {"weight": dtype, "router": router_dtype or dtype, "correction": "float32"}
         splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}
         tensors = []

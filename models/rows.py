@@ -44,26 +44,32 @@ def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
     return Row(name, whole(f"{layer}.post_attention_layernorm.weight", field(hf, "hidden_size")), None)
 
 
-def grouped_query_attention(hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool) -> list[Row]:
+def grouped_query_attention(
+    hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool, gated: bool
+) -> list[Row]:
     """QKV interleaved by query group ([q heads of the group, k, v] per group), its biases, norms of q and k,
     output projection.
 
-    The whole interleaved tensor is cut by rows. With tp above the number of groups Megatron cuts through a
-    group and gathers activations, so nothing is replicated in storage.
+    `gated`: the checkpoint's q_proj has each head's query, then the gate of its output; a group then is
+    [q heads, gates, k, v]. The whole interleaved tensor is cut by rows. With tp above the number of groups
+    Megatron cuts through a group and gathers activations, so nothing is replicated in storage.
     """
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
-    q_rows = divide(heads, groups, what="attention heads per query group") * width
+    share = divide(heads, groups, what="attention heads per query group")
     attention = f"{layer}.self_attn"
 
+    def queries(group: int, tensor: str) -> list[Segment]:
+        if not gated:
+            return [Segment(tensor, group * share * width, share * width)]
+        own = range(group * share, (group + 1) * share)
+        return [Segment(tensor, (2 * head + part) * width, width) for part in range(2) for head in own]
+
+    def of_group(group: int, kind: str) -> list[Segment]:
+        others = [Segment(f"{attention}.{part}_proj.{kind}", group * width, width) for part in ("k", "v")]
+        return queries(group, f"{attention}.q_proj.{kind}") + others
+
     def by_group(kind: str) -> tuple[tuple[Segment, ...]]:
-        parts = (("q", q_rows), ("k", width), ("v", width))
-        return (
-            tuple(
-                Segment(f"{attention}.{part}_proj.{kind}", group * size, size)
-                for group in range(groups)
-                for part, size in parts
-            ),
-        )
+        return (tuple(segment for group in range(groups) for segment in of_group(group, kind)),)
 
     hidden = field(hf, "hidden_size")
     rows = [Row("self_attention.linear_qkv.weight", by_group("weight"), hidden, "tp")]

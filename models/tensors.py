@@ -131,18 +131,26 @@ class Row:
 
     The parameter is the concatenation, over `blocks`, of the rank's share of each block; a block is the
     concatenation of its segments. So gate and up are two blocks (each rank holds its gate rows, then its up
-    rows) and interleaved QKV is one block. `columns` is None for vectors. `dim` is the split dimension.
-    `padded_rows` pads the only block. `stack` is that of the checkpoint tensors.
+    rows) and interleaved QKV is one block. `columns` is None for vectors, and all further sizes where there are
+    more than two dimensions. `dim` is the split dimension. `padded_rows` pads the only block.
+    `stack` is that of the checkpoint tensors.
     """
 
     name: str
     blocks: tuple[tuple[Segment, ...], ...]
-    columns: int | None
+    columns: int | tuple[int, ...] | None
     split: Split = "none"
     dim: int = 0
     role: Role = "weight"
     padded_rows: int | None = None
     stack: int = 0
+
+    @property
+    def trailing(self) -> tuple[int, ...]:
+        """The sizes after the first."""
+        if self.columns is None:
+            return ()
+        return self.columns if isinstance(self.columns, tuple) else (self.columns,)
 
 
 def whole(tensor: str, rows: int) -> tuple[tuple[Segment, ...], ...]:
@@ -165,31 +173,31 @@ def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str
         size = row.padded_rows or sum(s.rows for s in block)
         share = divide(size, parts, what=f"rows of {name}")
         pieces.extend(
-            _cut_block(block, low=index * share, high=(index + 1) * share, offset=offset, columns=row.columns)
+            _cut_block(
+                block, low=index * share, high=(index + 1) * share, offset=offset, trailing=row.trailing
+            )
         )
         offset += share
-    shape = (offset,) if row.columns is None else (offset, row.columns)
-    return LocalTensor(name=name, chunk=chunk, shape=shape, dtype=dtype, pieces=tuple(pieces))
+    return LocalTensor(
+        name=name, chunk=chunk, shape=(offset, *row.trailing), dtype=dtype, pieces=tuple(pieces)
+    )
 
 
 def _cut_block(
-    block: Sequence[Segment], *, low: int, high: int, offset: int, columns: int | None
+    block: Sequence[Segment], *, low: int, high: int, offset: int, trailing: tuple[int, ...]
 ) -> list[Piece]:
-    pieces, at = [], 0
+    pieces, at, zeros = [], 0, (0,) * len(trailing)
     for segment in block:
         first, last = max(low, at), min(high, at + segment.rows)
         if first < last:
             start, local, rows = segment.start + first - at, offset + first - low, last - first
-            if columns is None:
-                pieces.append(Piece(segment.tensor, (start,), (rows,), (local,)))
-            else:
-                pieces.append(Piece(segment.tensor, (start, 0), (rows, columns), (local, 0)))
+            pieces.append(Piece(segment.tensor, (start, *zeros), (rows, *trailing), (local, *zeros)))
         at += segment.rows
     return pieces
 
 
 def _cut_columns(row: Row, *, parts: int, index: int, chunk: int, dtype: str, name: str) -> LocalTensor:
-    assert row.columns is not None, f"{name}: a vector has no columns to split"
+    assert isinstance(row.columns, int), f"{name}: only a matrix has columns to split"
     share = divide(row.columns, parts, what=f"columns of {name}")
     pieces, at = [], 0
     for segment in (s for block in row.blocks for s in block):

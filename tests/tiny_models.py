@@ -85,6 +85,15 @@ GLM: dict[str, Any] = {
     "norm_topk_prob": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
 }
+DELTA_NET: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "full_attention_interval": 4,
+    "shared_expert_intermediate_size": 96,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
@@ -92,6 +101,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
+    "qwen3_next": ("Qwen3Next", EXPERTS | DELTA_NET),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "deepseek_v3": ("DeepseekV3", LATENT),
     "olmoe": ("Olmoe", {"hidden_size": 128, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2}),

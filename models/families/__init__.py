@@ -13,6 +13,7 @@ from mrl.models.families.mixtral import Mixtral
 from mrl.models.families.olmoe import Olmoe
 from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
+from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.families.refused import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
@@ -22,6 +23,7 @@ _ALL: tuple[Family, ...] = (
     Qwen2Moe(),
     Qwen3(),
     Qwen3Moe(),
+    Qwen3Next(),
     Llama(),
     Mixtral(),
     DeepseekV3(),

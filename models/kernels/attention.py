@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from mrl.models.kernels.buckets import Buckets, SegmentBuckets
+from mrl.models.kernels.slots import to_slots, to_tokens
 
 WIDER = 8
 """Dimensions by which attention sinks widen queries and keys: the fused kernels want multiples of 8."""
@@ -50,7 +51,7 @@ def packed_attention(
         )
         outputs.append(out[:, :, -length:, :width].transpose(1, 2).reshape(-1, heads * width))
     slots = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return _Scatter.apply(slots, buckets.queries.token_slots)
+    return to_tokens(slots, buckets.queries.token_slots)
 
 
 def _with_sinks(
@@ -82,41 +83,6 @@ def padded_to(values: Tensor, width: int) -> Tensor:
 
 def _fill(buckets: Buckets, tokens: Tensor) -> list[Tensor]:
     """[N, H, D] -> one [segments, H, padded length, D] per bucket."""
-    slots = _Gather.apply(tokens, buckets.slot_tokens, buckets.token_slots)
+    slots = to_slots(tokens, buckets.slot_tokens, buckets.token_slots)
     parts = slots.split([rows * length for rows, length in buckets.shapes])
     return [p.unflatten(0, shape).transpose(1, 2) for p, shape in zip(parts, buckets.shapes, strict=True)]
-
-
-class _Gather(torch.autograd.Function):
-    """rows[index], whose gradient is grad[inverse]: each row is used once, other uses carry zero gradient.
-
-    index_select's own backward adds rows one by one; a second gather is several times faster on CPU.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return rows.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return grads[0].index_select(0, inverse), None, None
-
-
-class _Scatter(torch.autograd.Function):
-    """slots[token_slots] -> tokens; the gradient of padding slots is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, slots: Tensor, token_slots: Tensor) -> Tensor:
-        ctx.save_for_backward(token_slots)
-        ctx.num_slots = slots.shape[0]
-        return slots.index_select(0, token_slots)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (token_slots,) = ctx.saved_tensors
-        grad = grads[0]
-        padded = grad.new_zeros((ctx.num_slots, *grad.shape[1:]))
-        padded[token_slots] = grad
-        return padded, None

@@ -31,6 +31,8 @@ class LayerChoice:
     """Of parameters and products."""
     replays: bool = False
     """Whether routers may be given the experts of each token, which Transformer Engine's fused choice cannot be."""
+    fused_delta_rule: bool = False
+    """Whether flash-linear-attention's kernels compute the rule of delta nets, else torch."""
 
     @property
     def spec(self) -> Spec:
@@ -83,7 +85,9 @@ def choose_layers(training: TrainingSection, device: torch.device, *, replays: b
             "training.spec = transformer_engine, and transformer_engine is not installed in the trainer's "
             "environment; install it, or set training.spec = local"
         )
-    return LayerChoice(engine, _takes_flex(training, engine=engine, on_gpu=on_gpu), dtype, replays)
+    flex = _takes_flex(training, engine=engine, on_gpu=on_gpu)
+    fused_delta_rule = on_gpu and dtype in FUSED_TYPES and _installed("fla")
+    return LayerChoice(engine, flex, dtype, replays=replays, fused_delta_rule=fused_delta_rule)
 
 
 def _takes_flex(training: TrainingSection, *, engine: bool, on_gpu: bool) -> bool:

@@ -18,16 +18,23 @@ class RMSNorm(torch.nn.Module):
     """Root-mean-square norm over the last dimension (arXiv 1910.07467).
 
     The torch norm that megatron falls back to refuses sequence parallelism; this one marks its weight, so
-    that its gradient is summed over the tensor-parallel ranks.
+    that its gradient is summed over the tensor-parallel ranks. A zero-centred weight, as config says, is what the
+    factor has beyond 1.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
         super().__init__()
         self.eps = eps
-        self.weight: Any = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.zero_centred = config.layernorm_zero_centered_gamma
+        start = torch.zeros if self.zero_centred else torch.ones
+        self.weight: Any = torch.nn.Parameter(start(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.zero_centred:
+            wide = torch.promote_types(x.dtype, torch.float32)
+            factor = 1 + self.weight.to(wide)
+            return torch.nn.functional.rms_norm(x.to(wide), factor.shape, factor, self.eps).to(x.dtype)
         return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 

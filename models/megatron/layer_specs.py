@@ -15,11 +15,13 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mrl.models.megatron.clamped_experts import ClampedExperts
+from mrl.models.megatron.delta_net import DeltaNetSubmodules, PackedDeltaNet
 from mrl.models.megatron.experts import GroupedExperts
 from mrl.models.megatron.latent_attention import PackedLatentAttention
 from mrl.models.megatron.layer_choice import LayerChoice
@@ -55,7 +57,11 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
     is_moe = bool(config.num_moe_experts) and (not isinstance(pattern, list) or bool(pattern[layer]))
     spec = _engine_spec(config, is_moe) if choice.transformer_engine else _local_spec(config, is_moe)
     parts: Any = spec.submodules
-    parts.self_attention.submodules.core_attention = core_attention(choice)
+    delta_nets = config.linear_attention_freq
+    if isinstance(delta_nets, list) and delta_nets[layer]:
+        _take_delta_net(parts, choice)
+    else:
+        parts.self_attention.submodules.core_attention = core_attention(choice)
     if config.multi_latent_attention:
         parts.self_attention.module = PackedLatentAttention
     elif isinstance(config, ModelConfig) and config.projection_norms:
@@ -72,6 +78,19 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
         moe = dataclasses.replace(parts.mlp.keywords["submodules"], **own)
         parts.mlp = functools.partial(ForgetfulMoELayer, **(parts.mlp.keywords | {"submodules": moe}))
     return spec
+
+
+def _take_delta_net(parts: Any, choice: LayerChoice) -> None:
+    """A delta net in the attention's place; the norm before it is never folded into its projection."""
+    column: Any = ColumnParallelLinear
+    if choice.transformer_engine:
+        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
+
+        column, parts.input_layernorm = TEColumnParallelLinear, TENorm
+    projections = DeltaNetSubmodules(column, parts.self_attention.submodules.linear_proj)
+    fused = {"fused": choice.fused_delta_rule}
+    parts.self_attention = ModuleSpec(module=PackedDeltaNet, params=fused, submodules=projections)
+    parts.sharded_state_dict_keys_map = _STORED_AS
 
 
 def _engine_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:

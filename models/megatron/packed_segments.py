@@ -1,9 +1,11 @@
-"""What Megatron's layers are told of a microbatch's segments: bounds, rotary angles, and the buckets of our own
-attention. Computed once per microbatch; does not build batches (mrl/training/packing.py)."""
+"""What Megatron's layers are told of a microbatch's segments: bounds, rotary angles, the buckets of our own
+attention and the chunks of delta nets. Computed once per microbatch; does not build batches
+(mrl/training/packing.py)."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from mrl.models.kernels.buckets import SegmentBuckets, positions, segment_buckets
+from mrl.models.kernels.delta_net import Chunks, chunk_segments
 from mrl.models.kernels.rotary import RotaryTable
 
 
@@ -28,6 +31,18 @@ class PackedSegments(PackedSeqParams):
     """RotaryTable.angles, for Transformer Engine's rotary embedding."""
     buckets: SegmentBuckets | None = None
     """For our own attention; Transformer Engine's reads the bounds."""
+    lengths: Any = None
+    """[B] tokens of each segment, in numpy."""
+
+    @functools.cached_property
+    def chunks(self) -> Chunks:
+        """The segments' chunks, for delta nets; made by the first layer that asks."""
+        return chunk_segments(self.lengths, device=self.cos.device)
+
+    @functools.cached_property
+    def places(self) -> torch.Tensor:
+        """[N] the tokens' places inside their segments, without context parallelism."""
+        return torch.from_numpy(positions(self.lengths)).to(self.cos.device)
 
 
 def pack_segments(
@@ -61,4 +76,5 @@ def pack_segments(
         buckets=segment_buckets(lengths, dtype=cos.dtype, device=device, cp=cp, rank=rank, window=window)
         if bucketed
         else None,
+        lengths=lengths,
     )

@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mrl.config.sections.training import TrainingSection
+from mrl.models.delta_net import CHUNK, delta_net
 from mrl.models.facts import Facts
 from mrl.models.hf_config import field, head_dim
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
@@ -81,7 +82,7 @@ class Counter:
     def layer(self, number: int) -> dict[str, int]:
         """Bytes kept without recompute, by part; core_inputs are kept in place of core where that is computed again."""
         hidden = self.split * self.facts.hidden
-        attention, core, inputs = self._latent() if self.facts.latent_attention else self._grouped()
+        attention, core, inputs = self._attention(number)
         parts = {
             "norms": 2 * self.norm(self.split, self.facts.hidden),
             "norm_outputs": 2 * hidden * self.element,
@@ -92,12 +93,35 @@ class Counter:
         is_moe = any(".experts." in row.name for row in self.facts.layers[number])
         return parts | (self._experts() if is_moe else self._mlp())
 
+    def _attention(self, number: int) -> tuple[int, int, int]:
+        """Bytes (around the core of the attention, inside it, its inputs) of a layer."""
+        if self.facts.family.is_delta_net(self.facts.hf, number):
+            return self._delta_net()
+        return self._latent() if self.facts.latent_attention else self._grouped()
+
+    def _delta_net(self) -> tuple[int, int, int]:
+        """What _grouped() says, of a gated delta net, whose core begins before its convolution.
+
+        flash-linear-attention's kernels keep the convolution's input and output, queries and keys of every value
+        head, gates and output before and after the norm, and a triangle of 64 for each token and head; in
+        torch all of it is in float32, and four triangles and six arrays of a head's width more are kept.
+        """
+        net, rows = delta_net(self.facts.hf), self.local // self.layout.tp
+        wide, chunk = net.value_heads * (net.key_width + net.value_width), net.value_heads * CHUNK
+        projected = rows * (net.convolved + net.values + 2 * net.value_heads) * self.element
+        core = rows * (net.convolved + 2 * wide + 2 * net.values + chunk) * self.element
+        if not self.fused:
+            core = rows * (4 * net.convolved + 8 * wide + 4 * chunk) * 4
+        return rows * net.values * self.element, core, projected
+
     def _grouped(self) -> tuple[int, int, int]:
         """Bytes (around the core, inside it, its inputs before rotation) of grouped-query attention."""
         facts, rows = self.facts, self.local // self.layout.tp
         width = head_dim(facts.hf)
         queries, keys = facts.num_heads * width, facts.kv_heads * width
         around = rows * queries * self.element  # input of the output projection
+        if facts.family.output_gate:
+            around += 2 * rows * queries * self.element  # the gate, and what it weighs
         around += self.norm(rows * facts.num_heads, width) + self.norm(rows * facts.kv_heads, width)
         fused_qkv = rows * (queries + 2 * keys) * self.element
         if self.fused or self.element == 4:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from mrl.config.sections.model import ModelSection
@@ -17,7 +18,7 @@ from mrl.resharding.planner.quantised import quantises
 
 def row_elements(row: Row) -> int:
     """Elements of an unsplit row, without padding."""
-    return sum(s.rows for block in row.blocks for s in block) * (row.columns or 1)
+    return sum(s.rows for block in row.blocks for s in block) * math.prod(row.trailing)
 
 
 def row_bytes(row: Row, element: int, rollout: RolloutSection) -> int:

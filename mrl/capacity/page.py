@@ -13,6 +13,7 @@ RECIPES = {
     "qwen3_30b_a3b": "8x80gb",
     "gpt_oss_120b": "8x80gb",
     "glm_4_5_air": "8x80gb",
+    "qwen3_next_80b_a3b": "8x80gb",
     "qwen3_235b_a22b": "8x80gb",
     "deepseek_v3": "8x141gb",
 }

@@ -7,6 +7,7 @@ import dataclasses
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.model_facts import row_elements
 from mrl.config.sections.rollout import RolloutSection
+from mrl.models.delta_net import delta_net
 from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
 from mrl.resharding.planner import quantised
@@ -25,11 +26,13 @@ class EngineMemory:
     kv_cache: int
     """On a GPU what gpu_memory_utilization leaves, negative at times; on a CPU what is configured."""
     kv_bytes_per_token: int
+    states: int = 0
+    """Of the KV cache, what the delta nets' states of max_num_seqs sequences take at most."""
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens that fit the KV cache."""
-        return max(0, self.kv_cache) // self.kv_bytes_per_token
+        """Tokens that fit the KV cache beside the states."""
+        return max(0, self.kv_cache - self.states) // self.kv_bytes_per_token
 
 
 def engine_memory(facts: Facts, rollout: RolloutSection, hardware: Hardware) -> EngineMemory:
@@ -49,6 +52,7 @@ def engine_memory(facts: Facts, rollout: RolloutSection, hardware: Hardware) -> 
         working=working,
         kv_cache=rollout.kv_cache_bytes if hardware.kind == "cpu" else left,
         kv_bytes_per_token=_kv_bytes(facts, rollout),
+        states=_state_bytes(facts, rollout),
     )
 
 
@@ -57,7 +61,17 @@ def _kv_bytes(facts: Facts, rollout: RolloutSection) -> int:
     if not facts.latent_attention:
         heads = max(1, facts.kv_heads // rollout.tp)
         per_layer = per_layer // facts.kv_heads * heads
-    return per_layer * facts.num_layers * DTYPE_BYTES[rollout.dtype]
+    return per_layer * facts.attention_layers * DTYPE_BYTES[rollout.dtype]
+
+
+def _state_bytes(facts: Facts, rollout: RolloutSection) -> int:
+    """A state of the rule (float32 at most) and the last inputs of the convolution, in each delta net for each
+    sequence."""
+    if not facts.delta_nets:
+        return 0
+    net = delta_net(facts.hf)
+    last = (net.filter_width - 1) * net.convolved * DTYPE_BYTES[rollout.dtype]
+    return rollout.max_num_seqs * facts.delta_nets * (4 * net.state_elements + last) // rollout.tp
 
 
 def _working_bytes(facts: Facts, rollout: RolloutSection) -> int:

@@ -237,7 +237,8 @@ def _add_row(sizes: dict[str, int], row: Row, facts: Facts, size: int) -> None:
     elif row.split == "none":
         sizes["all"] += size
     elif row.name.endswith("linear_qkv.weight"):
-        keys = size * 2 * facts.kv_heads // (facts.num_heads + 2 * facts.kv_heads)
+        queries = facts.num_heads * (1 + facts.family.output_gate)
+        keys = size * 2 * facts.kv_heads // (queries + 2 * facts.kv_heads)
         sizes["keys"] += keys
         sizes["split"] += size - keys
     else:

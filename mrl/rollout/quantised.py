@@ -35,10 +35,16 @@ def overrides(
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
-    """ConfigError where weights are quantised and rollout.tp cuts one inside a block, or experts lie in stacks."""
+    """ConfigError where weights are quantised and rollout.tp cuts one inside a block, experts lie in stacks, or
+    a layer has a delta net."""
     if rollout.quantization == "none":
         return
-    if any(tensor.stack for tensor in family_of(hf).checkpoint_tensors(hf)):
+    family = family_of(hf)
+    if any(family.is_delta_net(hf, number) for number in range(hf["num_hidden_layers"])):
+        raise ConfigError(
+            f"rollout.quantization = {rollout.quantization}: delta nets are served wide only; set it to none"
+        )
+    if any(tensor.stack for tensor in family.checkpoint_tensors(hf)):
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: the experts of {hf['model_type']} lie in stacks, which weight "
             "syncs do not quantise; set it to none"

@@ -110,6 +110,10 @@ def cpu_construction(monkeypatch):
 
 QWEN2 = QWEN3 | {"model_type": "qwen2"}
 QWEN2_MOE = QWEN3_MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64}
+QWEN3_NEXT = QWEN2_MOE | {
+    "model_type": "qwen3_next", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 
 LAYOUTS = [
     (QWEN3, Layout()),
@@ -125,6 +129,7 @@ LAYOUTS = [
     (GLM, Layout(tp=4, pp=2, ep=2)),
     (QWEN2, Layout(tp=4, pp=2)),
     (QWEN2_MOE, Layout(tp=2, pp=2, ep=2)),
+    (QWEN3_NEXT, Layout(tp=4, pp=2, ep=2)),
 ]
 
 

@@ -24,7 +24,7 @@ QWEN3_MOE = {
 }  # fmt: skip
 """A model that is no random one: small, and every layer of experts."""
 FAMILIES = (
-    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "glm4_moe"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "mixtral", "deepseek_v3", "glm4_moe"),
     *("olmoe", "minimax_m2", "gpt_oss"),
 )
 
@@ -76,11 +76,20 @@ def random_config(rng: random.Random, family: str) -> dict:
         "head_dim": rng.choice([2, 4]),
         "tie_word_embeddings": rng.random() < 0.3,
     }
-    if family in ("qwen2_moe", "qwen3_moe"):
+    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         hf |= {"num_experts": rng.choice([4, 6, 8]), "moe_intermediate_size": rng.choice([8, 16])}
         hf |= {"mlp_only_layers": rng.choice([[], [1]])}
-    if family == "qwen2_moe":
+    if family in ("qwen2_moe", "qwen3_next"):
         hf |= {"shared_expert_intermediate_size": rng.choice([0, 8, 16])}
+    if family == "qwen3_next":
+        keys = rng.choice([2, 4])
+        hf |= {"linear_num_key_heads": keys, "linear_num_value_heads": keys * rng.choice([1, 2])}
+        hf |= {
+            "linear_key_head_dim": 4,
+            "linear_value_head_dim": rng.choice([2, 4]),
+            "linear_conv_kernel_dim": 4,
+        }
+        hf |= {"full_attention_interval": rng.choice([2, 4])}
     if family == "gpt_oss":
         hf |= {"attention_bias": True, "tie_word_embeddings": False}
     if family == "olmoe":

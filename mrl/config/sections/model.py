@@ -10,7 +10,7 @@ from mrl.config.sections.base import Section
 class NewModelSection(Section):
     """A small random model and its tokenizer, made on the spot when the model's folder does not exist."""
 
-    family: Literal["qwen3_moe", "qwen3", "mixtral", "deepseek_v3", "glm4_moe"] = "qwen3_moe"
+    family: Literal["qwen3_moe", "qwen3", "qwen3_next", "mixtral", "deepseek_v3", "glm4_moe"] = "qwen3_moe"
     """Model type."""
     tokenizer: Literal["characters", "bpe"] = "characters"
     """characters: one token per character of the files; bpe: byte-level pairs trained on them."""

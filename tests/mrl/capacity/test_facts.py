@@ -19,6 +19,7 @@ PUBLISHED = {
     # Elements in the published safetensors, without those of multi-token-prediction layers; correction biases counted.
     "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
     "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
+    "Qwen3-Next-80B-A3B-Instruct": (79_674_391_296, 3_874_929_408),
     "DeepSeek-V3": (671_026_419_200, 37_552_297_472),
     "Qwen2.5-7B": (7_615_616_512, 7_615_616_512),
     "Qwen1.5-MoE-A2.7B": (14_315_784_192, 2_689_173_504),

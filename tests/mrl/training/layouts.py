@@ -53,7 +53,8 @@ def check_layout(
     check_forward(results, folder, bound=1e-5)
     for result in results:
         for ours, theirs in zip(result["metrics"], one_rank["metrics"], strict=True):
-            assert ours == pytest.approx(theirs, abs=2e-5)
+            # gradient norms of tens: a few parts in a million are the rounding of float32 sums
+            assert ours == pytest.approx(theirs, rel=5e-6, abs=2e-5)
         for index, offset, size in result["spans"]:
             assert offset >= 0 and offset + size <= result["memory"][index]
     original, loaded = (load_file(f / "model.safetensors") for f in (folder, out / "loaded"))

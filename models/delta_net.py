@@ -1,0 +1,108 @@
+"""The sizes of a gated delta net, and where its tensors lie in the trainer and in an engine. Imports no engine.
+
+The trainer's parameters lie by key head (models/megatron/delta_net.py), whatever the checkpoint's order is; what
+families have differently is where the rows of the projection to queries, keys, values and gates come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mrl.models.engine_rows import EngineRows
+from mrl.models.hf_config import HfConfig, field
+from mrl.models.layout import divide
+from mrl.models.tensors import LocalTensor, Row, Segment, whole
+
+CHUNK = 64
+"""Tokens that are computed together, by flash-linear-attention's kernels and by ours."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """One layer's sizes: G key heads of width K, H value heads of width V, and filters of W tokens."""
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    filter_width: int
+
+    @property
+    def share(self) -> int:
+        """Value heads of a key head."""
+        return divide(self.value_heads, self.key_heads, what="value heads of delta nets over their key heads")
+
+    @property
+    def keys(self) -> int:
+        """Rows of all queries, and of all keys."""
+        return self.key_heads * self.key_width
+
+    @property
+    def values(self) -> int:
+        """Rows of all values, and of all gates."""
+        return self.value_heads * self.value_width
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of the states of all heads, which stand for every token so far."""
+        return self.value_heads * self.key_width * self.value_width
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the short convolution."""
+        return 2 * self.keys + self.values
+
+
+def delta_net(hf: HfConfig) -> DeltaNet:
+    """The sizes that config.json gives, in transformers' spelling."""
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    return DeltaNet(*(field(hf, f"linear_{name}") for name in names))
+
+
+def sections(net: DeltaNet, tensor: str, head: int) -> list[Segment]:
+    """The rows of one key head in a tensor that holds all queries, then all keys, then all values."""
+    key, value = net.key_width, net.share * net.value_width
+    starts = (head * key, net.keys + head * key, 2 * net.keys + head * value)
+    return [Segment(tensor, start, size) for start, size in zip(starts, (key, key, value), strict=True)]
+
+
+def trainer_rows(net: DeltaNet, name: str, hidden: int, projected: Iterable[Segment]) -> list[Row]:
+    """A layer's delta net, `name` in the checkpoint. `projected`: of each key head in turn the rows of its query,
+    key, values and gates, then b and a."""
+    filters = [
+        segment for head in range(net.key_heads) for segment in sections(net, f"{name}.conv1d.weight", head)
+    ]
+    module, heads = "self_attention", net.value_heads
+    return [
+        Row(f"{module}.in_proj.weight", (tuple(projected),), hidden, "tp"),
+        Row(f"{module}.conv_weight", (tuple(filters),), (1, net.filter_width), "tp"),
+        Row(f"{module}.A_log", whole(f"{name}.A_log", heads), None, "tp"),
+        Row(f"{module}.dt_bias", whole(f"{name}.dt_bias", heads), None, "tp"),
+        Row(f"{module}.out_norm.weight", whole(f"{name}.norm.weight", net.value_width), None),
+        Row(f"{module}.out_proj.weight", whole(f"{name}.out_proj.weight", hidden), net.values, "tp", dim=1),
+    ]
+
+
+def engine_rows(
+    net: DeltaNet, name: str, hidden: int, engine: EngineRows, projections: Mapping[str, Sequence[Segment]]
+) -> Iterator[LocalTensor]:
+    """What a rank of an engine holds of it: `projections` by vLLM's name, each segment split over tp by itself.
+
+    vLLM keeps A_log in float32 whatever the rest is. Source: vLLM 0.32,
+    model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
+    """
+    divide(net.key_heads, engine.shard.tp, what="key heads of delta nets over vLLM's tp")
+    for projection, parts in projections.items():
+        yield engine.sections(f"{name}.{projection}.weight", parts, hidden)
+    conv = f"{name}.conv1d.weight"
+    starts = (0, net.keys, 2 * net.keys)
+    parts = [
+        Segment(conv, start, size)
+        for start, size in zip(starts, (net.keys, net.keys, net.values), strict=True)
+    ]
+    yield engine.sections(conv, parts, 1, net.filter_width)
+    for vector, dtype in ((f"{name}.A_log", "float32"), (f"{name}.dt_bias", None)):
+        yield engine.sections(vector, [Segment(vector, 0, net.value_heads)], dtype=dtype)
+    yield engine.whole(f"{name}.norm.weight", net.value_width)
+    yield engine.split_columns(f"{name}.out_proj.weight", hidden, net.values)

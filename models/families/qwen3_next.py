@@ -1,0 +1,119 @@
+"""Qwen3-Next: most layers are gated delta nets, the others attend under an output gate; all norms but the delta
+nets' hold what their factors have beyond 1.
+
+Source: transformers 5.19, models/qwen3_next. The multi-token-prediction layer is neither trained nor served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.config.sections.model import NewModelSection
+from mrl.errors import ConfigError
+from mrl.models import delta_net, rows
+from mrl.models.delta_net import DeltaNet
+from mrl.models.engine_rows import EngineRows
+from mrl.models.families.qwen3 import Qwen3Moe
+from mrl.models.hf_config import QUANTIZATION, HfConfig, field
+from mrl.models.layout import Layout, divide
+from mrl.models.tensors import LocalTensor, Row, Segment, Spec
+
+
+class Qwen3Next(Qwen3Moe):
+    """Qwen3-Next."""
+
+    model_type = "qwen3_next"
+    shared_module = "shared_expert"
+    gated_shared = True
+    partial_rotary = True
+    output_gate = True
+    layer_kinds = ("linear_attention", "full_attention")
+    harmless = (*Qwen3Moe.harmless, "full_attention_interval")
+
+    def is_delta_net(self, hf: HfConfig, number: int) -> bool:
+        """Whether a layer is a delta net, by `layer_types`, or all but every `full_attention_interval`-th."""
+        if types := hf.get("layer_types"):
+            return types[number] == "linear_attention"
+        return (number + 1) % (hf.get("full_attention_interval") or 4) != 0
+
+    def shared_width(self, hf: HfConfig) -> int:
+        return hf.get("shared_expert_intermediate_size") or 0
+
+    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
+        """The prefix of the multi-token-prediction layer."""
+        return ("mtp.",)
+
+    def unsupported(self, hf: HfConfig) -> list[str]:
+        problems = super().unsupported(hf)
+        if hf.get(QUANTIZATION):
+            problems.append(f"{QUANTIZATION} (delta nets are read and served wide only)")
+        return problems
+
+    def require_layout(self, hf: HfConfig, layout: Layout) -> None:
+        if layout.cp > 1:
+            raise ConfigError(
+                f"training.layout.cp = {layout.cp}: delta nets pass a state along the whole of a segment, and {self.model_type} "
+                "is not implemented with context parallelism; set cp = 1"
+            )
+        divide(field(hf, "linear_num_key_heads"), layout.tp, what="key heads of delta nets over tp")
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        net, layers = delta_net.delta_net(hf), range(field(hf, "num_hidden_layers"))
+        return super().transformer_fields(hf) | {
+            "layernorm_zero_centered_gamma": True,
+            "linear_attention_freq": [int(self.is_delta_net(hf, number)) for number in layers],
+            "linear_num_key_heads": net.key_heads,
+            "linear_num_value_heads": net.value_heads,
+            "linear_key_head_dim": net.key_width,
+            "linear_value_head_dim": net.value_width,
+            "linear_conv_kernel_dim": net.filter_width,
+        }
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        """Delta nets with as many key heads as attention has, two value heads each, all of `model.new.head_dim`."""
+        return super().new_fields(new, max_length) | {
+            "shared_expert_intermediate_size": new.expert_size,
+            "linear_num_key_heads": new.num_kv_heads,
+            "linear_num_value_heads": 2 * new.num_kv_heads,
+            "linear_key_head_dim": new.head_dim,
+            "linear_value_head_dim": new.head_dim,
+        }
+
+    def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
+        if not self.is_delta_net(hf, _number(layer)):
+            return super().attention_rows(hf, layer, spec)
+        net, name = delta_net.delta_net(hf), f"{layer}.linear_attn"
+        projected = [segment for head in range(net.key_heads) for segment in self.projected(net, name, head)]
+        norm = rows.input_norm(hf, layer, folded=False)
+        return [norm, *delta_net.trainer_rows(net, name, field(hf, "hidden_size"), projected)]
+
+    def projected(self, net: DeltaNet, name: str, head: int) -> list[Segment]:
+        """The rows of one key head's query, key, values and gates, then of its b and a: both tensors lie by key
+        head."""
+        wide, narrow = 2 * net.key_width + 2 * net.share * net.value_width, 2 * net.share
+        return [
+            Segment(f"{name}.in_proj_qkvz.weight", head * wide, wide),
+            Segment(f"{name}.in_proj_ba.weight", head * narrow, narrow),
+        ]
+
+    def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
+        if not self.is_delta_net(hf, _number(layer)):
+            return super().engine_attention(hf, layer, engine)
+        net, name = delta_net.delta_net(hf), f"{layer}.linear_attn"
+        return delta_net.engine_rows(
+            net, name, field(hf, "hidden_size"), engine, self.engine_projections(net, name)
+        )
+
+    def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[Segment]]:
+        """vLLM's projections of a delta net, and the sections of each that are split over tp by themselves."""
+        sizes = {"in_proj_qkvz": 2 * net.keys + 2 * net.values, "in_proj_ba": 2 * net.value_heads}
+        return {
+            projection: [Segment(f"{name}.{projection}.weight", 0, rows)]
+            for projection, rows in sizes.items()
+        }
+
+
+def _number(layer: str) -> int:
+    """The number at the end of a layer's name."""
+    return int(layer.rpartition(".")[2])
