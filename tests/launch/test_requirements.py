@@ -12,7 +12,6 @@ from mrl.config.load import load
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import RunFolder
 from mrl.training.hf.folder import read_config
-from tests.engines import ENGINE_SHAPE
 from tests.tiny_models import tiny_config, write_model
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -102,8 +101,8 @@ def test_experts_that_a_family_does_not_split_are_dealt_out(tmp_path: Path) -> N
 
 def test_a_model_without_experts_has_no_routes_to_replay(tmp_path: Path) -> None:
     words = ("training.layout={dp: 2, ep: 1}", "routing.replay=trainer", "algorithm.minibatches=2")
-    dense = write_model(tmp_path / "dense", "qwen3", **ENGINE_SHAPE)
+    dense = write_model(tmp_path / "dense", "qwen3")
     assert found(dense, *words, nodes=[0, 0], gpus=True) == [
         "routing.replay = trainer: the model has no experts to choose from; set it to off"
     ]
-    assert found(write_model(tmp_path / "moe", **ENGINE_SHAPE), *words, nodes=[0, 0], gpus=True) == []
+    assert found(write_model(tmp_path / "moe"), *words, nodes=[0, 0], gpus=True) == []
