@@ -68,9 +68,6 @@ def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, 
             problems.append(f"{size_key} = {expert_size} at rollout.tp = {tp} ({expert_size / tp:g} a rank)")
         if hidden % _CPU_MULTIPLE:
             problems.append(f"hidden_size = {hidden}")
-    if family and any(family.is_delta_net(config, n) for n in range(config.get("num_hidden_layers", 0))):
-        # vLLM 0.32 computes them on CPU in bfloat16 alone (mamba/ops/cpu/gdn_attention.py).
-        problems.append("gated delta nets, which nobody has held against the trainer here")
     if heads % tp:
         problems.append(f"num_attention_heads = {heads} at rollout.tp = {tp}")
     if problems:

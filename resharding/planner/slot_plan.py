@@ -9,6 +9,7 @@ are the same on both sides because both walk the same transfers in the same orde
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -192,8 +193,8 @@ class PartBuilder:
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) of a scalar, a vector or a matrix."""
-    rows, cols = shape if len(shape) == 2 else (1, shape[0] if shape else 1)
+    """(rows, columns) of a scalar, a vector, a matrix, or a box of whole rows of more dimensions."""
+    rows, cols = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0] if shape else 1)
     return rows, cols
 
 
@@ -208,9 +209,10 @@ def _tensors(groups: Sequence[Replicas], rank: int | None) -> tuple[LocalTensor,
 def _side(place: BoxPlace, tensors: Sequence[LocalTensor], relative: tuple[int, ...]) -> Side:
     """(tensor index, offset, stride) of the element `relative` of a place's box."""
     shape, start = tensors[place.index].shape, place.piece.local_start
-    if len(relative) > 2:
+    wide = place.piece.shape[1:]
+    if len(relative) > 2 and (any(relative[1:]) or wide != shape[-len(wide) :]):
         raise WeightSyncError(
-            f"{place.piece.tensor} has {len(relative)} dimensions; plans cover vectors and matrices"
+            f"{place.piece.tensor} has {len(relative)} dimensions; plans cut tensors of more than two by rows alone"
         )
     extra = len(start) - len(relative)
     offset, step = 0, 1
@@ -218,7 +220,7 @@ def _side(place: BoxPlace, tensors: Sequence[LocalTensor], relative: tuple[int, 
         at = start[dim] + (relative[dim - extra] if dim >= extra else 0)
         offset += at * step
         step *= shape[dim]
-    return place.index, offset, shape[-1] if shape else 1
+    return place.index, offset, math.prod(shape[-max(1, len(relative) - 1) :])
 
 
 class _Stream:

@@ -2,7 +2,7 @@
 it.
 
 `worker_extension_cls` makes every worker import this file; vLLM is not patched, save on CPU: two answers about
-float8 (`cpu_fp8`) and one way of routing (`cpu_routing`). The receive loop runs inside vLLM's own
+float8 (`cpu_fp8`), one way of routing (`cpu_routing`) and delta nets (`cpu_delta_net`). The receive loop runs inside vLLM's own
 `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
 """
 
@@ -31,6 +31,7 @@ from mrl.observe.memory_use import memory_use
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
+from mrl.resharding.vllm.cpu_delta_net import serve_float32
 from mrl.resharding.vllm.cpu_fp8 import allow_without_amx
 from mrl.resharding.vllm.cpu_routing import allow_sigmoid_without_groups
 from mrl.resharding.vllm.modules import PlanLoader, TensorLoader
@@ -171,6 +172,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 allow_without_amx()
+serve_float32()
 allow_sigmoid_without_groups()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SlotEngine)

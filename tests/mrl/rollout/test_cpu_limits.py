@@ -43,7 +43,6 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
             1,
             r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)",
         ),
-        ({"model_type": "qwen3_next", "num_hidden_layers": 2}, 1, "gated delta nets"),
         (
             {"model_type": "mixtral", "intermediate_size": 96},
             2,

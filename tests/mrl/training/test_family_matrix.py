@@ -60,11 +60,6 @@ def has_delta_nets(family: str) -> bool:
     return "linear_num_key_heads" in FAMILIES[family][1]
 
 
-def served_on_cpu() -> list[str]:
-    """vLLM computes delta nets on CPU in bfloat16 alone."""
-    return [family for family in FAMILIES if not has_delta_nets(family)]
-
-
 def cases() -> Iterator[Any]:
     for family in FAMILIES:
         left_out = (
@@ -93,7 +88,7 @@ def test_trains_as_transformers_computes(
 
 
 @pytest.mark.parametrize(
-    "family", [f if f in SERVED else pytest.param(f, marks=pytest.mark.slow) for f in served_on_cpu()]
+    "family", [f if f in SERVED else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 )
 def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) -> None:
     """Nothing goes by the gather path, the plan made without an engine is the one made with it, and the log-probs are those
@@ -105,7 +100,7 @@ def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", served_on_cpu())
+@pytest.mark.parametrize("family", FAMILIES)
 def test_planned_and_gathered_syncs_give_what_an_engine_reads_itself(family: str, tmp_path: Path) -> None:
     """Another folder's weights and then the folder's, by the plan and by gathering, where whole tensors can be
     brought: to the last bit."""

@@ -1,0 +1,84 @@
+"""The delta nets of a vLLM engine on CPU in float32. Owns nothing else of vLLM.
+
+vLLM 0.32 computes them on CPU in bfloat16 alone, and in widths that its C++ kernels know
+(vllm/model_executor/layers/mamba/ops/cpu/gdn_attention.py). Here a float32 engine has the rule in torch, the
+same that a trainer without flash-linear-attention has; bfloat16 engines are left as they are.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
+
+from mrl.models.kernels.buckets import positions
+from mrl.models.kernels.delta_net import chunk_segments, gated_delta_rule, gates, short_convolution, step
+
+_bfloat16_core = gdn_attention.cpu_gdn_attention_core
+
+
+def serve_float32() -> None:
+    """Lets the delta nets of CPU engines take float32; called before a model is built."""
+    if current_platform.is_cpu():
+        gdn_attention.cpu_gdn_attention_core = delta_net_core
+
+
+def delta_net_core(
+    mixed_qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    core_attn_out: torch.Tensor,
+    layer_name: LayerNameType,
+) -> None:
+    """What lies between a delta net's projections, for the tokens of all requests of a step: mixed_qkv
+    [n, channels], b, a [n, H] -> core_attn_out [n, H, V]. Convolution and rule go on from the states in the
+    layer's cache, which are written back."""
+    context: Any = get_forward_context()
+    if mixed_qkv.dtype == torch.bfloat16:
+        return _bfloat16_core(mixed_qkv, b, a, core_attn_out, layer_name)
+    if context.attn_metadata is None:  # a profile run
+        return None
+    layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
+    step_of = context.attn_metadata[layer.prefix]
+    count = step_of.num_decodes + step_of.num_prefills
+    if not count:
+        return None
+    bounds = step_of.non_spec_query_start_loc[: count + 1].numpy()
+    slots = step_of.non_spec_state_indices_tensor[:count].long()
+    if step_of.has_initial_state is not None:
+        _forget(layer.kv_cache, slots[~step_of.has_initial_state[:count]])
+    mixed_qkv = _convolved(layer, mixed_qkv[: bounds[-1]], np.diff(bounds), slots)
+    query, key, value = (x[0] for x in layer.rearrange_mixed_qkv(mixed_qkv))
+    decay, beta = gates(a[: bounds[-1]], b[: bounds[-1]], layer.A_log, layer.dt_bias)
+    cache = layer.kv_cache[1]
+    cache = cache.view(*cache.shape[:2], key.shape[-1], value.shape[-1])
+    if step_of.num_prefills:
+        chunks = chunk_segments(np.diff(bounds), device=key.device)
+        out, states = gated_delta_rule(query, key, value, decay, beta, chunks, cache[slots])
+    else:
+        out, states = step(query, key, value, decay, beta, cache[slots])
+    cache[slots] = states.to(cache.dtype)
+    core_attn_out[: len(out)] = out
+    return None
+
+
+def _forget(caches: tuple[torch.Tensor, ...], slots: torch.Tensor) -> None:
+    """Sets both states of requests that begin to 0; their slots have those of earlier requests."""
+    for cache in caches:
+        cache[slots] = 0
+
+
+def _convolved(layer: Any, mixed: torch.Tensor, lengths: np.ndarray, slots: torch.Tensor) -> torch.Tensor:
+    """[n, channels] after the short convolution: each request's tokens behind the last ones of its steps before."""
+    cache = layer.kv_cache[0].mT if is_conv_state_dim_first() else layer.kv_cache[0]
+    width = cache.shape[1]
+    parts = mixed.split(lengths.tolist())
+    longer = [torch.cat((earlier, part)) for earlier, part in zip(cache[slots], parts, strict=True)]
+    cache[slots] = torch.stack([part[-width:] for part in longer]).to(cache.dtype)
+    places = torch.from_numpy(positions(lengths + width))
+    filters = layer.conv1d.weight.flatten(1)
+    return short_convolution(torch.cat(longer), filters, places)[places >= width]
