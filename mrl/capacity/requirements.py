@@ -28,8 +28,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
         lambda: lengths(config, hf),
         lambda: biases(config, hf),
         lambda: replay(config, hf),
-        lambda: divisions(config, hf) or _errors_of(lambda: _every_rank(config, hf)),
-        lambda: _errors_of(lambda: _an_engine_rank(config, hf)),
+        lambda: divisions(config, hf) or _names(config, hf),
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
@@ -134,6 +133,14 @@ def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
             )
         ),
         *_errors_of(lambda: quantised.require_cpu(rollout)),
+    ]
+
+
+def _names(config: Config, hf: dict[str, Any]) -> list[str]:
+    """What the family's name tables say against the layouts of trainer and engines."""
+    return [
+        *_errors_of(lambda: _every_rank(config, hf)),
+        *_errors_of(lambda: _an_engine_rank(config, hf)),
     ]
 
 

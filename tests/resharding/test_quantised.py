@@ -82,7 +82,9 @@ def test_numpys_bit_patterns_give_the_same_bytes() -> None:
         np.testing.assert_array_equal(ours.view(np.uint8), theirs.view(torch.uint8).numpy())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", sorted({*FAMILIES} - {"gpt_oss", "qwen3_next"})
+)  # float8 is refused for these
 def test_linear_layers_are_quantised_and_nothing_else(family: str) -> None:
     hf = random_config(random.Random(0), family)
     kept = ("norm", "embed_tokens", "lm_head", ".gate.", "_gate.", "bias")

@@ -157,7 +157,7 @@ def _trained_model(stage: StageMemory) -> TrainedModel:
         buffers=[buffer], expert_parallel_buffers=[], module=SimpleNamespace(weights=dict)
     )
     model.memory, model.optimizer = ParameterMemory([chunk], device=DEVICE), Optimizer.__new__(Optimizer)
-    model._folder = None
+    model._folder = model.adapters = None
     own, master = model.optimizer, sized(stage.optimizer // 3)
     own._device, own._copies, own._away = DEVICE, HostCopies(DEVICE, keep=True), []
     own.megatron = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"params": [master]}], state={}))

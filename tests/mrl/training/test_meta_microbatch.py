@@ -26,7 +26,7 @@ def passes(layout: Layout, choice: LayerChoice) -> Passes:
     rotary = RotaryTable(Rope(1e4, WIDTH), max_length=4096, dtype=torch.bfloat16, device=META)
     rank = object.__new__(Passes)
     rank._layout, rank._place, rank._device = layout, layout.place(0), META
-    rank._chunks = types.SimpleNamespace(rotary=rotary, choice=choice)  # type: ignore[assignment]
+    rank._chunks = types.SimpleNamespace(rotary=rotary, choice=choice, window=None)  # type: ignore[assignment]
     return rank
 
 
