@@ -193,9 +193,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return [rank for engine in self.on_all(RolloutActor.engine_ranks) for rank in engine]
 
     def memory_use(self) -> dict[str, float]:
-        """The tightest figures of all engine ranks (observe/memory_use.py); none while they generate, because the question
+        """The tightest figures of all engine ranks (observe/memory_use.py); none while one generates, because the question
         would wait for the calls under way."""
-        if self.under_way():
+        if any(map(self._router.load, range(len(self.actors)))):
             return {}
         return tightest(
             rank for engine in self.on_all(lambda actor: actor.engine.memory_use()) for rank in engine

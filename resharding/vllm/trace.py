@@ -194,8 +194,8 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
-        """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one; and
-        what changes a fed tensor."""
+        """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one that fits;
+        and what changes a fed tensor."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -221,7 +221,7 @@ def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
                             frm.stride(),
                         )
                     )
-                if frm.is_meta:
+                if frm.is_meta and to.shape == frm.shape:
                     return to
             elif func._schema.is_mutable and isinstance(args[0], torch.Tensor):
                 source = sources.get(args[0].untyped_storage()._cdata)
