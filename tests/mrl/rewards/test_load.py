@@ -65,7 +65,12 @@ def busy(count: int) -> Iterator[None]:
     """So many busy processes on one core, which this thread and what it starts must share."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
-    command = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent: pass",
+    ]
     # In sessions of their own: a kernel that groups processes by session would count them as one.
     others = [subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) for _ in range(count)]
     try:
