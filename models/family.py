@@ -50,6 +50,8 @@ class Family:
     """Whether the tensor `{shared_module}_gate` weighs what the shared module adds."""
     correction: ClassVar[str] = ""
     """The tensor in the module of the experts that holds the router's correction biases; absent by itself."""
+    engine_router_dtype: ClassVar[str | None] = None
+    """What vLLM holds routers in whatever the engine's type; None where it is the engine's."""
     expert_count_keys: ClassVar[tuple[str, ...]] = ()
     """The keys that may hold the number of routed experts; a dense family has none."""
     expert_width_key: ClassVar[str] = "moe_intermediate_size"
@@ -239,7 +241,8 @@ class Family:
     def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """What a rank of a vLLM engine holds of one layer's router, routed and shared experts."""
         module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
-        yield engine.whole(f"{module}.gate.weight", experts.count, experts.hidden)
+        router = f"{module}.gate.weight"
+        yield engine.whole(router, experts.count, experts.hidden, dtype=self.engine_router_dtype)
         if self.correction:
             yield engine.whole(f"{module}.{self.correction}", experts.count, dtype="float32")
         if inner := self.shared_width(hf):

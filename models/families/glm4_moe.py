@@ -7,17 +7,13 @@ vLLM holds their routers in float32, whatever the model's type.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from mrl.config.sections.model import NewModelSection
 from mrl.models import rope
-from mrl.models.engine_rows import EngineRows
 from mrl.models.families.deepseek_v3 import DeepseekV3
 from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.sigmoid_moe import SigmoidMoe
-from mrl.models.tensors import LocalTensor
 
 TURNED = 0.5
 """The share of a head that is turned where config.json does not say."""
@@ -27,6 +23,7 @@ class Glm4Moe(SigmoidMoe):
     """GLM-4.5, 4.6 and 4.7."""
 
     model_type = "glm4_moe"
+    engine_router_dtype = "float32"
     partial_rotary = True
     implemented = {**SigmoidMoe.implemented, "attention_bias": (None, False, True)}
 
@@ -38,9 +35,6 @@ class Glm4Moe(SigmoidMoe):
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
         return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf, default=TURNED)))
-
-    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        return _wide_router(super().engine_moe(hf, layer, engine))
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         """A dense first layer, one shared expert, biases and norms of queries and keys."""
@@ -62,6 +56,7 @@ class Glm4MoeLite(DeepseekV3):
     """GLM-4.7-Flash: DeepSeek-V3's layers, whose routing vLLM and transformers take for granted."""
 
     model_type = "glm4_moe_lite"
+    engine_router_dtype = "float32"
     aliases = ()
     implemented = {
         **DeepseekV3.implemented,
@@ -78,12 +73,3 @@ class Glm4MoeLite(DeepseekV3):
             *super().unsupported(hf),
             "mlp_layer_types (only as first_k_dense_replace says, which vLLM reads)",
         ]
-
-    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        return _wide_router(super().engine_moe(hf, layer, engine))
-
-
-def _wide_router(tensors: Iterator[LocalTensor]) -> Iterator[LocalTensor]:
-    """What a rank holds of a layer's experts, of which the first is the router."""
-    yield dataclasses.replace(next(tensors), dtype="float32")
-    yield from tensors

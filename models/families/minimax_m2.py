@@ -25,6 +25,7 @@ class MiniMaxM2(ProjectionNormed):
     model_type = "minimax_m2"
     moe_module = "block_sparse_moe"
     correction = "e_score_correction_bias"
+    engine_router_dtype = "float32"
     expert_count_keys = ("num_local_experts", "num_experts")
     expert_width_key = "intermediate_size"
     fewest_experts_per_token = 2
@@ -74,12 +75,6 @@ class MiniMaxM2(ProjectionNormed):
         for part, heads, width in normed_heads(hf):
             name = f"{layer}.self_attn.{part}_norm.weight"
             yield engine.stacked(name, [(name, heads * width, heads)])
-
-    def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        """The router is float32 in engines of any type."""
-        router, *others = super().engine_moe(hf, layer, engine)
-        yield engine.whole(router.name, *router.shape, dtype="float32")
-        yield from others
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         return {
