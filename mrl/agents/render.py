@@ -63,11 +63,12 @@ class TurnRenderer:
         self._added_ids = set(added)
         names = sorted(added.values(), key=len, reverse=True)
         self._is_added = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
-        self._ending = self._ending_of_a_turn()
+        self._ending = self._encode(self._ending_of_a_turn())
         for role in roles:
             for answer in (_ANSWERED, _THOUGHT + _ANSWERED):
                 self._between(("x",), role, answer)
-        self._found: dict[tuple[str, int], str] = {}
+        self._found: dict[tuple[str, int], list[list[int]]] = {}
+        """The template's tokens before, between and behind so many observations of a role."""
 
     def after(self, last_token: int | None, observations: Sequence[Observation]) -> np.ndarray:
         """[n] int32: the tokens from the policy's last one to where it goes on.
@@ -81,19 +82,13 @@ class TurnRenderer:
         (role,) = roles
         key = (role, len(observations))
         if key not in self._found:
-            self._found[key] = self._between(
-                tuple(_SLOT.format(i) for i in range(len(observations))), role, _ANSWERED
-            )
-        ending = self._with_template(self._ending)
-        if last_token is not None and ending and ending[0] == last_token:
-            ending = ending[1:]
-        ids, text = ending, self._found[key]
-        for number, observation in enumerate(observations):
-            before, slot, text = text.partition(_SLOT.format(number))
-            if not slot:
-                raise DataError(f"the chat template leaves out an observation with the role {role!r}")
-            ids += self._with_template(before) + self.plain(observation.text)
-        return np.asarray(ids + self._with_template(text), np.int32)
+            self._found[key] = self._around(*key)
+        written = last_token is not None and self._ending[:1] == [last_token]
+        first, *behind = self._found[key]
+        ids = self._ending[written:] + first
+        for observation, tokens in zip(observations, behind, strict=True):
+            ids += self.plain(observation.text) + tokens
+        return np.asarray(ids, np.int32)
 
     def plain(self, text: str) -> list[int]:
         """The ids of a text that nothing in it can turn into one of the tokenizer's added tokens: an added token's own text
@@ -144,6 +139,17 @@ class TurnRenderer:
             raise ConfigError(_rewrites(before, after, f"a turn before observations of the role {role!r}"))
         return after[len(before) :]
 
+    def _around(self, role: str, count: int) -> list[list[int]]:
+        """`count` + 1 runs of the template's own tokens."""
+        slots = [_SLOT.format(number) for number in range(count)]
+        text, runs = self._between(slots, role, _ANSWERED), []
+        for slot in slots:
+            before, found, text = text.partition(slot)
+            if not found:
+                raise DataError(f"the chat template leaves out an observation with the role {role!r}")
+            runs.append(self._encode(before))
+        return [*runs, self._encode(text)]
+
     def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
         import jinja2
 
@@ -160,9 +166,6 @@ class TurnRenderer:
             ) from error
 
     # -- tokens --------------------------------------------------------------------------------------------------
-
-    def _with_template(self, text: str) -> list[int]:
-        return self._encode(text) if text else []
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
