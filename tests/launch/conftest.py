@@ -1,11 +1,14 @@
-"""A small task and a random tiny model, made once for all tests of launch."""
+"""A small task and a random tiny model, made once for all tests of launch; and what every real run there has to keep."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.observe.metric_names import undescribed
 from mrl.prepare import arithmetic, new_model
+from tests.support.written_metrics import written_names
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +19,10 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
     new_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _every_written_metric_is_in_the_list(tmp_path: Path) -> Iterator[None]:
+    """Whatever the driver, trainer ranks, engine ranks and reward workers of a test's runs wrote."""
+    yield
+    assert undescribed(written_names(tmp_path)) == []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mrl.algorithms.filtering import Decision
-from mrl.observe.metric_names import METRICS, undescribed
+from mrl.observe.metric_names import METRICS, UNITS, name_in_list, undescribed
 
 ROOT = Path(__file__).parents[3]
 PREFIXES = tuple({name.partition("/")[0] + "/" for name in METRICS if not name.startswith("<")} | {"optim/"})
@@ -61,5 +61,21 @@ def test_every_sentence_has_a_metric_in_the_code() -> None:
 
 def test_a_sentence_is_one() -> None:
     assert [
-        name for name, text in METRICS.items() if not re.fullmatch(r"[A-Z0-9].*\.", text) or len(text) > 110
+        name
+        for name, (_, text) in METRICS.items()
+        if not re.fullmatch(r"[A-Z0-9].*\.", text) or len(text) > 110
     ] == []
+
+
+def test_units_are_those_of_the_list_and_agree_with_names_that_say_them() -> None:
+    assert {metric.unit for metric in METRICS.values()} == UNITS.keys()
+    said = {"seconds": "s", "_frac": "share", "bytes": "bytes"}
+    ends = {name: unit for name in METRICS for word, unit in said.items() if name.endswith(word)}
+    assert len(ends) > 30
+    assert {name for name, unit in ends.items() if METRICS[name].unit != unit} == set()
+
+
+def test_an_entry_of_the_whole_name_comes_before_one_with_a_part_that_differs() -> None:
+    assert name_in_list("reward/no_reward") == "reward/no_reward"
+    assert name_in_list("reward/correctness") == "reward/<part>"
+    assert name_in_list("val/accuracy/maths") == "val/accuracy/<domain or tag>"
