@@ -48,8 +48,12 @@ async def read_frame_async(stream: asyncio.StreamReader) -> bytes | None:
         return None
 
 
+class OversizedFrame(RewardError):
+    """A reply announces more than is read."""
+
+
 class FrameBuffer:
-    """Cuts a stream of received bytes into payloads. Raises RewardError for a payload above the limit."""
+    """Cuts a stream of received bytes into payloads. Raises OversizedFrame for a payload above the limit."""
 
     def __init__(self, limit: int = MAX_REPLY_BYTES) -> None:
         self._bytes = bytearray()
@@ -60,7 +64,7 @@ class FrameBuffer:
         while len(self._bytes) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._bytes)
             if length > self._limit:
-                raise RewardError(f"a verifier's reply announces {length} bytes; the limit is {self._limit}")
+                raise OversizedFrame(f"a reply announces {length} bytes; the limit is {self._limit}")
             end = _HEADER.size + length
             if len(self._bytes) < end:
                 return

@@ -14,8 +14,6 @@ in a reward worker.
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -29,6 +27,7 @@ import numpy as np
 from mrl.config.sections.reward import RewardPart
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.contract import GroupVerifier, Request, RewardKind, Stage, Verifier, checked_value, scored
+from mrl.rewards.plugins.find import find_callable
 from mrl.samples import Verdict, VerdictKind
 
 _KEYWORDS = {
@@ -48,7 +47,7 @@ class Plugin(RewardKind):
 
 def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
     """The verifier around a user's function. Raises ConfigError naming what cannot be found or does not fit."""
-    module, function = find_function(part.path or "")
+    module, function = find_callable(part.path or "", setting="reward.path", what="function")
     check_signature(function, part)
     version = source_hash(module)
     name = f"{part.style}:{part.path}"
@@ -57,17 +56,6 @@ def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
         if part.group
         else SinglePlugin(function, part, name, version)
     )
-
-
-def find_function(path: str) -> tuple[ModuleType, Callable[..., Any]]:
-    """`package.module:function` or `file.py:function`."""
-    place, _, name = path.rpartition(":")
-    module = _load_file(place) if place.endswith(".py") else _import(place, path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        offered = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
-        raise ConfigError(f"reward.path = {path!r}: {place} has no function {name!r}; it has {offered}")
-    return module, function
 
 
 def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
@@ -238,21 +226,3 @@ def _verdict(answer: Any, part: RewardPart, name: str) -> Verdict | None:
             checked_value(answer["score"], verifier=name, value_range=part.value_range), "", **numbers
         )
     return scored(checked_value(answer, verifier=name, value_range=part.value_range))
-
-
-def _import(place: str, path: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ImportError as error:
-        raise ConfigError(f"reward.path = {path!r}: {place} cannot be imported: {error}") from error
-
-
-def _load_file(place: str) -> ModuleType:
-    file = Path(place)
-    if not file.is_file():
-        raise ConfigError(f"reward.path: no file {place} (working directory {Path.cwd()})")
-    spec = importlib.util.spec_from_file_location(f"mrl_plugin_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -1,4 +1,4 @@
-"""The pool's handle of one reward worker: start, send, kill by pid. Owns no policy."""
+"""A pool's handle of one worker process: start, send, kill by pid. Owns no policy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import subprocess
 import sys
 from typing import Any
 
-from mrl.rewards.contract import RewardKind, Stage
 from mrl.rewards.frames import FrameBuffer, frame
 from mrl.rewards.own_time import OwnTime, process_cpu
 from mrl.rewards.plugins.plugin import child_environment
+from mrl.rewards.pool.channel import Outbox, read_some
 
 _KEPT_ERROR_BYTES = 2000
 _NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
@@ -23,7 +23,7 @@ _NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memo
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class End:
-    """How a reward worker ended."""
+    """How a worker ended."""
 
     status: int
     """Exit status; negative for a signal's number."""
@@ -41,7 +41,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Used:
-    """Of the time since a reward worker began."""
+    """Of the time since a worker began."""
 
     computed: float = 0.0
     """Seconds on a processor of its own process, without those it started."""
@@ -52,14 +52,15 @@ class Used:
 
 
 class WorkerProcess:
-    """A process of `mrl.rewards.pool.worker`, in its own session so that its children go with it.
+    """A process of a module of ours that is given its parent's pid, in its own session so that its children go with it.
 
     It must be started from a thread that lives as long as it should: it dies with that thread.
     """
 
-    def __init__(self, kind: RewardKind, stage: Stage) -> None:
+    def __init__(self, module: str, opening: Any) -> None:
+        """`opening` is the first message that it gets."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mrl.rewards.pool.worker", str(os.getpid())],
+            [sys.executable, "-m", module, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -70,14 +71,13 @@ class WorkerProcess:
         self.pid = self._process.pid
         self.replies = self._process.stdout.fileno()
         self.errors = self._process.stderr.fileno()
-        self.requests = self._process.stdin.fileno()
-        for descriptor in (self.replies, self.errors, self.requests):
+        for descriptor in (self.replies, self.errors):
             os.set_blocking(descriptor, False)
         self.buffer = FrameBuffer()
-        self._out = bytearray()
+        self._out = Outbox(self._process.stdin.fileno())
         self._error_text = b""
         self.begin()
-        self.send((kind, stage))
+        self.send(opening)
 
     def begin(self) -> None:
         """Count what it uses from now on."""
@@ -90,26 +90,29 @@ class WorkerProcess:
 
     def send(self, message: Any) -> None:
         """Queue a message and write what the pipe takes now."""
-        self._out += frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-        self.flush()
+        self._out.send(frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
 
     def flush(self) -> None:
-        """Write queued bytes; a closed pipe shows as the end of the replies."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self._out:
-                del self._out[: os.write(self.requests, self._out[: 1 << 16])]
+        """Write what is queued; a closed pipe shows as the end of the replies."""
+        self._out.flush()
+
+    def finish(self) -> None:
+        """Tells it that nothing more will come."""
+        assert self._process.stdin is not None
+        self.flush()
+        self._process.stdin.close()
 
     @property
     def has_unsent(self) -> bool:
-        return bool(self._out)
+        return self._out.has_unsent
 
     def read_replies(self) -> bytes | None:
         """Bytes that arrived; None at the end of the stream."""
-        return _read(self.replies)
+        return read_some(self.replies)
 
     def read_errors(self) -> bool:
         """Keep the last bytes of what the process wrote to its standard error; False at its end."""
-        data = _read(self.errors)
+        data = read_some(self.errors)
         if data:
             self._error_text = (self._error_text + data)[-_KEPT_ERROR_BYTES:]
         return data is not None
@@ -130,10 +133,3 @@ class WorkerProcess:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
         return end
-
-
-def _read(descriptor: int) -> bytes | None:
-    try:
-        return os.read(descriptor, 1 << 16) or None
-    except BlockingIOError:
-        return b""

@@ -29,6 +29,7 @@ from mrl.errors import MrlError, RewardError
 from mrl.rewards.contract import GroupVerifier, Request, Stage, Verifier
 from mrl.rewards.frames import MAX_REPLY_BYTES, encode_verdict, frame, read_frame, read_frame_async
 from mrl.rewards.own_time import Starved
+from mrl.rewards.pool.channel import take_over
 from mrl.rewards.pool.executor import ForkedExecutor
 from mrl.rewards.pool.lifeline import die_with_parent
 from mrl.samples import Verdict
@@ -40,10 +41,8 @@ AnyVerifier = Verifier | GroupVerifier
 
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
-    channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    requests = os.fdopen(os.dup(0), "rb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    requests_in, replies_out = take_over()
+    requests, channel = os.fdopen(requests_in, "rb"), os.fdopen(replies_out, "wb")
 
     def send(reply: dict[str, Any]) -> None:
         channel.write(frame(_within_limit(reply)))

@@ -1,0 +1,142 @@
+"""The process of one episode: an environment's object, and the calls that come for it, one after the other.
+
+consumes      frames of JSON: ["describe"], ["open", task, seed], ["step", text, calls], ["close"]
+produces      one frame of JSON for each: the answer's fields, or {"fault": its name, "reason"}
+waits for     the next frame; ends with its host
+never does    answer twice, or go on after a fault
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import random
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mrl.agents.answer import Fault, is_reward
+from mrl.agents.environment import EpisodeEnded, Step
+from mrl.agents.episode import EndedBy
+from mrl.agents.tool_calls import ToolCall
+from mrl.rewards.frames import frame, read_frame
+
+_NAMED = {
+    EndedBy.ENV_UNREACHABLE: Fault.UNREACHABLE,
+    EndedBy.SANDBOX_LOST: Fault.SANDBOX_LOST,
+    EndedBy.TOOL_ERROR: Fault.TOOL_ERROR,
+    EndedBy.TOOL_TIMEOUT: Fault.TOOL_TIMEOUT,
+}
+
+
+class _Wrong(Exception):
+    """The environment answered with what is none."""
+
+    def __init__(self, fault: Fault, reason: str) -> None:
+        super().__init__(reason)
+        self.fault = fault
+
+
+def serve(make: Callable[[], Any], requests: int, replies: int) -> None:
+    """Answers until a fault, or until the environment is closed. `make` gives its object."""
+    guest = _Guest(make)
+    with os.fdopen(requests, "rb") as stream, os.fdopen(replies, "wb") as channel:
+        while (payload := read_frame(stream)) is not None:
+            operation, *arguments = json.loads(payload)
+            reply = guest.answer(operation, arguments)
+            channel.write(frame(reply))
+            channel.flush()
+            if operation == "close":
+                return
+
+
+class _Guest:
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._loop = make, asyncio.new_event_loop()
+        self._environment: Any = None
+
+    def answer(self, operation: str, arguments: list[Any]) -> bytes:
+        """The reply's JSON."""
+        try:
+            if operation != "close" or self._environment is not None:
+                reply = getattr(self, f"_{operation}")(*arguments)
+            else:
+                reply = {}
+            return _json(reply)
+        except _Wrong as wrong:
+            return _fault(wrong.fault, str(wrong))
+        except EpisodeEnded as ended:
+            return _fault(_NAMED.get(ended.ended_by, Fault.RAISED), _described(ended))
+        except ConnectionError as error:
+            return _fault(Fault.UNREACHABLE, _described(error))
+        except Exception as error:
+            return _fault(Fault.RAISED, _described(error))
+
+    def _describe(self) -> dict[str, Any]:
+        self._environment = self._make()
+        tools = getattr(self._environment, "tools", None) or []
+        if any(not isinstance(tool, Mapping) for tool in tools):
+            raise _Wrong(Fault.CONTRACT, "tools is a list of JSON schemas")
+        replayable = getattr(self._environment, "replayable", True)
+        return {"tools": [dict(tool) for tool in tools], "replayable": bool(replayable)}
+
+    def _open(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        self._environment = self._make()
+        said = self._awaited(self._environment.reset(task, seed))
+        return {"messages": _messages(said), "reward": None, "done": False, "info": {}}
+
+    def _step(self, text: str, calls: list[list[Any]]) -> dict[str, Any]:
+        step = self._awaited(self._environment.step(text, [ToolCall(*call) for call in calls]))
+        if not isinstance(step, Step):
+            raise _Wrong(Fault.CONTRACT, f"step answers with a Step, not {type(step).__name__}")
+        if step.reward is not None and not is_reward(step.reward):
+            raise _Wrong(Fault.REWARD, f"the reward {step.reward!r} is no finite number")
+        return {
+            "messages": _messages(step.observation),
+            "reward": None if step.reward is None else float(step.reward),
+            "done": bool(step.done),
+            "info": dict(step.info),
+        }
+
+    def _close(self) -> dict[str, Any]:
+        self._awaited(self._environment.close())
+        return {}
+
+    def _awaited(self, value: Any) -> Any:
+        return self._loop.run_until_complete(_wait_for(value)) if inspect.isawaitable(value) else value
+
+
+async def _wait_for(value: Any) -> Any:
+    return await value
+
+
+def _messages(said: Any) -> list[dict[str, str]]:
+    """What `Said` stands for; none of an empty text."""
+    if isinstance(said, str):
+        return [{"role": "user", "content": said}] if said else []
+    if not isinstance(said, list | tuple) or any(not isinstance(message, Mapping) for message in said):
+        raise _Wrong(Fault.CONTRACT, f"an observation is a text or messages, not {type(said).__name__}")
+    return [dict(message) for message in said]
+
+
+def _json(reply: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(reply, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _Wrong(Fault.CONTRACT, f"what is no JSON in an answer: {error}") from error
+
+
+def _fault(fault: Fault, reason: str) -> bytes:
+    return json.dumps({"fault": fault.value, "reason": reason[:500]}).encode()
+
+
+def _described(error: BaseException) -> str:
+    where = traceback.extract_tb(error.__traceback__)
+    place = f" at {where[-1].filename}:{where[-1].lineno}" if where else ""
+    return f"{type(error).__name__}: {str(error)[:300]}{place}"

@@ -1,0 +1,91 @@
+"""A host's handle of one guest, and the time of what it was asked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mrl.agents import guest
+from mrl.agents.deadlines import Deadlines
+from mrl.rewards.frames import FrameBuffer, frame
+from mrl.rewards.own_time import OwnTime
+from mrl.rewards.pool.channel import Outbox, read_some
+from mrl.rewards.pool.child import ForkedChild
+
+LONGEST = 1.75
+"""Times its deadline, by the clock, that a call may take where the machine gives its process no processor."""
+_KEPT_ERROR_BYTES = 1000
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """What a guest is at work on."""
+
+    operation: str
+    turn: int
+    since: float
+    limit: float
+    own: OwnTime
+
+    def is_overdue(self, now: float) -> bool:
+        """By its own time, or by the clock where it has waited for a processor for very long."""
+        waited = now - self.since
+        if waited < self.limit or waited >= LONGEST * self.limit:
+            return waited >= self.limit
+        return self.own.look() and waited - self.own.starved >= self.limit
+
+
+class GuestHandle:
+    """The process of one episode, as its host sees it: start, ask, listen, kill. Owns no policy."""
+
+    def __init__(self, key: str, make: Callable[[], Any], deadlines: Deadlines, close: list[int]) -> None:
+        """`close`: the host's own descriptors, which are none of the guest's."""
+        self.errors, errors_in = os.pipe()
+
+        def serve(requests: int, replies: int) -> None:
+            os.setsid()
+            os.dup2(errors_in, 1)
+            os.dup2(errors_in, 2)
+            for descriptor in (*close, errors_in, self.errors):
+                os.close(descriptor)
+            limit = deadlines.memory_mib * 2**20
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            guest.serve(make, requests, replies)
+
+        self.key, self._deadlines = key, deadlines
+        self._child = ForkedChild(serve)
+        os.close(errors_in)
+        for descriptor in (self.errors, self._child.replies):
+            os.set_blocking(descriptor, False)
+        self.replies, self.out = self._child.replies, Outbox(self._child.requests)
+        self.buffer = FrameBuffer(deadlines.answer_kib * 1024)
+        self.call: Call | None = None
+        self._said = b""
+
+    def begin(self, operation: str, turn: int, payload: bytes) -> None:
+        """Hands it a call; its time counts from now."""
+        limit = self._deadlines.of(operation)
+        self.call = Call(operation, turn, time.monotonic(), limit, OwnTime(self._child.pid))
+        self.out.send(frame(payload))
+
+    def listen(self) -> bool:
+        """Keeps the end of what it prints; False where it will print no more."""
+        data = read_some(self.errors)
+        self._said = (self._said + (data or b""))[-_KEPT_ERROR_BYTES:]
+        return data is not None
+
+    def end(self) -> str:
+        """Kills it and all in its session, and says how it ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self.listen()
+        status = self._child.end()
+        os.close(self.errors)
+        words = ascii(self._said.decode("utf-8", "replace").strip()[-300:])
+        return f"its process ended with status {status}: {words}"

@@ -1,0 +1,306 @@
+"""Environments at work while engines generate: many episodes at once, and none of them is waited for.
+
+consumes      open, step and close of episodes, from one thread
+produces      poll(timeout) -> [Answer], each open and step exactly one, in order of completion
+waits for     answers, in `poll` alone, with a time-out; `describe` waits too, with a deadline
+unblocked by  hosts: one process for each environment, with a forked guest for each episode
+
+No thread, and no environment's code in this process. Deadlines are kept by the hosts, so that a caller who is away for minutes
+finds the answers as they came; a host that itself dies or says nothing is killed and replaced, its episodes are lost to us.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import logging
+import select
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import jsonschema
+
+from mrl.agents.answer import Answer, Fault, decode, failed
+from mrl.agents.deadlines import Deadlines
+from mrl.agents.registry import EnvironmentSpec
+from mrl.agents.tool_calls import ToolCall
+from mrl.errors import ConfigError, RewardError, RolloutError
+from mrl.rewards.frames import parse_reply
+from mrl.rewards.pool.process import WorkerProcess
+
+_log = logging.getLogger(__name__)
+
+_START_SECONDS = 120.0
+"""For a host to read its environment's module."""
+_SILENT_FACTOR, _SILENT_SECONDS = 2.0, 60.0
+"""A host that has not answered for so many deadlines and seconds more is no host."""
+_UNSENT_SECONDS = 0.002
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Description:
+    """What an environment says of itself."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    """As chat templates take them."""
+    replayable: bool
+
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schema of each tool's arguments, by the tool's name."""
+        return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """An episode: its host, its turns so far, and what was asked of it and when."""
+
+    host: _Host
+    turn: int = 0
+    waits_since: float | None = None
+    limit: float = 0.0
+    ended: bool = False
+
+    def is_unheard(self, now: float) -> bool:
+        """Whether its host should have said by now at least that it is late."""
+        since = self.waits_since
+        return since is not None and now > since + _SILENT_FACTOR * self.limit + _SILENT_SECONDS
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Host:
+    process: WorkerProcess
+    started: float
+    is_ready: bool = False
+
+
+class EnvironmentPool:
+    """The environments of a run. Hosts start on first need and end with `shutdown`, or with the thread that opened the first of
+    their episodes."""
+
+    def __init__(
+        self, environments: Mapping[str, EnvironmentSpec], deadlines: Deadlines | None = None
+    ) -> None:
+        """`environments` by the name that `open` is given."""
+        self._specs, self._deadlines = dict(environments), deadlines or Deadlines()
+        self._hosts: dict[str, _Host] = {}
+        self._episodes: dict[str, _Open] = {}
+        self._answers: collections.deque[Answer] = collections.deque()
+        self._descriptions: dict[str, Any] = {}
+        self._faults: collections.Counter[Fault] = collections.Counter()
+
+    def describe(self, environment: str) -> Description:
+        """Its tools and whether it is replayable, asked of an object made for it. ConfigError where it cannot be made, or its tools
+        are no schemas."""
+        host = self._host(environment)
+        host.process.send((_describing(environment), 0, "describe", b'["describe"]'))
+        deadline = time.monotonic() + _START_SECONDS + self._deadlines.reset_seconds
+        while environment not in self._descriptions:
+            if time.monotonic() > deadline:
+                raise ConfigError(f"agent.environment = {environment!r} says nothing of itself")
+            self._receive([host], 1.0)
+            if self._hosts.get(environment) is not host:
+                raise ConfigError(f"agent.environment = {environment!r}: its process ended")
+        said = self._descriptions.pop(environment)
+        if "fault" in said:
+            raise ConfigError(f"agent.environment = {environment!r} cannot be made: {said['reason']}")
+        return _description(environment, said)
+
+    def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
+        """Begins an episode; its answer has turn 0. RolloutError for a key that is open, or a task that is no JSON."""
+        if key in self._episodes:
+            raise RolloutError(f"episode {key} is open already")
+        payload = _encoded(key, "open", dict(task), seed)
+        self._episodes[key] = _Open(self._host(environment))
+        self._ask(key, "open", payload)
+
+    def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
+        """Hands a turn to an episode. RolloutError where it is not open, has not answered, or has ended."""
+        episode = self._episodes.get(key)
+        if episode is None or episode.waits_since is not None or episode.ended:
+            state = "not open" if episode is None else "over" if episode.ended else "still at its last turn"
+            raise RolloutError(f"a turn for episode {key}, which is {state}")
+        payload = _encoded(key, "step", text, [[call.name, dict(call.arguments)] for call in calls])
+        episode.turn += 1
+        self._ask(key, "step", payload)
+
+    def close(self, key: str) -> None:
+        """Ends an episode, whatever it is at; what it has not answered is not answered. Nothing for one that is not open."""
+        episode = self._episodes.pop(key, None)
+        if episode is not None and self._is_alive(episode.host):
+            episode.host.process.send((key, episode.turn, "close", b'["close"]'))
+        self._answers = collections.deque(answer for answer in self._answers if answer.key != key)
+
+    def poll(self, timeout_seconds: float) -> list[Answer]:
+        """All answers that are there; waits up to `timeout_seconds` for the first one."""
+        until = time.monotonic() + timeout_seconds
+        while True:
+            left = 0.0 if self._answers else max(0.0, until - time.monotonic())
+            self._receive(list(self._hosts.values()), left)
+            self._expire(time.monotonic())
+            if self._answers or time.monotonic() >= until:
+                found = list(self._answers)
+                self._answers.clear()
+                return found
+
+    @property
+    def num_open(self) -> int:
+        """Episodes that are open."""
+        return len(self._episodes)
+
+    def faults(self) -> Mapping[str, int]:
+        """Answers that were faults, by the fault's name."""
+        return {fault.value: count for fault, count in self._faults.items()}
+
+    def shutdown(self) -> None:
+        """Closes every environment, and ends the hosts; one that is late is killed."""
+        until = time.monotonic() + 2 * self._deadlines.close_seconds + 1.0
+        hosts = list(self._hosts.values())
+        for host in hosts:
+            host.process.finish()
+        for host in hosts:
+            while host.process.read_replies() is not None and time.monotonic() < until:
+                _readable([host.process.replies], 0.1)
+                host.process.read_errors()
+            host.process.end()
+        self._hosts.clear()
+        self._episodes.clear()
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    # -- hosts ---------------------------------------------------------------------------------------------------
+
+    def _host(self, environment: str) -> _Host:
+        if environment not in self._specs:
+            raise RolloutError(f"no environment {environment!r}; there are {sorted(self._specs)}")
+        if environment not in self._hosts:
+            process = WorkerProcess("mrl.agents.host", (self._specs[environment], self._deadlines))
+            self._hosts[environment] = _Host(process, time.monotonic())
+        return self._hosts[environment]
+
+    def _is_alive(self, host: _Host) -> bool:
+        return any(host is other for other in self._hosts.values())
+
+    def _ask(self, key: str, operation: str, payload: bytes) -> None:
+        episode = self._episodes[key]
+        episode.waits_since, episode.limit = time.monotonic(), self._deadlines.of(operation)
+        if self._is_alive(episode.host):
+            episode.host.process.send((key, episode.turn, operation, payload))
+        else:
+            self._note(failed(key, episode.turn, Fault.HOST_LOST, "the environment's host is gone"))
+
+    def _lose(self, host: _Host, reason: str) -> None:
+        """A host that has died or has to: all that wait for it are answered."""
+        name = next(name for name, other in self._hosts.items() if other is host)
+        del self._hosts[name]
+        end = host.process.end()
+        _log.warning("environment %s: its host is lost: %s; status %s", name, reason, end.status)
+        for key, episode in self._episodes.items():
+            if episode.host is host and episode.waits_since is not None:
+                words = f"{reason}: status {end.status}, {end.last_words}"
+                self._note(failed(key, episode.turn, Fault.HOST_LOST, words))
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def _receive(self, hosts: Iterable[_Host], timeout_seconds: float) -> None:
+        """Reads what hosts say; waits for the first word."""
+        by_descriptor = {fd: h for h in hosts for fd in (h.process.replies, h.process.errors)}
+        unsent = [host for host in by_descriptor.values() if host.process.has_unsent]
+        for host in unsent:
+            host.process.flush()
+        pause = min(timeout_seconds, _UNSENT_SECONDS if unsent else timeout_seconds)
+        for descriptor in _readable(by_descriptor, pause):
+            host = by_descriptor[descriptor]
+            if not self._is_alive(host):
+                continue
+            if descriptor == host.process.errors:
+                host.process.read_errors()
+            else:
+                self._read(host)
+
+    def _read(self, host: _Host) -> None:
+        data = host.process.read_replies()
+        if data is None:
+            self._lose(host, "its process ended")
+            return
+        try:
+            for payload in host.process.buffer.feed(data):
+                self._heard(host, parse_reply(payload))
+        except RewardError as error:
+            self._lose(host, str(error))
+
+    def _heard(self, host: _Host, reply: dict[str, Any]) -> None:
+        if "broken" in reply:
+            self._lose(host, "its environment cannot be had")
+            raise ConfigError(reply["broken"])
+        if "ready" in reply:
+            host.is_ready = True
+            return
+        key = str(reply["key"])
+        for name in self._specs:
+            if key == _describing(name):
+                self._descriptions[name] = reply
+                return
+        episode = self._episodes.get(key)
+        if episode is not None and episode.waits_since is not None and reply["turn"] == episode.turn:
+            self._note(decode(reply))
+
+    def _note(self, answer: Answer) -> None:
+        episode = self._episodes[answer.key]
+        episode.waits_since, episode.ended = None, answer.ended_by is not None
+        if answer.fault is not None:
+            self._faults[answer.fault] += 1
+            _log.warning("episode %s: %s: %s", answer.key, answer.fault.value, answer.reason)
+        self._answers.append(answer)
+
+    def _expire(self, now: float) -> None:
+        """Hosts that say nothing."""
+        for host in list(self._hosts.values()):
+            late = any(
+                episode.host is host and episode.is_unheard(now) for episode in self._episodes.values()
+            )
+            if late and (host.is_ready or now > host.started + _START_SECONDS):
+                self._lose(host, "it says nothing")
+
+
+def _encoded(key: str, operation: str, *arguments: Any) -> bytes:
+    try:
+        return json.dumps([operation, *arguments]).encode()
+    except (TypeError, ValueError) as error:
+        raise RolloutError(f"episode {key}: its {operation} holds what is no JSON: {error}") from error
+
+
+def _readable(descriptors: Iterable[int], seconds: float) -> list[int]:
+    """Those that have something to read, or have ended; any number may have any value."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(1000 * seconds)]
+
+
+def _describing(environment: str) -> str:
+    """The key of a guest that is asked only what it is; no episode's."""
+    return f"\0{environment}"
+
+
+def _description(environment: str, said: Mapping[str, Any]) -> Description:
+    tools = tuple(said["tools"])
+    try:
+        for tool in tools:
+            jsonschema.Draft202012Validator.check_schema(tool["function"].get("parameters", {}))
+            if not isinstance(tool["function"]["name"], str):
+                raise TypeError("a tool's name is a text")
+    except (KeyError, TypeError, AttributeError, jsonschema.SchemaError) as error:
+        raise ConfigError(
+            f"agent.environment = {environment!r}: a tool is described as {{type: function, function: {{name, description, "
+            f"parameters}}}}, parameters being a JSON schema; {str(tool)[:200]} is not: {error!r:.200}"
+        ) from error
+    return Description(tools, bool(said["replayable"]))

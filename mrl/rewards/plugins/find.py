@@ -1,0 +1,47 @@
+"""Users' code, found by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from mrl.errors import ConfigError
+
+
+def find_callable(
+    path: str, *, setting: str, what: Literal["function", "class"]
+) -> tuple[ModuleType, Callable[..., Any]]:
+    """The module and what it calls `name`, of `package.module:name` or `file.py:name`. ConfigError naming the setting and what is
+    not there."""
+    place, _, name = path.rpartition(":")
+    where = f"{setting} = {path!r}"
+    module = _load_file(place, setting) if place.endswith(".py") else _import(place, where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        is_one = inspect.isclass if what == "class" else inspect.isfunction
+        offered = [n for n, v in vars(module).items() if is_one(v) and not n.startswith("_")]
+        raise ConfigError(f"{where}: {place} has no {what} {name!r}; it has {offered}")
+    return module, found
+
+
+def _import(place: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{where}: {place or 'nothing'} cannot be imported: {error}") from error
+
+
+def _load_file(place: str, setting: str) -> ModuleType:
+    file = Path(place)
+    if not file.is_file():
+        raise ConfigError(f"{setting}: no file {place} (working directory {Path.cwd()})")
+    spec = importlib.util.spec_from_file_location(f"mrl_plugin_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,245 @@
+"""Environments in their processes: what one does harms no other, and is told under its name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mrl.agents.answer import Answer, Fault, decode
+from mrl.agents.deadlines import Deadlines
+from mrl.agents.episode import EndedBy
+from mrl.agents.pool import EnvironmentPool
+from mrl.agents.registry import EnvironmentSpec, find_environment
+from mrl.agents.tool_calls import ToolCall
+from mrl.errors import ConfigError, RolloutError
+from tests.support.environments import FILE
+
+PATIENCE = 120.0
+SPECS = {
+    "counting": EnvironmentSpec(FILE + "Counting"),
+    "faulty": EnvironmentSpec(FILE + "Faulty"),
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(
+        SPECS, Deadlines(reset_seconds=60.0, step_seconds=60.0, close_seconds=1.0, memory_mib=1024)
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(SPECS, Deadlines(step_seconds=0.5)) as made:
+        yield made
+
+
+def answers(pool: EnvironmentPool, count: int) -> dict[str, Answer]:
+    found: list[Answer] = []
+    until = time.monotonic() + PATIENCE
+    while len(found) < count:
+        assert time.monotonic() < until, f"{len(found)} of {count} answers"
+        found += pool.poll(1.0)
+    assert len(found) == count == len({answer.key for answer in found})
+    return {answer.key: answer for answer in found}
+
+
+def begun(pool: EnvironmentPool, key: str, environment: str, **task: Any) -> Answer:
+    pool.open(key, environment, task, 7)
+    return answers(pool, 1)[key]
+
+
+def test_an_episode_from_reset_to_done(pool: EnvironmentPool) -> None:
+    opening = begun(pool, "a", "counting", turns=2)
+    assert opening.turn == 0 and opening.reward is None and opening.ended_by is None
+    assert opening.messages[0]["role"] == "user" and opening.messages[0]["content"].startswith("seed 7")
+    pool.step("a", "hello", [])
+    first = answers(pool, 1)["a"]
+    assert (first.turn, first.reward, first.done) == (1, 0.5, False)
+    assert first.messages == ({"role": "user", "content": "heard hello"},)
+    pool.step("a", "", [ToolCall("add", {"n": 2}), ToolCall("add", {"n": 3})])
+    last = answers(pool, 1)["a"]
+    assert [message["content"] for message in last.messages] == ["add: 5", "add: 5"]
+    assert last.messages[0]["role"] == "tool" and last.info == {"added": 5}
+    assert last.ended_by is EndedBy.ENV_DONE and not last.ended_by.is_ours and last.fault is None
+    with pytest.raises(RolloutError, match="is over"):
+        pool.step("a", "more")
+    pool.close("a")
+    assert pool.num_open == 0
+
+
+def test_the_seed_is_that_of_the_process_too(pool: EnvironmentPool) -> None:
+    said = []
+    for key in ("one", "two"):
+        said.append(begun(pool, key, "counting", turns=1).messages)
+        pool.close(key)
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "counted", "ended_by"),
+    [
+        ("raise", Fault.RAISED, EndedBy.ENV_CRASHED),
+        ("exit", Fault.EXITED, EndedBy.ENV_CRASHED),
+        ("sys.exit", Fault.EXITED, EndedBy.ENV_CRASHED),
+        ("huge", Fault.OVERSIZED, EndedBy.ENV_CRASHED),
+        ("nan", Fault.REWARD, EndedBy.ENV_CRASHED),
+        ("text reward", Fault.REWARD, EndedBy.ENV_CRASHED),
+        ("object", Fault.CONTRACT, EndedBy.ENV_CRASHED),
+        ("role", Fault.CONTRACT, EndedBy.ENV_CRASHED),
+        ("tuple", Fault.CONTRACT, EndedBy.ENV_CRASHED),
+        ("unreachable", Fault.UNREACHABLE, EndedBy.ENV_UNREACHABLE),
+        ("refused", Fault.UNREACHABLE, EndedBy.ENV_UNREACHABLE),
+        ("sandbox", Fault.SANDBOX_LOST, EndedBy.SANDBOX_LOST),
+        ("tool", Fault.TOOL_TIMEOUT, EndedBy.TOOL_TIMEOUT),
+        ("memory", Fault.RAISED, EndedBy.ENV_CRASHED),
+    ],
+)
+def test_a_fault_has_a_name_and_ends_its_episode_alone(
+    pool: EnvironmentPool, fault: str, counted: Fault, ended_by: EndedBy
+) -> None:
+    before = pool.faults().get(counted.value, 0)
+    pool.open("good", "faulty", {}, 0)
+    pool.open("bad", "faulty", {"fault": fault}, 0)
+    answers(pool, 2)
+    pool.step("good", "")
+    pool.step("bad", "")
+    found = answers(pool, 2)
+    assert found["good"].reward == 1.0 and found["good"].fault is None
+    bad = found["bad"]
+    assert (bad.fault, bad.ended_by, bad.reward, bad.done) == (counted, ended_by, None, False)
+    assert ended_by.is_ours == (fault != "tool") and bad.reason
+    assert pool.faults()[counted.value] == before + 1
+    for key in found:
+        pool.close(key)
+
+
+@pytest.mark.parametrize("fault", ["hang", "spin"])
+def test_a_step_has_a_deadline(hasty: EnvironmentPool, fault: str) -> None:
+    begun(hasty, fault, "faulty", fault=fault)
+    hasty.step(fault, "")
+    answer = answers(hasty, 1)[fault]
+    assert answer.ended_by is EndedBy.ENV_DEADLINE and "agent.step_seconds" in answer.reason
+    assert answer.seconds >= 0.5
+    hasty.close(fault)
+
+
+def test_what_an_environment_prints_holds_nobody_up(pool: EnvironmentPool) -> None:
+    begun(pool, "loud", "faulty", fault="prints")
+    pool.step("loud", "")
+    assert answers(pool, 1)["loud"].reward == 1.0
+    pool.close("loud")
+
+
+def test_a_fault_at_reset(pool: EnvironmentPool) -> None:
+    answer = begun(pool, "early", "faulty", fault="raise", at=0)
+    assert answer.ended_by is EndedBy.ENV_CRASHED and "an environment's own mistake" in answer.reason
+    pool.close("early")
+
+
+def test_an_opening_of_another_shape_is_a_fault(pool: EnvironmentPool) -> None:
+    for key, says in (("number", 5), ("tool", [{"role": "tool", "content": "x"}]), ("bare", [{"text": "x"}])):
+        assert begun(pool, key, "counting", turns=1, says=says).fault is Fault.CONTRACT
+        pool.close(key)
+    row = begun(pool, "row", "counting", turns=1, says="")
+    assert row.messages == () and row.fault is None
+    pool.close("row")
+
+
+def test_an_episode_that_is_closed_is_closed_in_its_process(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    spec = EnvironmentSpec(FILE + "Counting", {"closed": str(closed)})
+    with EnvironmentPool({"counting": spec}) as pool:
+        for seed in range(4):
+            pool.open(str(seed), "counting", {"turns": 3}, seed)
+        answers(pool, 4)
+        pool.step("3", "still at it")
+        answers(pool, 1)
+        pool.close("0")
+    assert sorted(closed.read_text().split()) == ["0", "1", "2", "3"]
+
+
+def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
+    begun(pool, "first", "counting", turns=9)
+    hosts = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()]
+    (host,) = [child for child in hosts if child.children()]
+    guests = host.children()
+    os.kill(host.pid, signal.SIGKILL)
+    gone, left = psutil.wait_procs(guests, timeout=PATIENCE)
+    assert not left and gone
+    pool.step("first", "hello")
+    answer = answers(pool, 1)["first"]
+    assert answer.fault is Fault.HOST_LOST and answer.ended_by is EndedBy.ENV_CRASHED
+    pool.close("first")
+    assert begun(pool, "second", "counting", turns=9).fault is None
+    pool.close("second")
+
+
+def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
+    said = pool.describe("counting")
+    assert said.replayable and list(said.schemas()) == ["add"] and said.schemas()["add"]["required"] == ["n"]
+    assert pool.describe("faulty").tools == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_word", "is none of .* and no path"),
+        ("no.such.module:Thing", "cannot be imported"),
+        (":Thing", "nothing cannot be imported"),
+        (FILE + "Cuonting", r"no class 'Cuonting'; it has .*'Counting'"),
+    ],
+)
+def test_an_environment_that_is_not_there_is_named(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        find_environment(name)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (EnvironmentSpec("no_such_word"), "is none of .* and no path"),
+        (EnvironmentSpec(FILE + "Counting", {"clsed": 1}), "cannot be made.*clsed"),
+        (EnvironmentSpec(FILE + "BadTool"), "being a JSON schema"),
+    ],
+)
+def test_what_cannot_be_had_is_told_at_the_start(spec: EnvironmentSpec, says: str) -> None:
+    with EnvironmentPool({"it": spec}) as pool, pytest.raises(ConfigError, match=says):
+        pool.describe("it")
+
+
+def test_a_pool_is_used_by_its_rules(pool: EnvironmentPool) -> None:
+    with pytest.raises(RolloutError, match="no environment 'other'"):
+        pool.open("k", "other", {}, 0)
+    with pytest.raises(RolloutError, match="no JSON"):
+        pool.open("k", "counting", {"what": object()}, 0)
+    with pytest.raises(RolloutError, match="not open"):
+        pool.step("k", "hello")
+    pool.close("k")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        {"messages": "text"},
+        {"messages": [{"role": "user", "content": 1}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]},
+        {"messages": [], "done": 1, "info": {}},
+        {"messages": [], "done": False, "info": []},
+        {"messages": [], "done": False, "info": {}, "reward": 10**400},
+        {"messages": [], "done": False, "info": {}, "reward": float("inf")},
+    ],
+)
+def test_a_reply_of_another_shape_is_never_an_answer(reply: dict[str, Any]) -> None:
+    answer = decode(reply | {"key": "k", "turn": 1, "seconds": 0.1})
+    assert answer.fault in (Fault.CONTRACT, Fault.REWARD) and answer.ended_by is EndedBy.ENV_CRASHED
+    assert answer.reward is None and not answer.messages
