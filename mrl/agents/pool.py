@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
 """For a host to read its environment's module."""
-_SILENT_FACTOR, _SILENT_SECONDS = 2.0, 60.0
-"""A host that has not answered for so many deadlines and seconds more is no host."""
 _UNSENT_SECONDS = 0.002
 
 
@@ -65,15 +63,16 @@ class _Open:
 
     def is_unheard(self, now: float) -> bool:
         """Whether its host should have said by now at least that it is late."""
-        since = self.waits_since
-        return since is not None and now > since + _SILENT_FACTOR * self.limit + _SILENT_SECONDS
+        start = 0.0 if self.host.is_ready else _START_SECONDS
+        return self.waits_since is not None and now > self.waits_since + 2 * self.limit + start
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Host:
     process: WorkerProcess
-    started: float
     is_ready: bool = False
+    quiet_since: float | None = None
+    """When it was first found to owe an answer and to say nothing; None since it said something."""
 
 
 class EnvironmentPool:
@@ -138,8 +137,7 @@ class EnvironmentPool:
         until = time.monotonic() + timeout_seconds
         while True:
             left = 0.0 if self._answers else max(0.0, until - time.monotonic())
-            self._receive(list(self._hosts.values()), left)
-            self._expire(time.monotonic())
+            self._expire(self._receive(list(self._hosts.values()), left), time.monotonic())
             if self._answers or time.monotonic() >= until:
                 found = list(self._answers)
                 self._answers.clear()
@@ -183,7 +181,7 @@ class EnvironmentPool:
             raise RolloutError(f"no environment {environment!r}; there are {sorted(self._specs)}")
         if environment not in self._hosts:
             process = WorkerProcess("mrl.agents.host", (self._specs[environment], self._deadlines))
-            self._hosts[environment] = _Host(process, time.monotonic())
+            self._hosts[environment] = _Host(process)
         return self._hosts[environment]
 
     def _is_alive(self, host: _Host) -> bool:
@@ -210,14 +208,15 @@ class EnvironmentPool:
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def _receive(self, hosts: Iterable[_Host], timeout_seconds: float) -> None:
-        """Reads what hosts say; waits for the first word."""
+    def _receive(self, hosts: Iterable[_Host], timeout_seconds: float) -> list[_Host]:
+        """Reads what hosts say; waits for the first word. Those that said something."""
         by_descriptor = {fd: h for h in hosts for fd in (h.process.replies, h.process.errors)}
         unsent = [host for host in by_descriptor.values() if host.process.has_unsent]
         for host in unsent:
             host.process.flush()
         pause = min(timeout_seconds, _UNSENT_SECONDS if unsent else timeout_seconds)
-        for descriptor in _readable(by_descriptor, pause):
+        readable = _readable(by_descriptor, pause)
+        for descriptor in readable:
             host = by_descriptor[descriptor]
             if not self._is_alive(host):
                 continue
@@ -225,6 +224,7 @@ class EnvironmentPool:
                 host.process.read_errors()
             else:
                 self._read(host)
+        return [by_descriptor[descriptor] for descriptor in readable]
 
     def _read(self, host: _Host) -> None:
         data = host.process.read_replies()
@@ -261,13 +261,17 @@ class EnvironmentPool:
             _log.warning("episode %s: %s: %s", answer.key, answer.fault.value, answer.reason)
         self._answers.append(answer)
 
-    def _expire(self, now: float) -> None:
-        """Hosts that say nothing."""
+    def _expire(self, spoke: list[_Host], now: float) -> None:
+        """Gives up hosts that say nothing, while they are listened to."""
         for host in list(self._hosts.values()):
-            late = any(
+            owes = any(
                 episode.host is host and episode.is_unheard(now) for episode in self._episodes.values()
             )
-            if late and (host.is_ready or now > host.started + _START_SECONDS):
+            if host in spoke or not owes:
+                host.quiet_since = None
+            elif host.quiet_since is None:
+                host.quiet_since = now
+            elif now > host.quiet_since + self._deadlines.host_seconds:
                 self._lose(host, "it says nothing")
 
 

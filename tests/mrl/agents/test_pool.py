@@ -183,6 +183,16 @@ def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
     pool.close("second")
 
 
+def test_a_host_that_says_nothing_is_given_up() -> None:
+    with EnvironmentPool(SPECS, Deadlines(step_seconds=0.2, host_seconds=0.3)) as pool:
+        begun(pool, "first", "counting", turns=9)
+        stopped = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()][-1]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        pool.step("first", "hello")
+        answer = answers(pool, 1)["first"]
+    assert answer.fault is Fault.HOST_LOST and "says nothing" in answer.reason
+
+
 def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
     said = pool.describe("counting")
     assert said.replayable and list(said.schemas()) == ["add"] and said.schemas()["add"]["required"] == ["n"]
