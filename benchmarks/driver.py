@@ -24,7 +24,6 @@ from benchmarks.driver_stubs import Pace, StubPools, StubRollout, StubTrain
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
-from mrl.data.tokenise import decoder
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
 from mrl.launch.workers.actor_group import close_all
@@ -167,9 +166,6 @@ def _loop(
     run_folder: RunFolder,
     stack: contextlib.ExitStack,
 ) -> StreamLoop:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     rng = np.random.default_rng(0)
     rows = [Prompt(n, rng.integers(3, 7000, 200).astype(np.int32), "", None) for n in range(1000)]
     prompts = PromptStream(rows, seed=0)
@@ -177,7 +173,7 @@ def _loop(
     stack.callback(store.remove)
     rewards = stack.enter_context(RewardPool(config.reward, group_size=config.loop.samples_per_prompt))
     lengths = LogNormalLengths(options.tokens, options.sigma, config.rollout.max_response_tokens, seed=0)
-    in_flight = InFlight(pools.rollout, rewards, decoder(tokenizer), clock, run_seed=0, lengths=lengths)
+    in_flight = InFlight(pools.rollout, rewards, clock, run_seed=0, lengths=lengths)
     deadline = config.loop.phase_deadline_seconds
     collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
     producer = Producer(config, prompts, in_flight, store)

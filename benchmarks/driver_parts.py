@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from mrl.pool.group_bytes import encode, size_of
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Request, Response, ResponseBatch, Round, Sampling, prompt_digest, sample_of
+from mrl.rollout.texts import Decode, Texts
 from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.batch import ages, merge, pack, policy_versions, split
 
@@ -79,14 +81,13 @@ def _generated(parts: Parts, config: Config, num_prompts: int, num_tokens: int) 
     requested = Round.of(prompts, Sampling(num_samples, 1.0, num_tokens, 0))
     requests, drafts = parts("requests", requested.requests), Drafts(0)
     drafts.ask(requests)
-    batch = ResponseBatch.of(_answers(requests, rng))
-    responses = parts("responses out of a message", batch.responses)
+    told = Texts(_decoder()).told(_answers(requests, rng))
+    message = parts("a message (in the engines)", lambda: pickle.dumps(ResponseBatch.of(told)))
+    responses = parts("responses out of a message", lambda: pickle.loads(message).responses())
     responses = parts("drafts", lambda: drafts.take(responses))
-    decode = _decoder()
-    texts = parts("tokens to text", lambda: decode([response.tokens for response in responses]))
-    pairs = [(sample_of(r.request_id), r, text) for r, text in zip(responses, texts, strict=True)]
+    pairs = [(sample_of(r.request_id), r) for r in responses]
     samples: list[Sample] = parts(
-        "samples", lambda: [whole_sample(prompts[i], number, r, text) for (i, number), r, text in pairs]
+        "samples", lambda: [whole_sample(prompts[i], number, r) for (i, number), r in pairs]
     )
     samples = [s.with_verdict(Verdict(VerdictKind.SCORED, float(rng.random()))) for s in samples]
     return [
@@ -107,7 +108,7 @@ def _answers(requests: Sequence[Request], rng: np.random.Generator) -> list[Resp
     return answers
 
 
-def _decoder() -> Callable[[list[np.ndarray]], list[str]]:
+def _decoder() -> Decode:
     """Of a byte-level tokenizer that is made of this project's pages."""
     from transformers import AutoTokenizer
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from mrl.config.root import Config
+from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.rollout.request import Request, Response, prompt_digest
+from mrl.rollout.texts import Texts
 from mrl.rollout.waiting import Waiting
 from mrl.samples import Role, Segment, Status, TrainBatch
 
@@ -95,6 +97,7 @@ class StubRolloutActor(RolloutActor):
 
     def start_stub(self, pace: Pace) -> None:
         self.engine = StubEngine(pace, index=self._index, seats=self._config.rollout.max_num_seqs)
+        self.texts = Texts(decoder(load_tokenizer(self._config.model.path)))
 
     def close(self) -> None: ...
 

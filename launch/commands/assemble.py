@@ -20,7 +20,6 @@ from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
 from mrl.data.load import Dataset
 from mrl.data.stream import PromptStream
-from mrl.data.tokenise import decoder
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import cluster, has_gpus
 from mrl.launch.commands.check import check
@@ -44,7 +43,6 @@ from mrl.observe.phases import PhaseClock
 from mrl.pool.store import Store
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Lengths
-from mrl.rollout.stop_tokens import end_of_text
 from mrl.samples import Prompt
 from mrl.training.hf.folder import read_config
 
@@ -67,7 +65,6 @@ class Parts:
     prompts: PromptStream
     store: Store | None
     """Of judged groups; None where the schedule keeps none."""
-    tokenizer: Any
     clock: PhaseClock
     lengths: Lengths | None = None
     """Of each response, instead of where the policy would end it; for measurements."""
@@ -77,7 +74,6 @@ class Parts:
         return InFlight(
             self.hybrid.rollout,
             self.reward_workers,
-            decoder(self.tokenizer, end_of_text(self.tokenizer, self.config.model.path)),
             self.clock,
             run_seed=self.config.run.seed,
             lengths=self.lengths,
@@ -139,7 +135,7 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
-        yield Parts(config, hybrid, reward_workers, inputs.dataset, prompts, store, inputs.tokenizer, clock)
+        yield Parts(config, hybrid, reward_workers, inputs.dataset, prompts, store, clock)
 
 
 def _starting(config: Config) -> str:

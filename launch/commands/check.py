@@ -38,7 +38,6 @@ TRIAL_PROMPTS = 64
 class Inputs:
     """What a run reads: made by the checks, kept for the run."""
 
-    tokenizer: Any
     dataset: Dataset
     trial: tuple[Prompt, ...]
     """One prompt of each domain, with which rewards are tried."""
@@ -57,7 +56,7 @@ def check(config: Config) -> Inputs:
     dataset = load_data(config.data, config.reward, tokenizer)
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     check_rewards(config, trial)
-    return Inputs(tokenizer, dataset, trial)
+    return Inputs(dataset, trial)
 
 
 def dry_run(config: Config) -> None:
@@ -168,7 +167,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_critic,
     check_pool,
 )
-"""Beside that of the tokenizer, which is kept. Each takes milliseconds to seconds and raises ConfigError or
+"""Beside that of the tokenizer, which the data needs. Each takes milliseconds to seconds and raises ConfigError or
 DataError, one line for each fault."""
 
 

@@ -22,6 +22,7 @@ from mrl.observe.samples_log import write_all
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Request, Response, Round
 from mrl.rollout.stop_tokens import end_of_text
+from mrl.rollout.texts import Texts
 from mrl.samples import Group
 from mrl.training.checkpoint.folder import digest
 
@@ -96,8 +97,8 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
         with RewardPool(
             config.reward, group_size=max(1, config.loop.validation.num_samples)
         ) as reward_workers:
-            decode, clock = decoder(tokenizer, ends), PhaseClock()
-            in_flight = InFlight(_OneEngine(engine), reward_workers, decode, clock, run_seed=config.run.seed)
+            rollout, clock = _OneEngine(engine, Texts(decoder(tokenizer, ends))), PhaseClock()
+            in_flight = InFlight(rollout, reward_workers, clock, run_seed=config.run.seed)
             deadline = config.loop.phase_deadline_seconds
             collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
             return validate(collector, prompts, config, on_sampled=sampled.extend)
@@ -108,18 +109,20 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
 class _OneEngine:
     """An engine of this process as the loop sees engines."""
 
-    def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: RolloutEngine, texts: Texts) -> None:
+        self._engine, self._texts = engine, texts
 
     def submit(self, requested: Iterable[Round | Request]) -> None:
         for each in requested:
-            self._engine.submit(each.requests() if isinstance(each, Round) else [each])
+            requests = each.requests() if isinstance(each, Round) else [each]
+            self._texts.expect(requests)
+            self._engine.submit(requests)
 
     def poll(self, timeout_seconds: float) -> list[Response]:
-        return self._engine.poll(timeout_seconds)
+        return self._texts.told(self._engine.poll(timeout_seconds))
 
     def park(self) -> list[Response]:
-        return self._engine.park()
+        return self._texts.told(self._engine.park())
 
     def go_on(self) -> None:
         self._engine.go_on()

@@ -14,6 +14,7 @@ from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.request import Request, ResponseBatch, Round
 from mrl.rollout.stop_tokens import end_of_text
+from mrl.rollout.texts import Texts
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
@@ -37,6 +38,7 @@ class RolloutActor:
     """One engine of rollout.tp ranks, stepped in this process."""
 
     engine: RolloutEngine
+    texts: Texts
 
     def __init__(self, config: Config, engine_index: int, log_folder: str) -> None:
         from mrl.launch.workers.actor_log import redirect
@@ -46,10 +48,13 @@ class RolloutActor:
 
     def start(self) -> None:
         """Starts vLLM with the model's shape and no weights; it serves after the first weight sync."""
-        from mrl.data.tokenise import load_tokenizer
+        from mrl.data.tokenise import decoder, load_tokenizer
         from mrl.rollout.engine import RolloutEngine
 
         path, trusted = self._config.model.path, self._config.model.trust_remote_code
+        tokenizer = load_tokenizer(path, trust_remote_code=trusted)
+        ends = end_of_text(tokenizer, path)
+        self.texts = Texts(decoder(tokenizer, ends))
         self.engine = RolloutEngine(
             self._config.rollout,
             path,
@@ -57,7 +62,7 @@ class RolloutActor:
             seed=self._config.run.seed,
             engine_index=self._index,
             sync=self._config.sync,
-            stop_token_ids=end_of_text(load_tokenizer(path, trust_remote_code=trusted), path),
+            stop_token_ids=ends,
             trust_remote_code=trusted,
             deterministic=self._config.loop.deterministic,
             on_worker_lost=self._leave,
@@ -72,24 +77,26 @@ class RolloutActor:
 
     def tick(self, asked: Sequence[Round | Request], max_steps: int, goes_on: bool) -> ResponseBatch:
         """Takes new requests, and with `goes_on` those that waited since a park, then steps the engine so often, or until
-        nothing is left; what finished."""
+        nothing is left; what finished, with its text."""
         self._take(asked)
         if goes_on:
             self.engine.go_on()
-        return ResponseBatch.of(self.engine.step(max_steps))
+        return ResponseBatch.of(self.texts.told(self.engine.step(max_steps)))
 
     def park(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
         """What had finished, and every request that was begun, PARKED, or whole where so many steps end them all; the
         others, `asked` too, wait."""
         self._take(asked)
-        return ResponseBatch.of(self.engine.park(max_steps))
+        return ResponseBatch.of(self.texts.told(self.engine.park(max_steps)))
 
     def _take(self, asked: Sequence[Round | Request]) -> None:
         for each in asked:
-            self.engine.submit(each.requests() if isinstance(each, Round) else [each])
+            requests = each.requests() if isinstance(each, Round) else [each]
+            self.texts.expect(requests)
+            self.engine.submit(requests)
 
     def generate(self, share: Round, deadline_seconds: float) -> ResponseBatch:
-        """All responses to this engine's prompts in one call."""
+        """All responses to this engine's prompts in one call, without their texts."""
         deadline = time.monotonic() + deadline_seconds
         return ResponseBatch.of(self.engine.generate(share.requests(), deadline=deadline))
 

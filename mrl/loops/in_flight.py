@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
-
-import numpy as np
 
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
 from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
-
-Decode = Callable[[list[np.ndarray]], list[str]]
 
 
 class Rollout(Protocol):
@@ -80,7 +76,6 @@ class InFlight:
         self,
         rollout: Rollout,
         reward_workers: RewardWorkers,
-        decode: Decode,
         clock: PhaseClock,
         *,
         run_seed: int,
@@ -88,7 +83,7 @@ class InFlight:
     ) -> None:
         """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it."""
         self._clock, self._lengths = clock, lengths
-        self._rollout, self._reward_workers, self._decode = rollout, reward_workers, decode
+        self._rollout, self._reward_workers = rollout, reward_workers
         self._drafts = Drafts(run_seed)
         self._making: dict[int, _Making] = {}
         self.newest_version = -1
@@ -152,13 +147,11 @@ class InFlight:
         self._reward_workers.flush_groups(indices)
 
     def _answered(self, responses: Sequence[Response]) -> None:
-        whole = self._drafts.take(responses)
-        texts = self._decode([response.tokens for response in whole])
         arrived = []
-        for response, text in zip(whole, texts, strict=True):
+        for response in self._drafts.take(responses):
             index, number = sample_of(response.request_id)
             making = self._making[index]
-            sample = whole_sample(making.prompt, number, response, text)
+            sample = whole_sample(making.prompt, number, response)
             making.samples[response.request_id] = sample
             arrived.append((sample, making.prompt))
             self.newest_version = max(self.newest_version, int(sample.policy_versions.max(initial=-1)))
@@ -209,7 +202,7 @@ class InFlight:
                 sample, verdict = making.samples[name], making.verdicts.get(name)
                 samples.append(sample if verdict is None else sample.with_verdict(verdict))
             elif so_far := self._drafts.so_far(name):
-                samples.append(whole_sample(making.prompt, number, so_far, ""))
+                samples.append(whole_sample(making.prompt, number, so_far))
         return Group(making.prompt, tuple(samples))
 
     def restore(self, groups: Sequence[Group], sampling: Sampling) -> None:

@@ -108,10 +108,11 @@ def joined(so_far: Response, more: Response) -> Response:
         np.concatenate([so_far.logprobs, more.logprobs]),
         so_far.segments + moved,
         more.status,
+        more.text,
     )
 
 
-def whole_sample(prompt: Prompt, sample_index: int, response: Response, text: str) -> Sample:
+def whole_sample(prompt: Prompt, sample_index: int, response: Response) -> Sample:
     """The sample of a response, or of its part so far; RolloutError where an engine ran other tokens than those before its
     segment."""
     _require_ran(prompt, response)
@@ -124,7 +125,7 @@ def whole_sample(prompt: Prompt, sample_index: int, response: Response, text: st
         rollout_logprobs=response.logprobs,
         policy_versions=response.policy_versions,
         status=response.status,
-        response_text=text,
+        response_text=response.text,
         domain=prompt.domain,
         tag=prompt.tag,
         segments=response.segments,
@@ -134,7 +135,12 @@ def whole_sample(prompt: Prompt, sample_index: int, response: Response, text: st
 def response_of(sample: Sample) -> Response:
     """The response that `whole_sample` made the sample of."""
     return Response(
-        sample.sample_id, sample.response_tokens, sample.rollout_logprobs, sample.segments, sample.status
+        sample.sample_id,
+        sample.response_tokens,
+        sample.rollout_logprobs,
+        sample.segments,
+        sample.status,
+        sample.response_text,
     )
 
 

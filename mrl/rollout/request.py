@@ -173,6 +173,8 @@ class Response:
     segments: tuple[Segment, ...]
     """Whose tokens these are; one segment out of an engine, none where there is no token."""
     status: Status
+    text: str = ""
+    """Of all tokens, those of earlier requests too, where the response ended (mrl/rollout/texts.py)."""
 
     @classmethod
     def empty(cls, request_id: str, status: Status) -> Self:
@@ -200,6 +202,7 @@ class ResponseBatch:
     """[R] segments of each response."""
     segments: np.ndarray
     """[sum of num_segments, fields of a Segment] int64."""
+    texts: tuple[str, ...]
 
     @classmethod
     def of(cls, responses: Sequence[Response]) -> ResponseBatch:
@@ -216,6 +219,7 @@ class ResponseBatch:
             segments=np.array([_segment_fields(s) for r in responses for s in r.segments], np.int64).reshape(
                 -1, len(dataclasses.fields(Segment))
             ),
+            texts=tuple(r.text for r in responses),
         )
 
     def __len__(self) -> int:
@@ -237,9 +241,10 @@ class ResponseBatch:
                 self.logprobs[end - length : end].copy(),
                 tuple(itertools.islice(segments, count)),
                 status,
+                text,
             )
-            for request_id, status, length, end, count in zip(
-                self.request_ids, self.statuses, lengths, ends, counts, strict=True
+            for request_id, status, length, end, count, text in zip(
+                self.request_ids, self.statuses, lengths, ends, counts, self.texts, strict=True
             )
         ]
 

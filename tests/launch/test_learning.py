@@ -11,7 +11,7 @@ import pytest
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.data.load import load_data
-from mrl.data.tokenise import decoder, load_tokenizer
+from mrl.data.tokenise import load_tokenizer
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
@@ -127,9 +127,7 @@ def run(
     recorder = Recorder(config, folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool:
         reward_workers = ShuffledRewards(pool) if shuffled else pool
-        in_flight = InFlight(
-            hybrid.rollout, reward_workers, decoder(tokenizer), clock, run_seed=config.run.seed
-        )
+        in_flight = InFlight(hybrid.rollout, reward_workers, clock, run_seed=config.run.seed)
         collector = Collector(in_flight, clock=clock, deadline_seconds=120)
         supply = GroupSupply(config, dataset.stream(0))
         prompts = dataset.validation_prompts(NUM_ROWS)

@@ -16,7 +16,7 @@ from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data
-from mrl.data.tokenise import decoder, load_tokenizer
+from mrl.data.tokenise import load_tokenizer
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
@@ -91,9 +91,7 @@ def run(live: tuple[Config, Hybrid], folder: Path, reward: str, **loop: object) 
     supply = GroupSupply(config, load_data(config.data, config.reward, tokenizer).stream(0))
     recorder = Recorder(config, run_folder, clock, first_step=0)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as reward_workers:
-        in_flight = InFlight(
-            hybrid.rollout, reward_workers, decoder(tokenizer), clock, run_seed=config.run.seed
-        )
+        in_flight = InFlight(hybrid.rollout, reward_workers, clock, run_seed=config.run.seed)
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         try:
             OnPolicyLoop(
@@ -223,7 +221,7 @@ def gaps(
     """(version of the weights, version of the tokens) -> how far Megatron is from the engines."""
     by_index = {p.index: p for p in prompts}
     samples = [
-        whole_sample(by_index[int(r.request_id.split(".")[0])], 0, r, "").with_verdict(verdict_of(0.0))
+        whole_sample(by_index[int(r.request_id.split(".")[0])], 0, r).with_verdict(verdict_of(0.0))
         for r in whole
     ]
     groups = [Group(by_index[s.prompt_index], (s,)) for s in samples]

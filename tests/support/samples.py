@@ -38,6 +38,7 @@ def make_response(
     logprobs: Sequence[float] | None = None,
     version: int = 0,
     status: Status = Status.FINISHED,
+    text: str = "",
 ) -> Response:
     """What an engine answers to the request; log-probs are -0.5 unless given."""
     digest = prompt_digest(request.engine_prompt())
@@ -48,6 +49,7 @@ def make_response(
         np.array([-0.5] * len(tokens) if logprobs is None else logprobs, np.float32),
         (segment,) if len(tokens) else (),
         status,
+        text,
     )
 
 

@@ -59,7 +59,7 @@ class ScriptedRollout:
         return [] if self.silent else [self._answer() for _ in range(min(self._at_once, len(self._open)))]
 
     def _answer(self) -> Response:
-        return make_response(self._open.pop(), [1, 2], version=self.version, status=self._status)
+        return make_response(self._open.pop(), [1, 2], version=self.version, status=self._status, text="text")
 
 
 class ScriptedRewards:
@@ -98,9 +98,7 @@ class Scripted:
         self.supply = GroupSupply(self.config, PromptStream(prompts, seed=1))
 
     def in_flight(self) -> InFlight:
-        return InFlight(
-            self.rollout, self.rewards, lambda tokens: ["text" for _ in tokens], self.clock, run_seed=0
-        )
+        return InFlight(self.rollout, self.rewards, self.clock, run_seed=0)
 
     def collector_of(self, *, deadline_seconds: float) -> Collector:
         return Collector(self.in_flight(), clock=self.clock, deadline_seconds=deadline_seconds)

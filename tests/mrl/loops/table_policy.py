@@ -300,9 +300,7 @@ class TableRun:
         self.groups: list[Sequence[Group]] = []
         """Of each step."""
         self._folder = RunFolder(config.run_folder)
-        in_flight = InFlight(
-            self.engines, self.rewards, lambda tokens: ["" for _ in tokens], clock, run_seed=0
-        )
+        in_flight = InFlight(self.engines, self.rewards, clock, run_seed=0)
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         rows = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
         prompts = PromptStream(rows, seed=1)

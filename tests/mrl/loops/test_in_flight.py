@@ -46,7 +46,7 @@ def test_half_made_groups_go_on_from_their_bytes(tmp_path: Path) -> None:
         engines, rewards = TableEngines(config), Hesitant()
         engines.sync(0)
         engines.tokens_per_poll, engines.at_once = 1, 5
-        in_flight = InFlight(engines, rewards, lambda tokens: ["" for _ in tokens], PhaseClock(), run_seed=0)
+        in_flight = InFlight(engines, rewards, PhaseClock(), run_seed=0)
         parts.append((in_flight, rewards))
     (first, rewards), (second, _) = parts
     first.ask(PROMPTS, sampling)

@@ -34,7 +34,7 @@ def test_a_response_is_whole_when_its_last_segment_ended() -> None:
     assert [(s.start, s.end, s.version, s.attempt) for s in whole.segments] == [
         (0, 3, 4, 0), (3, 5, 5, 1), (5, 6, 7, 2),
     ]  # fmt: skip
-    sample = whole_sample(PROMPTS[0], 0, whole, "text")
+    sample = whole_sample(PROMPTS[0], 0, whole)
     assert sample.segments == whole.segments and sample.loss_mask.all() and len(sample.loss_mask) == 6
 
 
@@ -112,14 +112,14 @@ def test_a_sample_of_other_tokens_than_the_engine_ran_is_refused(changed: int) -
     request = asked()[0]
     begun = make_response(request, [1, 2, 3], status=Status.PARKED)
     whole = joined(begun, make_response(next_request(request, begun, SEED), [4]))
-    assert whole_sample(PROMPTS[0], 0, whole, "").segments[1].prompt_digest == prompt_digest(
+    assert whole_sample(PROMPTS[0], 0, whole).segments[1].prompt_digest == prompt_digest(
         np.array([*PROMPTS[0].tokens.tolist(), 1, 2, 3])
     )
     segments = list(whole.segments)
     segments[changed] = Segment(**{**_fields(segments[changed]), "prompt_digest": 5})
     wrong = Response(whole.request_id, whole.tokens, whole.logprobs, tuple(segments), whole.status)
     with pytest.raises(RolloutError, match=f"engine 0 ran other tokens before position {3 * changed} "):
-        whole_sample(PROMPTS[0], 0, wrong, "")
+        whole_sample(PROMPTS[0], 0, wrong)
 
 
 def _fields(segment: Segment) -> dict[str, int]:

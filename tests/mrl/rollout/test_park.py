@@ -50,7 +50,7 @@ def test_a_parked_request_has_the_tokens_that_it_would_have_had(
     whole = serving.call(driving.in_segments, requests, 9)
     assert driving.worst_gap(tiny_model, requests[::9], whole[::9]) < 1e-4
     for request, response in zip(requests, whole, strict=True):
-        sample = whole_sample(Prompt(0, request.prompt_tokens, "", None), 0, response, "")
+        sample = whole_sample(Prompt(0, request.prompt_tokens, "", None), 0, response)
         assert (response.status, len(response.tokens)) == (Status.TRUNCATED, 24)
         assert [s.start for s in sample.segments] == [0, *(s.end for s in sample.segments[:-1])]
         assert [s.attempt for s in sample.segments] == list(range(len(sample.segments)))

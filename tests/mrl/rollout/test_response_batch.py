@@ -6,7 +6,7 @@ from mrl.rollout.request import Response, ResponseBatch
 from mrl.samples import Segment, Status
 
 
-def response(name: str, lengths: list[int], status: Status) -> Response:
+def response(name: str, lengths: list[int], status: Status, text: str = "") -> Response:
     total, ends = sum(lengths), np.cumsum(lengths).tolist()
     return Response(
         name,
@@ -17,22 +17,24 @@ def response(name: str, lengths: list[int], status: Status) -> Response:
             for number, (length, end) in enumerate(zip(lengths, ends, strict=True))
         ),
         status,
+        text,
     )
 
 
 def test_responses_survive_the_way_through_a_batch() -> None:
     made = [
-        response("0.0", [3], Status.FINISHED),
+        response("0.0", [3], Status.FINISHED, "3 é\n\U0001f600"),
         response("0.1", [], Status.ABORTED),
         response("12.3", [2, 1, 2], Status.TRUNCATED),
         response("12.4", [1], Status.PARKED),
     ]
     found = ResponseBatch.of(made).responses()
     for ours, theirs in zip(found, made, strict=True):
-        assert (ours.request_id, ours.status, ours.segments) == (
+        assert (ours.request_id, ours.status, ours.segments, ours.text) == (
             theirs.request_id,
             theirs.status,
             theirs.segments,
+            theirs.text,
         )
         for name in ("tokens", "logprobs", "policy_versions"):
             expected = getattr(theirs, name)
