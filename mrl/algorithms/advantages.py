@@ -26,7 +26,10 @@ from mrl.config.sections.algorithm import EstimatorSection
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What an estimator sees; token tensors are [N] float64 with 0 off the mask."""
+    """What an estimator sees; tensors of tokens are [N] float64 with 0 off the mask.
+
+    For OUTCOME_ESTIMATORS a sample may stand as one token, which carries its outcome (rows.py): what they give is the same.
+    """
 
     rewards: Tensor
     mask: Tensor
@@ -225,6 +228,9 @@ def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
     return sums, sums
 
 
+OUTCOME_ESTIMATORS = frozenset({"reinforce_pp_baseline", "rloo", "grpo", "dr_grpo", "gdpo"})
+"""Those that see a sample's sum of rewards alone, and give all its tokens one advantage."""
+
 ESTIMATORS: dict[str, Callable[[Rollouts, EstimatorSection], tuple[Tensor, Tensor]]] = {
     "gae": gae,
     "reinforce_pp": reinforce_pp,
@@ -328,22 +334,24 @@ def whiten(
     mask: Tensor,
     segments: Segments,
     *,
+    weights: Tensor | None = None,
     weigh_by: Literal["tokens", "samples"] = "tokens",
     ddof: int = 1,
     eps: float = 1e-8,
 ) -> Tensor:
-    """[N] (values - mean) / sqrt(variance + eps), 0 off the mask; with fewer than two entries nothing changes.
+    """[K] (values - mean) / sqrt(variance + eps), 0 off the mask; with fewer than two entries nothing changes.
 
-    weigh_by = tokens: every masked-in token counts once. samples: every sequence counts once, with the mean of its
-    tokens, so that the sample mean becomes 0. Values are 0 off the mask.
+    weigh_by = tokens: every masked-in row counts as often as it stands for tokens (`weights` [K]; once by default). samples: every
+    sequence counts once, with the mean of its rows, so that the sample mean becomes 0. Values are 0 off the mask.
     """
     if weigh_by == "samples":
         counted = segments.sum(mask.to(values.dtype)) > 0
-        entries = segments.mean(values, mask)[counted]
+        entries, weights = segments.mean(values, mask)[counted], None
     else:
-        entries = values[mask]
-    if len(entries) < 2:
+        entries, weights = values[mask], None if weights is None else weights[mask]
+    counts = torch.ones_like(entries) if weights is None else weights
+    if (total := counts.sum()) < 2:
         return values.masked_fill(~mask, 0.0)
-    mean = entries.sum() / len(entries)
-    variance = (entries - mean).square().sum() / (len(entries) - ddof)
+    mean = (entries * counts).sum() / total
+    variance = ((entries - mean).square() * counts).sum() / (total - ddof)
     return ((values - mean) / (variance + eps).sqrt()).masked_fill(~mask, 0.0)

@@ -83,8 +83,10 @@ class Outcomes:
 
 def policy_lengths(batch: TrainBatch) -> np.ndarray:
     """[B] float64 policy tokens per sample (the mask's sum, not the span)."""
-    bounds = np.concatenate([[0], np.cumsum(batch.loss_mask)])
-    return (bounds[batch.cu_seqlens[1:]] - bounds[batch.cu_seqlens[:-1]]).astype(np.float64)
+    lengths, held = np.zeros(batch.num_samples), batch.lengths() > 0
+    if held.any():
+        lengths[held] = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1][held], dtype=np.int64)
+    return lengths
 
 
 def _value(sample: Sample) -> float:

@@ -8,6 +8,8 @@ Order: shaping per domain (clip, length, overlong, truncation, normalisation, we
 policy token -> minus KL per token -> estimator -> whitening -> clip of advantages -> truncated samples leave the loss mask.
 The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
 loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
+
+What is the same for all tokens of a sample is computed once for it (rows.py), and spread over them at the end.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms import kl
-from mrl.algorithms.advantages import Rollouts, estimate, whiten
+from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, Rollouts, estimate, whiten
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
-from mrl.algorithms.tokens import Segments
+from mrl.algorithms.rows import Rows
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.samples import Group, TrainBatch
 
@@ -36,7 +38,7 @@ def shape_and_estimate(
     *,
     state: AlgorithmState | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """(the batch with float32 arrays advantages and returns, metrics).
+    """(the batch with float32 arrays advantages and, where a critic learns them, returns; metrics).
 
     `outcomes`: the samples' facts, or the groups they are read from, or raw rewards [B] alone; in the batch's order.
     A sample without a reward (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
@@ -49,7 +51,7 @@ def shape_and_estimate(
     if state is None:
         _require_state(config)
         state = AlgorithmState.of(config)
-    work = _Work.of(batch, outcomes)
+    work = _Work.of(config, batch, outcomes)
     shaped, metrics = shape_by_domain(
         config,
         outcomes,
@@ -64,36 +66,36 @@ def shape_and_estimate(
     advantages, advantage_metrics = _finish(config, work, outcomes, advantages)
     cut = torch.from_numpy(truncated_away(config, outcomes))
     metrics |= advantage_metrics | {"reward/masked_truncated": float((cut & work.has_reward).sum())}
-    trained = work.mask & ~work.segments.spread(cut)
-    arrays = {
-        "advantages": _float32(advantages.masked_fill(~trained, 0.0)),
-        "returns": _float32(returns.masked_fill(~trained, 0.0)),
-    }
+    trained = batch.loss_mask & work.rows.on_tokens(work.rows.mask & ~work.rows.segments.spread(cut))
+    arrays = {"advantages": advantages} | ({"returns": returns} if config.needs_values else {})
     if config.loss.name == "topr":
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
-        arrays["scores"] = _float32(work.segments.spread(rewards))
-    return dataclasses.replace(batch, loss_mask=trained.numpy()).with_arrays(**arrays), metrics
+        arrays["scores"] = work.rows.segments.spread(rewards)
+    spread = {
+        name: np.where(trained, work.rows.on_tokens(values.float()), np.float32(0))
+        for name, values in arrays.items()
+    }
+    return dataclasses.replace(batch, loss_mask=trained).with_arrays(**spread), metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Work:
     """The batch's layout as tensors."""
 
-    mask: Tensor
-    """[N] bool, without the samples that have no reward."""
-    segments: Segments
+    rows: Rows
     group_ids: Tensor
+    """[B] int64."""
     has_reward: Tensor
+    """[B] bool."""
 
     @classmethod
-    def of(cls, batch: TrainBatch, outcomes: Outcomes) -> _Work:
-        segments = Segments.of(batch.lengths())
-        has_reward = torch.from_numpy(outcomes.has_reward)
+    def of(cls, config: AlgorithmSection, batch: TrainBatch, outcomes: Outcomes) -> _Work:
+        """A row a sample where rewards and advantages are of whole samples, else a row a token."""
+        whole = config.estimator.name in OUTCOME_ESTIMATORS and config.kl.location != "reward"
         return cls(
-            mask=torch.from_numpy(batch.loss_mask.astype(np.bool_)) & segments.spread(has_reward),
-            segments=segments,
+            rows=(Rows.of_samples if whole else Rows.of_tokens)(batch, outcomes.has_reward),
             group_ids=torch.from_numpy(batch.group_ids.astype(np.int64)),
-            has_reward=has_reward,
+            has_reward=torch.from_numpy(outcomes.has_reward),
         )
 
 
@@ -126,9 +128,9 @@ def _kl_penalty(
                 f"batch.arrays: no {name}, which kl.location = reward needs; recompute it before this call"
             )
     old, reference = (torch.from_numpy(batch.arrays[n]).double() for n in ("old_logprobs", "ref_logprobs"))
-    difference = (old - reference).masked_fill(~work.mask, 0.0)
+    difference = (old - reference).masked_fill(~work.rows.mask, 0.0)
     values, clamped = kl.estimate(section, difference)
-    count = max(1, int(work.mask.sum()))
+    count = max(1, int(work.rows.mask.sum()))
     mean, coefficient = float(values.sum()) / count, state.kl.coefficient
     state.kl.update(mean, num_samples=int(work.has_reward.sum()))
     return coefficient * values, {
@@ -146,9 +148,10 @@ def _rollouts(
     shaped: Tensor,
     penalty: Tensor | None,
 ) -> Rollouts:
-    """What the estimator sees: the shaped reward stands on each sample's last policy token."""
-    section, on_last = config.estimator, work.segments.on_last_token(shaped, work.mask)
-    inputs = {"token_rewards": on_last} | _process_rewards(section.name, outcomes, on_last, shaped, work)
+    """What the estimator sees: the shaped reward stands on each sample's last row with policy tokens."""
+    section, rows = config.estimator, work.rows
+    on_last = rows.segments.on_last_token(shaped, rows.mask)
+    inputs = {"token_rewards": on_last} | _process_rewards(section.name, outcomes, on_last, shaped, rows)
     if penalty is not None:
         inputs["token_rewards"] = inputs["token_rewards"] - penalty
     if section.name == "gae":
@@ -159,24 +162,26 @@ def _rollouts(
         inputs["values"] = torch.from_numpy(batch.arrays["values"]).double()
     if section.name == "gdpo" and section.part_weights:
         inputs["reward_parts"] = _parts(section.part_weights, outcomes)
-    return Rollouts.of(mask=work.mask, segments=work.segments, group_ids=work.group_ids, **inputs)
+    return Rollouts.of(mask=rows.mask, segments=rows.segments, group_ids=work.group_ids, **inputs)
 
 
 def _process_rewards(
-    name: str, outcomes: Outcomes, on_last: Tensor, shaped: Tensor, work: _Work
+    name: str, outcomes: Outcomes, on_last: Tensor, shaped: Tensor, rows: Rows
 ) -> dict[str, Tensor]:
     """Outcome estimators ignore them; gae and reinforce_pp add the outcome; process estimators keep them apart.
 
     Without any, the outcome is a process estimator's only one.
     """
+    if name in OUTCOME_ESTIMATORS:
+        return {}
     keeps_apart = name in ("grpo_process", "rloo_process")
     if outcomes.token_rewards is None:
         ones = torch.ones_like(shaped)
-        return {"reward_mask": work.segments.on_last_token(ones, work.mask) > 0} if keeps_apart else {}
+        return {"reward_mask": rows.segments.on_last_token(ones, rows.mask) > 0} if keeps_apart else {}
     values = torch.from_numpy(outcomes.token_rewards).double()
-    if values.shape != work.mask.shape:
-        raise ValueError(f"token_rewards: shape {tuple(values.shape)}, expected [{len(work.mask)}]")
-    present = ~torch.isnan(values) & work.mask
+    if values.shape != rows.mask.shape:
+        raise ValueError(f"token_rewards: shape {tuple(values.shape)}, expected [{len(rows.mask)}]")
+    present = ~torch.isnan(values) & rows.mask
     process = values.masked_fill(~present, 0.0)
     if name in ("gae", "reinforce_pp"):
         return {"token_rewards": on_last + process}
@@ -199,31 +204,32 @@ def _finish(
     config: AlgorithmSection, work: _Work, outcomes: Outcomes, advantages: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
     """Whitening, then the clip of advantages, then what is reported about them."""
-    section, clipped = config.estimator, 0.0
+    section, rows, clipped = config.estimator, work.rows, 0.0
     if section.whitening != "off":
-        for mask in _whitening_masks(section.whiten_per_domain, work, outcomes):
-            white = whiten(advantages, mask, work.segments, weigh_by=section.whitening, ddof=section.ddof)
-            advantages = torch.where(mask, white, advantages)
-    tokens = max(1, int(work.mask.sum()))
+        options = {"weights": rows.weights, "weigh_by": section.whitening, "ddof": section.ddof}
+        for mask in _whitening_masks(section.whiten_per_domain, rows, outcomes):
+            advantages = torch.where(mask, whiten(advantages, mask, rows.segments, **options), advantages)
+    weights = rows.weights.masked_fill(~rows.mask, 0.0)
+    tokens = max(1.0, float(weights.sum()))
     if section.clip is not None:
-        clipped = float((advantages.abs() > section.clip).sum()) / tokens
+        clipped = float(weights[advantages.abs() > section.clip].sum()) / tokens
         advantages = advantages.clamp(-section.clip, section.clip)
-    per_sample = work.segments.mean(advantages, work.mask)
-    samples = max(1, int((work.segments.sum(work.mask.double()) > 0).sum()))
+    per_sample = rows.segments.mean(advantages, rows.mask)
+    samples = max(1, int((rows.segments.sum(weights) > 0).sum()))
     return advantages, {
-        "advantage/token_mean": float(advantages.sum()) / tokens,
+        "advantage/token_mean": float((advantages * weights).sum()) / tokens,
         "advantage/sample_mean": float(per_sample.sum()) / samples,
         "advantage/abs_max": float(advantages.abs().max()) if len(advantages) else 0.0,
         "advantage/clipped_frac": clipped,
     }
 
 
-def _whitening_masks(per_domain: bool, work: _Work, outcomes: Outcomes) -> list[Tensor]:
+def _whitening_masks(per_domain: bool, rows: Rows, outcomes: Outcomes) -> list[Tensor]:
     if not per_domain:
-        return [work.mask]
+        return [rows.mask]
     names = np.array(outcomes.domains)
     chosen = [torch.from_numpy(names == name) for name in sorted(set(outcomes.domains))]
-    return [work.mask & work.segments.spread(members) for members in chosen]
+    return [rows.mask & rows.segments.spread(members) for members in chosen]
 
 
 def _degenerate(work: _Work, groups: Groups, shaped: Tensor, tolerance: float) -> dict[str, float]:
@@ -234,7 +240,3 @@ def _degenerate(work: _Work, groups: Groups, shaped: Tensor, tolerance: float) -
         "reward/without_tokens": float((~active & work.has_reward).sum()),
         "reward/no_reward": float((~work.has_reward).sum()),
     }
-
-
-def _float32(values: Tensor) -> np.ndarray:
-    return values.to(torch.float32).numpy()

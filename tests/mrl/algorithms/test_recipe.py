@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.algorithms.advantages import ESTIMATORS
+from mrl.algorithms.advantages import ESTIMATORS, OUTCOME_ESTIMATORS
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.objective import Objective
 from mrl.algorithms.outcomes import Outcomes, policy_lengths
@@ -135,7 +135,7 @@ def test_masked_truncated_samples_stay_in_the_statistics_and_leave_the_loss(name
     start, stop = batch.cu_seqlens[1:3]
     assert metrics["reward/masked_truncated"] == 1.0
     assert not batch.loss_mask[start:stop].any()
-    assert not batch.arrays["advantages"][start:stop].any() and not batch.arrays["returns"][start:stop].any()
+    assert not batch.arrays["advantages"][start:stop].any()
     kept = np.delete(np.arange(batch.num_tokens), np.arange(start, stop))
     assert np.array_equal(batch.loss_mask[kept], whole.loss_mask[kept])
     assert np.array_equal(batch.arrays["advantages"][kept], whole.arrays["advantages"][kept])
@@ -288,6 +288,36 @@ def test_plain_rewards_and_groups_agree() -> None:
     by_groups, _ = shape_and_estimate(config, pack(groups), groups)
     by_rewards, _ = shape_and_estimate(config, pack(groups), np.array([1.0, 0, 0, 0]))
     assert np.array_equal(by_groups.arrays["advantages"], by_rewards.arrays["advantages"])
+
+
+WHITENED = [{}, {"whiten": "tokens"}, {"whiten": "samples"}, {"whiten": "tokens", "whiten_per_domain": True}]
+
+
+@pytest.mark.parametrize("whitening", WHITENED)
+@pytest.mark.parametrize("name", sorted(OUTCOME_ESTIMATORS - {"gdpo"}))
+def test_a_row_a_sample_gives_what_a_row_a_token_does(
+    name: str, whitening: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A KL of zero in the reward makes rewards those of tokens; ragged samples, some without a reward or a token."""
+    rows: list[int] = []
+    estimator = ESTIMATORS[name]
+    monkeypatch.setitem(
+        ESTIMATORS, name, lambda r, section: rows.append(len(r.mask)) or estimator(r, section)
+    )
+    rng, samples = np.random.default_rng(1), []
+    for prompt, index in np.ndindex(6, 4):
+        value, domain = (0.0, 0.0, 0.3, 1.0, None)[rng.integers(5)], "code" if prompt % 2 else "maths"
+        samples.append(sample(prompt, index, value, length=int(rng.integers(0, 30)), domain=domain))
+    config = {"estimator": {"name": name, "clip": 0.6, **whitening}, "shaping": {"mask_truncated": True}}
+    by_sample, ours = estimated(config, *samples)
+    zero = {"kl": {"location": "reward", "kind": "k1", "coefficient": 0.1}}
+    zeros = np.zeros(by_sample.num_tokens, np.float32)
+    by_token, theirs = estimated(config | zero, *samples, old_logprobs=zeros, ref_logprobs=zeros)
+    assert rows == [by_sample.num_samples, by_sample.num_tokens]
+    assert np.array_equal(by_sample.loss_mask, by_token.loss_mask)
+    found, expected = (batch.arrays["advantages"] for batch in (by_sample, by_token))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-15)
+    assert found.any() and ours == pytest.approx({n: theirs[n] for n in ours}, abs=1e-12)
 
 
 def test_bad_input() -> None:
