@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks import verifier_cases
 from benchmarks.verifier_cases.case import Case, Generator, take
 from benchmarks.verifier_cases.judged import agrees, ground_truth_of, part_of
-from mrl.config.sections.reward import RewardSection
 from mrl.errors import RewardError
 from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Sample, Verdict

@@ -3,7 +3,7 @@
 Runs in this process, so it is for responses you trust; a run verifies in reward workers that are ended at their deadline.
 """
 
-from mrl.config.sections.reward import MathsRules
+from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.verifier import verify_exactly, verify_symbolically
 
 RULES = MathsRules()

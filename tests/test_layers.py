@@ -11,12 +11,15 @@ from mrl.launch.workers.train_group import CPU_ENVIRONMENT
 from tests.support.source_tree import modules
 
 LAYERS = [
-    ["mrl.errors", "mrl.files", "mrl.routes", "mrl.samples", "mrl.models.layout"],
+    ["mrl.errors", "mrl.files", "mrl.routes", "mrl.samples", "mrl.section", "mrl.models.layout"],
+    ["mrl.rewards"],
+    ["mrl.rewards.code", "mrl.rewards.maths", "mrl.rewards.plugins"],
+    ["mrl.rewards.instructions"],
+    ["mrl.rewards.kinds"],
     ["mrl.config"],
     ["mrl.models", "mrl.models.facts", "mrl.resharding.wire", "mrl.observe"],
     [
         "mrl.algorithms",
-        "mrl.rewards",
         "mrl.models.kernels",
         "mrl.models.megatron",
         "mrl.pool",
@@ -24,14 +27,9 @@ LAYERS = [
         "mrl.training.platform",
     ],
     [
-        "mrl.rewards.code",
-        "mrl.rewards.maths",
-        "mrl.rewards.plugins",
         "mrl.resharding.transfer",
         "mrl.training.checkpoint",
     ],
-    ["mrl.rewards.instructions"],
-    ["mrl.rewards.kinds"],
     ["mrl.agents", "mrl.data", "mrl.rewards.pool"],
     ["mrl.prepare", "mrl.resharding.vllm", "mrl.training.hf"],
     ["mrl.rollout", "mrl.training"],

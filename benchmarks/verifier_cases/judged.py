@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.verifier_cases.case import Case
-from mrl.config.sections.reward import RewardPart
 from mrl.rewards.contract import Request, RewardKind
 from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import KindPart
 from mrl.samples import Verdict
 
 LEAST_PENALTY = -0.05
@@ -23,14 +23,14 @@ def agrees(case: Case, value: float) -> bool:
     return (value > LEAST_PENALTY if case.kind == "repetition" else value >= 1.0) == case.right
 
 
-def part_of(case: Case) -> RewardPart:
+def part_of(case: Case) -> KindPart:
     """The settings of the case's verifier."""
     return _part(case.kind, json.dumps(dict(case.settings), sort_keys=True))
 
 
 @functools.cache
-def _part(kind: str, settings: str) -> RewardPart:
-    return RewardPart.model_validate({"kind": kind, kind: json.loads(settings)})
+def _part(kind: str, settings: str) -> KindPart:
+    return KindPart.model_validate({"kind": kind, kind: json.loads(settings)})
 
 
 def ground_truth_of(case: Case, kind: RewardKind) -> Any:

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.config.sections.reward import RewardSection
 from mrl.errors import ConfigError
 from mrl.launch.commands.assemble import Parts
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
 from mrl.launch.commands.bench_run import changed, rows_of
 from mrl.loops.schedule import Schedule
+from mrl.rewards.kinds.section import RewardSection
 
 ROUNDS = 2
 """Runs of each schedule."""

@@ -83,7 +83,7 @@ def check_loss(config: Config) -> None:
 
 def check_reward_plugins(config: Config) -> None:
     """Users' reward functions can be read and called."""
-    check_plugins(config.reward)
+    check_plugins(config.reward.all_verifiers())
 
 
 def check_data_files(config: Config) -> None:

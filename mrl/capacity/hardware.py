@@ -8,9 +8,9 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from mrl.config.sections.base import Section
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS, shipped
+from mrl.section import Section
 
 
 class Hardware(Section):

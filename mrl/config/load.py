@@ -14,8 +14,8 @@ from mrl.config.describe import section_at
 from mrl.config.merge import Origins, merge
 from mrl.config.other_names import answer, renamed
 from mrl.config.root import Config
-from mrl.config.sections.base import Section
 from mrl.errors import ConfigError
+from mrl.section import Section
 
 CHOICES = {
     "algorithm.loss": ("name", "ppo_clip"),

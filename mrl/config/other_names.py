@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import AlgorithmSection, KlSection
-from mrl.config.sections.base import Section
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.loop import LoopSection
-from mrl.config.sections.reward import MathsRules, RewardPart, RewardSection, RewardSpec
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.shaping import FilterSection, ShapingSection
 from mrl.config.sections.sync import SyncSection
+from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
+from mrl.rewards.maths.rules import MathsRules
+from mrl.section import Section
 
-_REWARD = (RewardPart, RewardSpec, RewardSection)
+_REWARD = (KindPart, RewardSpec, RewardSection)
 
 RENAMED: dict[type[Section], dict[str, str]] = {
     Config: {"judge": "reward", "observe": "logging", "warm_start": "sft"},

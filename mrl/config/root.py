@@ -3,7 +3,6 @@
 from pydantic import model_validator
 
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.config.sections.base import Section
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.export import ExportSection
@@ -11,7 +10,6 @@ from mrl.config.sections.launch import LaunchSection
 from mrl.config.sections.logging import LoggingSection
 from mrl.config.sections.loop import LoopSection
 from mrl.config.sections.model import ModelSection
-from mrl.config.sections.reward import RewardSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.routing import RoutingSection
 from mrl.config.sections.run import RunSection
@@ -19,6 +17,8 @@ from mrl.config.sections.sft import SftSection
 from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection
+from mrl.rewards.kinds.section import RewardSection
+from mrl.section import Section
 
 UNCLIPPED = frozenset({"reinforce", "topr", "kimi15"})
 """Losses that leave some tokens' ratio unbounded, or have none."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.config.sections.data import DataEntry, DataSection
-from mrl.config.sections.reward import RewardSection
 from mrl.data.files import from_arrow, read_rows
 from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
@@ -18,6 +17,7 @@ from mrl.data.tokenise import encode, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
+from mrl.rewards.kinds.section import RewardSection
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10

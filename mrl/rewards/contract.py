@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from mrl.config.sections.reward import RewardPart
 from mrl.errors import RewardError
+from mrl.rewards.part import RewardPart
 from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
+from mrl.section import Section
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,21 +93,33 @@ class Stage:
 class RewardKind:
     """What `reward.kind` names: the stages of its work, its verifiers and its ground truths.
 
-    A subclass in one file and its entry in `mrl.rewards.kinds.registry` make a new kind; settings of its own
-    are a field of RewardPart with the kind's name. Instances travel to reward workers pickled.
+    A subclass in one file and its entry in `mrl.rewards.kinds.registry` make a new kind. Instances travel to
+    reward workers pickled.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (Stage(),)
     """A stage that answers None hands the sample to the next one."""
+    rules_section: ClassVar[type[Section]] = Section
+    """The kind's own settings, found under its name: `reward.maths` has the rules of `kind: maths`."""
+    rules_name: ClassVar[str] = ""
+    """The kind whose rules it has, where these are another's."""
     needs_ground_truth: ClassVar[bool] = False
+    scores_groups: ClassVar[bool] = False
+    """Whether it can score all samples of a prompt in one call."""
 
     def __init__(self, part: RewardPart) -> None:
         self.part = part
 
     @property
     def rules(self) -> Any:
-        """The section of the settings that has the kind's name."""
-        return getattr(self.part, str(self.part.kind))
+        """Its own settings."""
+        return getattr(self.part, self.rules_name or str(self.part.kind))
+
+    @classmethod
+    def check(cls, part: RewardPart) -> None:
+        """Raises ValueError, in words for the user, for settings that the kind cannot work with."""
+        if part.group and not cls.scores_groups:
+            raise ValueError(f"group = true is not for kind = {part.kind}; plug-ins take whole groups")
 
     def used_stages(self) -> tuple[Stage, ...]:
         """The stages that the settings ask for."""

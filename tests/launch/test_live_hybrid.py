@@ -14,7 +14,6 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
-from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data
 from mrl.data.tokenise import load_tokenizer
 from mrl.errors import RolloutError
@@ -31,6 +30,7 @@ from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Response, Round, Sampling

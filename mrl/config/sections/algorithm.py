@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from mrl.config.sections.base import Section, chosen, named
 from mrl.config.sections.correction import Correction, NoCorrection
 from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.sections.shaping import FilterSection, ShapingSection
+from mrl.section import Section, chosen, named
 
 _Estimators = Literal[
     "gae",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from mrl.config.sections.base import Section, named
+from mrl.section import Section, named
 
 CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
 """Every value of correction.kind."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 Format = Literal["auto", "plain", "verl", "trl", "messages", "gsm8k", "math", "ifeval"]
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 
 class ProfileSection(Section):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 
 class WandbSection(Section):

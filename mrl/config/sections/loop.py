@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mrl.config.sections.base import Section, named
+from mrl.section import Section, named
 
 SCHEDULES = Literal["on_policy", "stream"]
 Schedule = Annotated[SCHEDULES, BeforeValidator(named("schedule", SCHEDULES))]

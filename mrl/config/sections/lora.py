@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 Target = Literal["attention", "mlp", "shared_experts", "routed_experts"]
 """The linear layers of a model by what they belong to; mlp: those of layers without experts."""

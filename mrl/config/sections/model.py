@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 
 class NewModelSection(Section):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field
 
-from mrl.config.sections.base import Section, chosen
+from mrl.section import Section, chosen
 
 
 class LossSection(Section):

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 
 class RolloutSection(Section):

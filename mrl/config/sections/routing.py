@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 
 class RoutingSection(Section):

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from mrl.config.sections.base import Section
 from mrl.config.sections.training import OptimizerSection
+from mrl.section import Section
 
 
 class SftSection(Section):

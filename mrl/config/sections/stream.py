@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mrl.config.sections.base import Section
+from mrl.section import Section
 
 
 class PoolSection(Section):

@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from mrl.config.sections.base import Section
 from mrl.config.sections.lora import LoraSection
 from mrl.models.layout import Layout
+from mrl.section import Section
 
 
 class LayoutSection(Section):

@@ -16,9 +16,9 @@ import subprocess
 import time
 from typing import Any, NoReturn
 
-from mrl.config.sections.reward import CodeRules
 from mrl.errors import RewardError
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun
 from mrl.rewards.frames import FrameBuffer, frame, parse_reply
 from mrl.rewards.own_time import Allowance, OwnTime

@@ -17,10 +17,10 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
-from mrl.config.sections.reward import CodeRules
 from mrl.errors import RewardError
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.own_time import Allowance, OwnTime
 
 _START_SECONDS = 60.0

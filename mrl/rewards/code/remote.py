@@ -19,14 +19,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from mrl.config.sections.reward import CodeRules
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.program import program_in, reading_of
-from mrl.rewards.code.tasks import CodeTask, parse_task
+from mrl.rewards.code.program import program_in
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.verifier import verify_with
-from mrl.rewards.contract import Request, RewardKind, Stage, scored
+from mrl.rewards.contract import Request, scored
 from mrl.rewards.own_time import PATIENCE_SECONDS, Allowance
 from mrl.samples import Verdict
 
@@ -103,22 +102,6 @@ class RemoteSession:
             elapsed = time.monotonic() - start
             raise RewardError(f"code service {self._url}: {error} after {elapsed:.1f} s") from error
         return _checked(data, self._url)
-
-
-class CodeService(RewardKind):
-    """Programs that a remote service runs; the limits are those of `code`."""
-
-    needs_ground_truth = True
-    stages = (Stage(keeps_deadline=True),)
-
-    def verifier(self, stage: Stage) -> CodeServiceVerifier:
-        return CodeServiceVerifier(self.part.path or "", self.part.code)
-
-    def parse_ground_truth(self, raw: Any, *, place: str) -> CodeTask:
-        return parse_task(raw, place=place)
-
-    def reading(self, request: Request) -> dict[str, str]:
-        return reading_of(request.visible, request.ground_truth)
 
 
 class CodeServiceVerifier:

@@ -22,9 +22,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mrl.config.sections.reward import CodeRules
 from mrl.errors import RewardError
 from mrl.rewards.code import cgroup
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.scratch import SHM, TMP, mount_scratch
 from mrl.rewards.code.seccomp import filter_program
 

@@ -15,15 +15,15 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mrl.config.sections.reward import CodeRules
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.examiner import Examiner, examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.program import program_in, reading_of
+from mrl.rewards.code.program import program_in
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
-from mrl.rewards.code.tasks import Case, CodeTask, parse_task
-from mrl.rewards.contract import Request, RewardKind, Stage, rejected, scored
+from mrl.rewards.code.tasks import Case, CodeTask
+from mrl.rewards.contract import Request, rejected, scored
 from mrl.rewards.own_time import Allowance
 from mrl.samples import Verdict
 
@@ -148,27 +148,6 @@ def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:
 def _lines(text: str) -> list[str]:
     """Output as compared: without trailing spaces and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-class Code(RewardKind):
-    """Programs that run in the sandbox."""
-
-    needs_ground_truth = True
-    stages = (Stage(keeps_deadline=True),)
-
-    def verifier(self, stage: Stage) -> CodeVerifier:
-        return CodeVerifier(self.rules)
-
-    def parse_ground_truth(self, raw: Any, *, place: str) -> CodeTask:
-        return parse_task(raw, place=place)
-
-    def reading(self, request: Request) -> dict[str, str]:
-        return reading_of(request.visible, request.ground_truth)
-
-    def announce(self) -> None:
-        boundary = find_boundary()
-        level = logging.INFO if boundary.has_cgroup else logging.WARNING
-        _log.log(level, "code verifier: %s", boundary.describe())
 
 
 class CodeVerifier:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from mrl.config.sections.reward import FormatRules, MathsRules, RepetitionRules
-from mrl.rewards.contract import Request, RewardKind, Stage, scored
+from mrl.rewards.contract import Request, scored
 from mrl.rewards.instructions.checks import UNSPACED
 from mrl.rewards.instructions.plain import plain_text, prose
+from mrl.rewards.instructions.rules import FormatRules, RepetitionRules
 from mrl.rewards.maths.answers import marked_answers
+from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Verdict
 
@@ -72,26 +73,16 @@ def _objection_to_answers(visible: str) -> str:
     return f"{len(answers)} different final answers" if answers else "no final answer"
 
 
-class Format(RewardKind):
-    """The shape of a response."""
-
-    stages = (Stage(batch_size=32),)
-
-    def verifier(self, stage: Stage) -> ShapeVerifier:
-        return ShapeVerifier("format", lambda request: verify_format(_whole(request), self.rules))
+def format_verifier(rules: FormatRules) -> ShapeVerifier:
+    """Scores with `verify_format`, a thought that the prompt opened included."""
+    return ShapeVerifier(
+        "format", lambda request: verify_format(with_opened_thought(request.response, request.prompt), rules)
+    )
 
 
-class Repetition(RewardKind):
-    """A penalty for repeated text."""
-
-    stages = (Stage(batch_size=32),)
-
-    def verifier(self, stage: Stage) -> ShapeVerifier:
-        return ShapeVerifier("repetition", lambda request: verify_repetition(request.response, self.rules))
-
-
-def _whole(request: Request) -> str:
-    return with_opened_thought(request.response, request.prompt)
+def repetition_verifier(rules: RepetitionRules) -> ShapeVerifier:
+    """Scores with `verify_repetition`."""
+    return ShapeVerifier("repetition", lambda request: verify_repetition(request.response, rules))
 
 
 class ShapeVerifier:

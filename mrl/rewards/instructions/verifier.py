@@ -12,12 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mrl.config.sections.reward import InstructionRules
 from mrl.errors import DataError
-from mrl.rewards.contract import Request, RewardKind, Stage, rejected, scored
+from mrl.rewards.contract import Request, rejected, scored
 from mrl.rewards.instructions.checks import CHECKS, arguments_error
 from mrl.rewards.instructions.ifeval import checks_of
 from mrl.rewards.instructions.plain import Reading, plain_text
+from mrl.rewards.instructions.rules import InstructionRules
 from mrl.rewards.visible import visible_text
 from mrl.samples import Verdict
 
@@ -88,22 +88,6 @@ def verify(response: str, checks: Sequence[Check], rules: InstructionRules = Ins
     return dataclasses.replace(
         scored(value, f"failed: {', '.join(failed)}" if failed else "all passed"), parts=parts
     )
-
-
-class Instructions(RewardKind):
-    """Checks of instructions that the row names."""
-
-    needs_ground_truth = True
-    stages = (Stage(batch_size=32),)
-
-    def verifier(self, stage: Stage) -> InstructionVerifier:
-        return InstructionVerifier(self.rules)
-
-    def parse_ground_truth(self, raw: Any, *, place: str) -> tuple[Check, ...]:
-        return parse_checks(raw, place=place)
-
-    def reading(self, request: Request) -> dict[str, str]:
-        return {"prose": Reading(request.visible).prose}
 
 
 class InstructionVerifier:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrl.config.sections.reward import RewardPart, RewardSection
 from mrl.errors import DataError
 from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.part import RewardPart
 
 
 def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: str) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from mrl.config.sections.reward import RewardPart
-from mrl.rewards.code.remote import CodeService
-from mrl.rewards.code.verifier import Code
 from mrl.rewards.contract import RewardKind
-from mrl.rewards.instructions.format import Format, Repetition
-from mrl.rewards.instructions.verifier import Instructions
-from mrl.rewards.maths.verifier import Maths
-from mrl.rewards.plugins.plugin import Plugin
+from mrl.rewards.kinds.code import Code, CodeService
+from mrl.rewards.kinds.instructions import Format, Instructions, Repetition
+from mrl.rewards.kinds.maths import Maths
+from mrl.rewards.kinds.plugin import Plugin
+from mrl.rewards.part import RewardPart
 
 KINDS: dict[str, type[RewardKind]] = {
     "maths": Maths,

@@ -12,8 +12,8 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from mrl.config.sections.reward import MathsRules
 from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, tidy
+from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.visible import visible_text
 
 MAX_CANDIDATES = 32

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from mrl.config.sections.reward import MathsRules
 from mrl.rewards.maths import scalars
 from mrl.rewards.maths.expressions import Number, Symbol, Tree, symbols
 from mrl.rewards.maths.relations import (
@@ -17,6 +16,7 @@ from mrl.rewards.maths.relations import (
     same_equation,
     solved,
 )
+from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.shapes import (
     Based,
     Interval,

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from mrl.config.sections.reward import MathsRules
 from mrl.rewards.maths.expressions import Call, Constant, Number, Tree, symbols, walk
+from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.values import Digits, NoValue, exactly
 
 POINTS = 5

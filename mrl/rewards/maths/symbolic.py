@@ -7,11 +7,11 @@ from __future__ import annotations
 import functools
 import re
 
-from mrl.config.sections.reward import MathsRules
 from mrl.rewards.contract import scored
 from mrl.rewards.maths.equality import equal, has_value, stated_value
 from mrl.rewards.maths.expressions import Call, Number, Tree
 from mrl.rewards.maths.numbers import exact_quantity
+from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.shapes import Based, Reading, Scalar, Shape, read
 from mrl.rewards.maths.tokens import Unreadable
 from mrl.samples import Verdict

@@ -7,14 +7,12 @@ Owns what is right and what a ground truth may be; deadlines and processes are t
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
-from mrl.config.sections.reward import MathsRules
 from mrl.errors import DataError
-from mrl.rewards.contract import Request, RewardKind, Stage, scored
-from mrl.rewards.maths.answers import are_equal, final_answer, marked_answers, read_answer
+from mrl.rewards.contract import Request, scored
+from mrl.rewards.maths.answers import final_answer, read_answer
 from mrl.rewards.maths.numbers import Quantity, exact_quantity, tidy
+from mrl.rewards.maths.rules import MathsRules
 from mrl.samples import Verdict
 
 NAME = "maths"
@@ -93,42 +91,6 @@ def parse_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
 
 def _short(text: str) -> str:
     return ascii(text[:40])
-
-
-class Maths(RewardKind):
-    """Exact numbers first, in batches; what they leave open is compared by shape in a child that can be
-    killed."""
-
-    needs_ground_truth = True
-    stages = (Stage("exact", batch_size=64), Stage("symbolic", in_child=True, keeps_deadline=True))
-
-    def used_stages(self) -> tuple[Stage, ...]:
-        return self.stages if self.rules.symbolic else self.stages[:1]
-
-    def verifier(self, stage: Stage) -> MathsVerifier:
-        return MathsVerifier(self.rules, in_child=stage.in_child)
-
-    def parse_ground_truth(self, raw: Any, *, place: str) -> str:
-        return parse_ground_truth(raw, rules=self.rules, place=place)
-
-    def reading(self, request: Request) -> Mapping[str, str]:
-        answer = final_answer(request.visible, self.rules)
-        return {
-            "place": answer.place or f"none of {', '.join(self.rules.extraction)}",
-            "read": answer.reason if answer.text is None else answer.text,
-            "compared with": str(request.ground_truth),
-        }
-
-    def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
-        wanted = read_answer(tidy(ground_truth))
-        return any(are_equal(read_answer(text), wanted) for text in marked_answers(prompt, self.rules))
-
-    def remark(self, ground_truth: Any) -> str:
-        from mrl.rewards.maths.symbolic import read_ground_truth
-
-        number = exact_quantity(ground_truth)
-        shape = number or read_ground_truth(ground_truth, self.rules.imaginary_unit)
-        return "" if shape else "the maths verifier cannot read the ground truth and compares its text"
 
 
 class MathsVerifier:

@@ -14,17 +14,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from mrl.config.sections.reward import RewardPart, RewardSection
 from mrl.errors import ConfigError
+from mrl.rewards.part import RewardPart
 from mrl.rewards.plugins.plugin import child_environment, load_plugin
 
 DEADLINE_SECONDS = 60.0
 
 
-def check_plugins(section: RewardSection) -> None:
+def check_plugins(verifiers: Sequence[RewardPart]) -> None:
     """ConfigError with one line for each plug-in whose file or function is not there, or cannot be called in
     its style."""
-    parts = [part for part in section.all_verifiers() if part.kind == "plugin"]
+    parts = [part for part in verifiers if part.kind == "plugin"]
     faults = dict.fromkeys(fault for fault in _answers(parts) if fault)
     if faults:
         raise ConfigError("\n".join(faults))

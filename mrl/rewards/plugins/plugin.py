@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from mrl.config.sections.reward import RewardPart
 from mrl.errors import ConfigError, RewardError
-from mrl.rewards.contract import GroupVerifier, Request, RewardKind, Stage, Verifier, checked_value, scored
+from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
+from mrl.rewards.part import RewardPart
 from mrl.rewards.plugins.find import find_callable
 from mrl.samples import Verdict, VerdictKind
 
@@ -36,13 +36,6 @@ _KEYWORDS = {
     "trl": ("prompts", "completions", "completion_ids"),
     "openrlhf": ("queries", "prompts", "labels"),
 }
-
-
-class Plugin(RewardKind):
-    """A user's reward function."""
-
-    def verifier(self, stage: Stage) -> Verifier | GroupVerifier:
-        return load_plugin(self.part)
 
 
 def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:

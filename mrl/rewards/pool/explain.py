@@ -12,11 +12,12 @@ import itertools
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
-from mrl.config.sections.reward import RewardPart, RewardSection
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request, RewardKind, request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue
 from mrl.rewards.pool.tickets import combine

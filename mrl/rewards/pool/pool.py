@@ -18,11 +18,12 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
-from mrl.config.sections.reward import RewardPart, RewardSection, RewardSpec
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request, no_reward, rejected, request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import RewardSection, RewardSpec
+from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue, queues_of
 from mrl.rewards.pool.tickets import Ticket

@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mrl.config.sections.reward import RewardSection
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request, RewardKind, Stage, no_reward, scored
 from mrl.rewards.frames import decode_verdict
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.own_time import PATIENCE_SECONDS
 from mrl.rewards.pool.process import Used
 from mrl.rewards.pool.work import Batch, Cause, FairQueue, Fault, Task, Worker

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mrl.config.sections.reward import RewardPart
 from mrl.rewards.contract import no_reward
+from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict, VerdictKind
 
 

@@ -24,11 +24,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from mrl.config.sections.reward import RewardPart
 from mrl.errors import MrlError, RewardError
 from mrl.rewards.contract import GroupVerifier, Request, Stage, Verifier
 from mrl.rewards.frames import MAX_REPLY_BYTES, encode_verdict, frame, read_frame, read_frame_async
 from mrl.rewards.own_time import Starved
+from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.channel import take_over
 from mrl.rewards.pool.executor import ForkedExecutor
 from mrl.rewards.pool.lifeline import die_with_parent

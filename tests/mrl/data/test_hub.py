@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.config.sections.reward import RewardSection
 from mrl.data.files import read_rows
 from mrl.data.load import load_data
 from mrl.errors import DataError
+from mrl.rewards.kinds.section import RewardSection
 
 ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(3)]
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.config.sections.reward import RewardSection
 from mrl.data.load import load_data, load_validation
 from mrl.errors import DataError
+from mrl.rewards.kinds.section import RewardSection
 
 MATHS = RewardSection(kind="maths")
 

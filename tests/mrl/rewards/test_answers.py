@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from mrl.config.sections.reward import MathsRules
 from mrl.rewards.maths.answers import final_answer
+from mrl.rewards.maths.rules import MathsRules
 
 RULES = MathsRules()
 

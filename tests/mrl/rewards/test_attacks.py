@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mrl.config.sections.reward import CodeRules
 from mrl.rewards.code.examiner import examiner
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from mrl.config.sections.reward import RewardPart, RewardSection
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
 from mrl.rewards.frames import encode_verdict
+from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.own_time import PATIENCE_SECONDS
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.process import Used
@@ -76,7 +76,7 @@ class Slow(RewardKind):
 @pytest.fixture
 def queue() -> StageQueue:
     """Two workers, three samples; nothing runs: the policy reads and starts nothing."""
-    part = RewardPart(kind="code", deadline_seconds=10.0)
+    part = KindPart(kind="code", deadline_seconds=10.0)
     section = RewardSection(kind="code", workers=2, retries=2)
     made = StageQueue(Slow(part), Slow.stages[0], section, collections.Counter())
     made.workers = [Worker(cast(Any, None), started=0.0, ready=True) for _ in range(2)]

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from mrl.config.sections.reward import CodeRules
 from mrl.rewards.code import sandbox, seccomp
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.code.verifier import verify
 

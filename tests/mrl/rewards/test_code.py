@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import CodeRules, RewardSection
 from mrl.errors import DataError, RewardError
 from mrl.rewards.code import sandbox
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify
 from mrl.rewards.frames import decode_verdict
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
 

@@ -10,13 +10,13 @@ from benchmarks.verifier_cases.case import Generator, take
 from benchmarks.verifier_cases.code import GENERATORS
 from benchmarks.verifier_cases.code.burdens import burdens
 from benchmarks.verifier_cases.code.exceptions import exceptions
-from mrl.config.sections.reward import CodeRules
 from mrl.errors import RewardError
 from mrl.rewards.code import exam
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.examiner import Examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
 from mrl.rewards.code.values import decode, encode, same
 from mrl.rewards.code.verifier import verify

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mrl.config.sections.reward import FormatRules, RepetitionRules
 from mrl.rewards.instructions.format import verify_format, verify_repetition
+from mrl.rewards.instructions.rules import FormatRules, RepetitionRules
 
 RULES = FormatRules(final_answer=True)
 

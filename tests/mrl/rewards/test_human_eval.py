@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import CodeRules, RewardSection
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from tests import data_sets
 
@@ -59,7 +60,9 @@ def test_canonical_solutions_are_accepted_and_wrong_programs_are_not(
         for position, program in enumerate(programs):
             response = f"```python\n{program}\n```"
             pairs.append(make_pair(number, response, task, sample_index=position))
-    section = RewardSection(kind="code", code=RULES, workers=2, deadline_seconds=60.0)
+    section = RewardSection.model_validate(
+        {"kind": "code", "code": RULES, "workers": 2, "deadline_seconds": 60.0}
+    )
     with RewardPool(section) as pool:
         verdicts = score_all(pool, pairs, seconds=240.0)
     rejected = [row["task_id"] for n, row in enumerate(rows) if verdicts[f"{n}.0"].value != 1.0]

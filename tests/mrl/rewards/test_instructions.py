@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import InstructionRules
 from mrl.errors import DataError
 from mrl.rewards.instructions.checks import CHECKS
 from mrl.rewards.instructions.plain import Reading
+from mrl.rewards.instructions.rules import InstructionRules
 from mrl.rewards.instructions.verifier import Check, parse_checks, verify
 
 POEM = "First line here.\n\nSecond part, with *stress* and **bold**.\n\nP.S. done"

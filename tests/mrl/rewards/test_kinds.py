@@ -1,77 +1,45 @@
-"""A new kind of reward is one class, its section and one entry of the registry; every kind that can be named is there."""
+"""A new kind of reward is one file and one entry of the registry: its settings, their page and errors follow."""
 
-from typing import Any, Literal, get_args
+import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-from mrl.config.sections.base import Section
-from mrl.config.sections.reward import Kind, RewardSection
-from mrl.errors import DataError
-from mrl.rewards.contract import Request, RewardKind, Stage, scored
-from mrl.rewards.kinds.ground_truth import parse_ground_truth
-from mrl.rewards.kinds.registry import KINDS
-from mrl.rewards.pool.pool import RewardPool, try_verifiers
-from mrl.samples import Verdict
+
+def run(settings: list[str], rows: list[list[Any]]) -> Any:
+    """What `tests/support/vowels.py` answers in a process of its own: the registry is read when the settings are."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.support.vowels import main; main()"],
+        input=json.dumps([["reward.kind=vowels", "reward.workers=1", *settings], rows]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-class VowelRules(Section):
-    each: float = 1.0
+def test_a_kind_is_one_file_and_one_registration() -> None:
+    rows = [["aside", "2"], ["an education", 5], ["sea", "2"]]
+    verdicts, sentence = run(["reward.vowels.each=2.0"], rows)
+    assert verdicts == [[0.0, "short"], [0.0, "long"], [2.0, "short"]]
+    assert sentence == "Value of a right answer."
 
 
-class VowelSection(RewardSection):
-    kind: Literal["vowels"] | None = None  # type: ignore[assignment]
-    vowels: VowelRules = VowelRules()
-
-
-class Vowels(RewardKind):
-    """Counts vowels in two stages: the first, in batches, leaves long responses to the second."""
-
-    needs_ground_truth = True
-    stages = (Stage("short", batch_size=8), Stage("long", in_child=True, keeps_deadline=True))
-
-    def verifier(self, stage: Stage) -> "VowelVerifier":
-        return VowelVerifier(self.rules, short=stage.name == "short")
-
-    def parse_ground_truth(self, raw: Any, *, place: str) -> int:
-        if not str(raw).isdigit():
-            raise DataError(f"{place}: {raw!r} is no number of vowels")
-        return int(raw)
-
-
-class VowelVerifier:
-    name, version = "vowels", "1"
-
-    def __init__(self, rules: VowelRules, *, short: bool) -> None:
-        self._rules, self._short = rules, short
-
-    async def score(self, request: Request) -> Verdict | None:
-        if self._short and len(request.response) > 8:
-            return None
-        right = sum(letter in "aeiou" for letter in request.response) == request.ground_truth
-        return scored(self._rules.each * right, "short" if self._short else "long")
-
-
-def test_a_kind_is_one_class_and_one_registration(
-    make_pair: Any, score_all: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(KINDS, "vowels", Vowels)
-    section = VowelSection.model_validate({"kind": "vowels", "vowels": {"each": 2.0}, "workers": 1})
-    truths = [parse_ground_truth(raw, domain="x", section=section, place="f:1") for raw in ("2", 5)]
-    with pytest.raises(DataError, match="f:1: 'two' is no number of vowels"):
-        parse_ground_truth("two", domain="x", section=section, place="f:1")
-    with pytest.raises(DataError, match="no ground truth, and the verifier 'vowels' needs one"):
-        parse_ground_truth(None, domain="x", section=section, place="f:1")
-    pairs = [
-        make_pair(0, "aside", truths[0]),
-        make_pair(1, "an education", truths[1]),
-        make_pair(2, "sea", truths[0]),
-    ]
-    try_verifiers(section, [pairs[0][1]])
-    with RewardPool(section) as pool:
-        verdicts = score_all(pool, pairs)
-    seen = [(verdicts[f"{n}.0"].value, verdicts[f"{n}.0"].reason) for n in range(3)]
-    assert seen == [(0.0, "short"), (0.0, "long"), (2.0, "short")]
-
-
-def test_every_kind_that_the_settings_name_is_registered() -> None:
-    assert set(get_args(Kind)) == set(KINDS)
+@pytest.mark.parametrize(
+    ("settings", "answer", "error"),
+    [
+        ([], "two", "f:1: 'two' is no number of vowels"),
+        ([], None, "f:1: the row has no ground truth, and the verifier 'vowels' needs one"),
+        (
+            ["reward.vowels.eech=1"],
+            "2",
+            "reward.vowels.eech: unknown key (command line (reward.vowels.eech=1)); did you mean 'each'?",
+        ),
+        (["reward.group=true"], "2", "group = true is not for kind = vowels; plug-ins take whole groups"),
+    ],
+)
+def test_its_errors_have_their_places(settings: list[str], answer: Any, error: str) -> None:
+    assert error in run(settings, [["aside", answer]])

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from mrl.config.sections.reward import CodeRules
 from mrl.rewards import own_time
+from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify
 from mrl.rewards.own_time import OwnTime, Starved

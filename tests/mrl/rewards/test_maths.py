@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from mrl.config.sections.reward import MathsRules, RewardPart, RewardSection
 from mrl.errors import DataError
+from mrl.rewards.kinds.maths import Maths
+from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.maths.numbers import exact_number, tidy
+from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.symbolic import RAISED, compare
-from mrl.rewards.maths.verifier import Maths, parse_ground_truth, verify_exactly, verify_symbolically
+from mrl.rewards.maths.verifier import parse_ground_truth, verify_exactly, verify_symbolically
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import Verdict, VerdictKind
 from tests import data_sets
@@ -149,8 +151,8 @@ def test_code_in_an_answer_never_runs(template: str, tmp_path: Path) -> None:
 def test_a_ground_truth_that_nothing_reads_is_compared_as_text_and_said(text: str) -> None:
     assert parse_ground_truth(text, rules=RULES, place="f:1") == text
     assert value(text, text) == 1.0 and value("3", text) == 0.0
-    assert "compares its text" in Maths(RewardPart(kind="maths")).remark(text)
-    assert not Maths(RewardPart(kind="maths")).remark("x^2+1")
+    assert "compares its text" in Maths(KindPart(kind="maths")).remark(text)
+    assert not Maths(KindPart(kind="maths")).remark("x^2+1")
 
 
 def test_the_pool_verifies_exactly_and_symbolically(make_pair: Any, score_all: Any) -> None:

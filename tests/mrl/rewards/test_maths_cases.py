@@ -9,12 +9,12 @@ import pytest
 from benchmarks.verifier_cases.case import take
 from benchmarks.verifier_cases.judged import misjudged
 from benchmarks.verifier_cases.maths import collections, decimals, expressions, numbers, relations, units
-from mrl.config.sections.reward import MathsRules
 from mrl.rewards.maths import equality, polynomials, scalars, shapes, symbolic, tokens, verifier
 from mrl.rewards.maths import expressions as grammar
 from mrl.rewards.maths import numbers as plain
 from mrl.rewards.maths import relations as solutions
 from mrl.rewards.maths import units as unit_list
+from mrl.rewards.maths.rules import MathsRules
 
 GENERATORS = (
     numbers.GENERATORS

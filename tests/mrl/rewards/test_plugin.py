@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.config.sections.reward import RewardPart
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.contract import GroupVerifier, Request, Verifier
+from mrl.rewards.kinds.section import KindPart
 from mrl.rewards.plugins.plugin import load_plugin
 
 FILE = str(Path(__file__).with_name("plugins_for_tests.py"))
@@ -23,8 +23,8 @@ STYLES = {
 }
 
 
-def part(path: str, **fields: Any) -> RewardPart:
-    return RewardPart(kind="plugin", path=f"{FILE}:{path}", **fields)
+def part(path: str, **fields: Any) -> KindPart:
+    return KindPart(kind="plugin", path=f"{FILE}:{path}", **fields)
 
 
 def request(response: str, ground_truth: Any = "7", **fields: Any) -> Request:
@@ -116,10 +116,10 @@ def test_value_range_is_kept() -> None:
 )
 def test_what_cannot_be_called_is_named(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        load_plugin(RewardPart(kind="plugin", **fields))
+        load_plugin(KindPart(kind="plugin", **fields))
 
 
 @pytest.mark.parametrize("fields", [{"path": None}, {"path": "module.function"}])
 def test_a_path_without_a_function_is_refused_by_the_configuration(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="path"):
-        RewardPart(kind="plugin", **fields)
+        KindPart(kind="plugin", **fields)

@@ -13,10 +13,10 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from mrl.config.sections.reward import RewardSection
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request
 from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool import queues
 from mrl.rewards.pool.pool import RewardPool, try_verifiers
 from mrl.rewards.pool.work import Task, Worker
@@ -416,7 +416,7 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
         f"""
         import sys, numpy as np
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from mrl.config.sections.reward import RewardSection
+        from mrl.rewards.kinds.section import RewardSection
         from mrl.rewards.pool.pool import RewardPool
         from mrl.rewards.pool.trial import trial_sample
         from mrl.samples import Prompt

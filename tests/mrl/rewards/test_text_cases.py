@@ -13,10 +13,10 @@ from benchmarks.verifier_cases import instructions as instruction_cases
 from benchmarks.verifier_cases import places, shapes
 from benchmarks.verifier_cases.case import take
 from benchmarks.verifier_cases.judged import misjudged
-from mrl.config.sections.reward import MathsRules
 from mrl.rewards import visible
 from mrl.rewards.instructions import checks, format, plain
 from mrl.rewards.maths import answers
+from mrl.rewards.maths.rules import MathsRules
 
 GENERATORS = places.GENERATORS | instruction_cases.GENERATORS | shapes.GENERATORS
 NEVER = re.compile(r"(?!)")

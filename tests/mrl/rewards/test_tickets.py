@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from mrl.config.sections.reward import RewardPart
 from mrl.rewards.contract import no_reward, rejected, scored
+from mrl.rewards.kinds.section import KindPart
 from mrl.rewards.pool.tickets import Ticket, combine
 from mrl.samples import Verdict, VerdictKind
 
-MATHS = RewardPart(kind="maths", weight=1.0)
-FORMAT = RewardPart(kind="format", weight=0.25)
+MATHS = KindPart(kind="maths", weight=1.0)
+FORMAT = KindPart(kind="format", weight=0.25)
 
 
 def test_values_are_weighted_and_named() -> None:

@@ -1,0 +1,55 @@
+"""Instructions that a row names, and a response's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
+from mrl.rewards.instructions.rules import FormatRules, InstructionRules, RepetitionRules
+
+
+class Instructions(RewardKind):
+    """Checks of instructions that the row names."""
+
+    rules_section = InstructionRules
+    needs_ground_truth = True
+    stages = (Stage(batch_size=32),)
+
+    def verifier(self, stage: Stage) -> Verifier:
+        from mrl.rewards.instructions.verifier import InstructionVerifier
+
+        return InstructionVerifier(self.rules)
+
+    def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
+        from mrl.rewards.instructions.verifier import parse_checks
+
+        return parse_checks(raw, place=place)
+
+    def reading(self, request: Request) -> dict[str, str]:
+        from mrl.rewards.instructions.plain import Reading
+
+        return {"prose": Reading(request.visible).prose}
+
+
+class Format(RewardKind):
+    """The shape of a response."""
+
+    rules_section = FormatRules
+    stages = (Stage(batch_size=32),)
+
+    def verifier(self, stage: Stage) -> Verifier:
+        from mrl.rewards.instructions.format import format_verifier
+
+        return format_verifier(self.rules)
+
+
+class Repetition(RewardKind):
+    """A penalty for repeated text."""
+
+    rules_section = RepetitionRules
+    stages = (Stage(batch_size=32),)
+
+    def verifier(self, stage: Stage) -> Verifier:
+        from mrl.rewards.instructions.format import repetition_verifier
+
+        return repetition_verifier(self.rules)

@@ -1,0 +1,27 @@
+"""Users' reward functions."""
+
+from __future__ import annotations
+
+from mrl.rewards.contract import GroupVerifier, RewardKind, Stage, Verifier
+from mrl.rewards.part import RewardPart
+
+
+class Plugin(RewardKind):
+    """A user's reward function."""
+
+    scores_groups = True
+
+    @classmethod
+    def check(cls, part: RewardPart) -> None:
+        super().check(part)
+        if not part.path:
+            raise ValueError("kind = plugin needs path")
+        if ":" not in part.path:
+            raise ValueError(
+                f"path = {part.path!r}: a plug-in is named package.module:function or file.py:function"
+            )
+
+    def verifier(self, stage: Stage) -> Verifier | GroupVerifier:
+        from mrl.rewards.plugins.plugin import load_plugin
+
+        return load_plugin(self.part)

@@ -1,0 +1,99 @@
+"""How responses are verified: which verifier for which domain, its rules, and the pool that runs
+verifiers."""
+
+from typing import Any, Literal
+
+from pydantic import Field, create_model, model_validator
+
+from mrl.rewards.kinds.registry import KINDS
+from mrl.rewards.part import RewardPart
+from mrl.section import Section
+
+
+def _kinds_and_rules() -> type[RewardPart]:
+    """A part with the names of all kinds, and a section for the rules of each that has some."""
+    names: Any = Literal[tuple(KINDS)]
+    fields: dict[str, Any] = {"kind": (names | None, Field(None, description="Which verifier."))}
+    for name, kind in KINDS.items():
+        if kind.rules_section is not Section:
+            words = f"Rules of the kind {name}."
+            fields[name] = (kind.rules_section, Field(kind.rules_section(), description=words))
+    return create_model("KindsAndRules", __base__=RewardPart, **fields)
+
+
+class KindPart(_kinds_and_rules()):
+    """One verifier."""
+
+    @model_validator(mode="after")
+    def _as_the_kind_wants(self) -> "KindPart":
+        if self.kind is not None:
+            KINDS[self.kind].check(self)
+        return self
+
+
+class RewardSpec(KindPart):
+    """What rewards one domain: one verifier, or a weighted sum of several."""
+
+    parts: tuple[KindPart, ...] = ()
+    """Verifiers whose weighted values are added; kind is left out then."""
+
+    @model_validator(mode="after")
+    def _kind_or_parts(self) -> "RewardSpec":
+        if self.parts and self.kind is not None:
+            raise ValueError("kind and parts exclude each other; put the verifier into parts")
+        if any(part.kind is None for part in self.parts):
+            raise ValueError("every one of parts needs a kind")
+        names = [part.label for part in self.parts]
+        if len(set(names)) != len(names):
+            raise ValueError(f"parts have the names {names}; give each its own name")
+        return self
+
+    def verifiers(self) -> tuple[KindPart, ...]:
+        """The verifiers whose weighted values make the reward."""
+        return self.parts or (self,)
+
+
+class RewardSection(RewardSpec):
+    """The verifiers of a run and the pool of processes they work in."""
+
+    domains: dict[str, RewardSpec] = {}
+    """The verifier of each domain; a domain that is not named here has the verifier above."""
+    workers: int = Field(default=2, ge=1)  # type: ignore[assignment] a part without a number has this one
+    """Processes for each kind of work (on each node that has any), where a part says no other number."""
+    nodes: Literal["driver", "all"] = "driver"
+    """Reward processes run on the driver's node, or on every node of the run, each with its share of the
+    prompts."""
+    retries: int = Field(default=2, ge=0)
+    """Further attempts after a verifier failed on a sample."""
+    tasks_per_worker: int = Field(default=2000, ge=1)
+    """A worker is replaced after so many pieces of work: a sample, a group, or a batch of cheap checks."""
+    idle_seconds: float = Field(default=900.0, gt=0)
+    """A worker without work for so long ends; the next sample starts another one."""
+    queue_limit: int = Field(default=4096, ge=1)
+    """Samples waiting; above it, handing in another one waits."""
+    no_reward_alarm: float = Field(default=0.02, ge=0, le=1)
+    """Share of samples without a reward above which a warning is written."""
+
+    @model_validator(mode="after")
+    def _some_verifier(self) -> "RewardSection":
+        if self.kind is None and not self.parts and not self.domains:
+            raise ValueError("needs kind (maths, code, instructions, format, plugin, ...), parts or domains")
+        for domain, spec in self.domains.items():
+            if spec.kind is None and not spec.parts:
+                raise ValueError(f"domains.{domain} needs kind or parts")
+        return self
+
+    def all_verifiers(self) -> list[KindPart]:
+        """Every verifier of every domain."""
+        own = [self] if self.kind is not None or self.parts else []
+        return [part for spec in (*own, *self.domains.values()) for part in spec.verifiers()]
+
+    def for_domain(self, domain: str) -> RewardSpec:
+        """The verifier of a domain. Raises KeyError where there is none."""
+        if domain in self.domains:
+            return self.domains[domain]
+        if self.kind is None and not self.parts:
+            raise KeyError(
+                f"reward.domains has no {domain!r} (it has {sorted(self.domains)}) and there is no default"
+            )
+        return self

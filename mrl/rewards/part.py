@@ -1,0 +1,45 @@
+"""The settings of one verifier that do not depend on its kind."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mrl.section import Section
+
+Style = Literal["native", "verl", "trl", "openrlhf"]
+
+
+class RewardPart(Section):
+    """One verifier."""
+
+    kind: str | None = None
+    """Which verifier."""
+    name: str = ""
+    """Name in the verdict's parts; by default the kind."""
+    weight: float = 1.0
+    """Factor in a sum of parts."""
+    path: str | None = None
+    """Plug-in as package.module:function or file.py:function; base URL of a code service."""
+    style: Style = "native"
+    """Calling convention of the plug-in."""
+    group: bool = False
+    """The plug-in scores all samples of a prompt in one call."""
+    truncated: Literal["score", "min_reward"] = "score"
+    """A response cut off at its limit is scored as it is, or carries the lowest value."""
+    min_reward: float = 0.0
+    """Value of a rejected response."""
+    value_range: tuple[float, float] | None = None
+    """A value outside makes the verifier, not the sample, count as failed."""
+    deadline_seconds: float = Field(default=10.0, gt=0)
+    """Longest work on one sample, counted from the start of the work, without waits for a processor."""
+    memory_mib: int = Field(default=2048, ge=128)
+    """Private memory of a reward worker."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes for this verifier; by default `reward.workers`."""
+    concurrency: int = Field(default=64, ge=1)
+    """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code
+    services."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kind or "reward"
