@@ -12,8 +12,6 @@ class Deadlines:
     reset_seconds: float = 60.0
     step_seconds: float = 30.0
     close_seconds: float = 5.0
-    host_seconds: float = 60.0
-    """By the clock: of silence, where a host owes answers, before it is given up."""
     answer_kib: int = 256
     """Of one call's answer, as JSON."""
     memory_mib: int = 2048

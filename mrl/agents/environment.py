@@ -13,7 +13,8 @@
             ...
 
 Each episode has an object of its own, in a process of its own, made as `Class(**options)`; the methods may be coroutines. All
-values are JSON's: text, numbers, lists, objects.
+values are JSON's: text, numbers, lists, objects. A class method `prepare(**options)`, where there is one, is called once before
+all episodes: what it leaves behind (imports, an index) is there in every episode's process. It must leave no thread running.
 """
 
 from __future__ import annotations

@@ -189,6 +189,10 @@ def _say(channel: Outbox, message: dict[str, Any]) -> None:
     channel.send(frame(json.dumps(message).encode()))
 
 
+def _nothing(**options: Any) -> None:
+    """What an environment without it prepares."""
+
+
 def main() -> None:
     """The host of the environment that the first frame names."""
     die_with_parent(int(sys.argv[1]))
@@ -201,6 +205,7 @@ def main() -> None:
     spec, deadlines = pickle.loads(messages[0])
     try:
         environment = find_environment(spec.name)
+        getattr(environment, "prepare", _nothing)(**spec.options)
     except Exception as error:
         _say(channel, {"broken": str(error) if isinstance(error, ConfigError) else repr(error)})
         return

@@ -80,10 +80,19 @@ class EnvironmentPool:
     their episodes."""
 
     def __init__(
-        self, environments: Mapping[str, EnvironmentSpec], deadlines: Deadlines | None = None
+        self,
+        environments: Mapping[str, EnvironmentSpec],
+        deadlines: Deadlines | None = None,
+        *,
+        host_seconds: float = 60.0,
     ) -> None:
-        """`environments` by the name that `open` is given."""
-        self._specs, self._deadlines = dict(environments), deadlines or Deadlines()
+        """`environments` by the name that `open` is given; `host_seconds`: of silence, by the clock, before a host that owes answers
+        is given up."""
+        self._specs, self._deadlines, self._host_seconds = (
+            dict(environments),
+            deadlines or Deadlines(),
+            host_seconds,
+        )
         self._hosts: dict[str, _Host] = {}
         self._episodes: dict[str, _Open] = {}
         self._answers: collections.deque[Answer] = collections.deque()
@@ -271,7 +280,7 @@ class EnvironmentPool:
                 host.quiet_since = None
             elif host.quiet_since is None:
                 host.quiet_since = now
-            elif now > host.quiet_since + self._deadlines.host_seconds:
+            elif now > host.quiet_since + self._host_seconds:
                 self._lose(host, "it says nothing")
 
 

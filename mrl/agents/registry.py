@@ -18,7 +18,10 @@ from mrl.errors import ConfigError
 from mrl.rewards.plugins.find import find_callable
 
 GROUP = "mrl.environments"
-_SHIPPED: dict[str, str] = {}
+_SHIPPED = {
+    "calculator": "mrl.agents.envs.calculator:Calculator",
+    "guess": "mrl.agents.envs.guess:Guess",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

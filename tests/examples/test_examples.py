@@ -54,6 +54,17 @@ def test_answers_are_verified(folder: Path) -> None:
     assert [line.split()[0] for line in lines] == ["1.0", "1.0", "1.0", "0.0", "0.0"]
 
 
+def test_an_own_environment_is_played_by_hand(folder: Path) -> None:
+    assert len((ROOT / "examples/own_environment.py").read_text().splitlines()) <= 31
+    lines = python(folder, "examples/own_environment.py").splitlines()
+    assert lines == [
+        "Open the lock: three digits.",
+        "171 0.0 False 2 right",
+        "281 0.0 False 2 right",
+        "271 1.0 True 3 right",
+    ]
+
+
 def test_advantages_and_losses_teach_without_engines(folder: Path) -> None:
     lines = python(folder, "examples/train_without_engines.py").splitlines()
     rewards = [float(line.split()[3]) for line in lines]

@@ -184,7 +184,7 @@ def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
 
 
 def test_a_host_that_says_nothing_is_given_up() -> None:
-    with EnvironmentPool(SPECS, Deadlines(step_seconds=0.2, host_seconds=0.3)) as pool:
+    with EnvironmentPool(SPECS, Deadlines(step_seconds=0.2), host_seconds=0.3) as pool:
         begun(pool, "first", "counting", turns=9)
         stopped = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()][-1]
         os.kill(stopped.pid, signal.SIGSTOP)
