@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 # make setup TORCH_INDEX=...: torch from there (PyTorch's index of CPU wheels), and without CUDA's libraries
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
-PACKAGES := bubblewrap shellcheck slurm-wlm munge nodejs
+PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs
 
 .PHONY: help quickstart quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock setup setup-cuda system-packages clean
 

@@ -78,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
-    report = commands.add_parser("report", help="a run's curves as text")
-    report.add_argument("folder", help="run folder")
-    report.set_defaults(run=_report)
+    _report_command(commands)
     export = commands.add_parser("export", help="a run's checkpoint as a Hugging Face folder")
     export.add_argument("folder", help="run folder")
     where = export.add_mutually_exclusive_group(required=True)
@@ -119,6 +117,19 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_argument("path", nargs="?", default="", help="for instance reward, or rollout.tp")
     settings.set_defaults(run=_settings)
     return parser
+
+
+def _report_command(commands) -> None:
+    text = "runs as one HTML page that opens from disk, and their curves as text"
+    report = commands.add_parser("report", help=text, description=text)
+    report.add_argument("folder", nargs="+", help="run folders, one or several to compare")
+    report.add_argument("--out", help="file to write; report.html in the first folder by default")
+    report.add_argument("--text", action="store_true", help="curves as text alone, write nothing")
+    report.add_argument("--steps", help="FIRST-LAST: show samples of these steps alone")
+    report.add_argument(
+        "--megabytes", type=float, default=16.0, help="samples of all runs in the page; 16 by default"
+    )
+    report.set_defaults(run=_report)
 
 
 def _bench_commands(commands) -> None:
@@ -203,9 +214,28 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from mrl.observe.metrics_log import curves
+    from pathlib import Path
 
-    return _answer(curves(options.folder))
+    from mrl.report.page import write_report
+    from mrl.report.text import text
+
+    folders = [Path(folder) for folder in options.folder]
+    said = [text(folder) for folder in folders]
+    if not options.text:
+        out = Path(options.out or folders[0] / "report.html")
+        write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
+        said.append(f"wrote {out}; it opens in a browser, from disk")
+    return _answer("\n".join(said))
+
+
+def _steps(words: str | None) -> tuple[int, int] | None:
+    """FIRST-LAST, or one step."""
+    if words is None:
+        return None
+    first, _, last = words.partition("-")
+    if not first.isdecimal() or not (last or first).isdecimal():
+        raise ConfigError(f"--steps {words}: FIRST-LAST is asked for, as in --steps 100-120")
+    return int(first), int(last or first)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -78,8 +78,13 @@ def test_the_wheel_holds_every_module_and_every_recipe_under_one_name(wheel: Pat
         for name, path in modules().items()
         if name.partition(".")[0] == "mrl"
     }
+    page = {
+        f"mrl/report/{p.name}"
+        for kind in ("html", "css", "js")
+        for p in (ROOT / "mrl/report").glob(f"*.{kind}")
+    }
     recipes = {f"mrl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*") if path.is_file()}
-    assert ours | recipes <= names, sorted((ours | recipes) - names)
+    assert len(page) > 3 and ours | recipes | page <= names, sorted((ours | recipes | page) - names)
     assert {name.partition("/")[0] for name in names} == {"mrl", f"mrl-{PROJECT['version']}.dist-info"}
 
 

@@ -1,6 +1,6 @@
 """metrics.jsonl: one object a step, always written, never a step twice.
 
-Beside the file: which of its fields may differ between equal runs, and its curves as `mrl report` draws them.
+Beside the file: which of its fields may differ between equal runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mrl.errors import DataError
 from mrl.files import replace_durably
 
 log = logging.getLogger(__name__)
@@ -22,7 +21,6 @@ LAYERS = "moe/layers/"
 VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "pool/")
 VOLATILE_PARTS = ("seconds", "/held_by/")
 """Fields that depend on the machine's speed; all others are equal for equal seed, configuration and machine."""
-BARS = " .:-=+*#%@"
 
 
 def without_volatile(row: Mapping[str, object]) -> dict[str, object]:
@@ -96,33 +94,3 @@ def _plain(value: object) -> object:
         return value
     number = float(value)  # type: ignore[arg-type]
     return number if math.isfinite(number) else str(number)
-
-
-def curves(run_folder: str | Path) -> str:
-    """Draws reward and validation curves of a run folder as text. DataError where it has no rows."""
-    rows = read(Path(run_folder) / "metrics.jsonl")
-    if not rows:
-        raise DataError(f"{run_folder}/metrics.jsonl has no rows; is this a run folder?")
-    lines = [f"{run_folder}: {int(rows[-1]['step'])} steps"]
-    lines += [
-        _curve(rows, name) for name in ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")
-    ]
-    lines += ["validation:"]
-    lines += [
-        f"  step {int(r['step']):>4}  val/accuracy {r['val/accuracy']:.3f}"
-        for r in rows
-        if "val/accuracy" in r
-    ]
-    return "\n".join(lines)
-
-
-def _curve(rows: list[dict[str, float]], name: str, width: int = 60) -> str:
-    values = [float(r[name]) for r in rows if name in r]
-    if not values:
-        return f"  {name}: not logged"
-    size = max(1, -(-len(values) // width))
-    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
-    low, high = min(means), max(means)
-    scale = (len(BARS) - 1) / ((high - low) or 1.0)
-    bars = "".join(BARS[round((m - low) * scale)] for m in means)
-    return f"  {name:<30} {values[0]:.3f} -> {values[-1]:.3f}  |{bars}|  {low:.3f}..{high:.3f}"

@@ -6,12 +6,11 @@ itself is asked for the last step of each metric, because a death may fall into 
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from mrl.config.flat import flat
 from mrl.config.sections.logging import MlflowSection
 from mrl.observe.run_folder import TrackedRun
 
@@ -71,16 +70,3 @@ class MlflowTracker:
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted name, text) of every setting; what is no text is written as JSON.
-
-    >>> dict(flat({"a": {"b": None, "c": [1, 2]}, "d": "x"}))
-    {'a.b': 'null', 'a.c': '[1, 2]', 'd': 'x'}
-    """
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value if isinstance(value, str) else json.dumps(value)

@@ -21,7 +21,7 @@ def test_words_stand_on_both_sides_of_an_option(
     assert yaml.safe_load(capsys.readouterr().out)["loop"]["steps"] == 7
 
 
-@pytest.mark.parametrize("words", [["train", QUICKSTART, "--dryly"], ["report", "runs/x", "loop.steps=1"]])
+@pytest.mark.parametrize("words", [["train", QUICKSTART, "--dryly"], ["report", "runs/x", "--textual"]])
 def test_unknown_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(words)

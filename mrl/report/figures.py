@@ -1,0 +1,72 @@
+"""Which figures the page draws: one for each entry of the list of metrics that a run wrote, in sections. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mrl.observe.metric_names import METRICS, name_in_list
+
+OVERVIEW = (
+    "reward/mean",
+    "reward/mean/<domain>",
+    "val/accuracy",
+    "val/accuracy/<domain or tag>",
+    "policy/entropy",
+    "rollout/response_tokens_mean",
+    "policy/rollout_mismatch_kl",
+    "<optim|critic>/grad_norm",
+    "group/kept_frac",
+    "time/step_seconds",
+)
+"""What people look at first."""
+SECTIONS = {
+    "Rewards and validation": ("reward", "val"),
+    "What was filtered": ("group",),
+    "Responses": ("rollout", "advantage"),
+    "Policy and critic": ("policy", "optim", "critic"),
+    "Experts": ("moe", "routing"),
+    "Weight sync": ("sync",),
+    "Memory": ("mem", "pool"),
+    "Time": ("time", "perf", "stream"),
+}
+"""Section -> first parts of the names in it; others, as another version of mrl wrote them, come last."""
+OTHERS = "Not in this version's list"
+
+
+def figures(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Figures in the page's order, each with title, unit, meaning, section and the names of its curves.
+
+    >>> [(f["section"], f["title"], f["names"]) for f in figures(["sync/seconds", "reward/min", "of/old"])]
+    [('Rewards and validation', 'reward/min', ['reward/min']), ('Weight sync', 'sync/seconds', ['sync/seconds']), \
+("Not in this version's list", 'of/old', ['of/old'])]
+    """
+    by_entry: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        by_entry.setdefault(name_in_list(name) or name, []).append(name)
+    order = {entry: place for place, entry in enumerate(METRICS)}
+    found = [_figure(_section(members[0], entry), entry, members) for entry, members in by_entry.items()]
+    places = {section: place for place, section in enumerate([*SECTIONS, OTHERS])}
+    found.sort(key=lambda figure: (places[figure["section"]], order.get(figure["entry"], len(order))))
+    first = [_figure("Overview", entry, by_entry[entry]) for entry in OVERVIEW if entry in by_entry]
+    return first + found
+
+
+def _figure(section: str, entry: str, names: list[str]) -> dict[str, Any]:
+    unit, meaning = METRICS.get(entry, ("", ""))
+    title = names[0] if len(names) == 1 else entry
+    return {
+        "section": section,
+        "entry": entry,
+        "title": title,
+        "unit": unit,
+        "meaning": meaning,
+        "names": names,
+    }
+
+
+def _section(name: str, entry: str) -> str:
+    first = name.partition("/")[0]
+    if entry not in METRICS:
+        return OTHERS
+    return next(section for section, parts in SECTIONS.items() if first in parts)

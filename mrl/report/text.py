@@ -1,0 +1,46 @@
+"""A run's curves as text, for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import DataError
+from mrl.report.curves import Curves
+from mrl.report.rows import Reading, rows
+
+BARS = " .:-=+*#%@"
+VALIDATIONS = 20
+"""Most lines of them."""
+SHOWN = ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")
+
+
+def text(folder: Path) -> str:
+    """Reward and validation of a run folder. DataError where it has neither metrics nor samples."""
+    reading, curves = Reading("metrics.jsonl"), Curves()
+    for row in rows(folder / "metrics.jsonl", reading):
+        curves.add(row)
+    if not curves.rows:
+        if not (folder / "samples.jsonl").is_file():
+            raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
+        return f"{folder}: metrics.jsonl has no rows"
+    tree = curves.tree()
+    means = tree["metrics"].get("val/accuracy", {"mean": []})["mean"]
+    accuracy = [(step, mean) for step, mean in zip(tree["step"], means, strict=False) if mean is not None]
+    lines = [f"{folder}: {tree['step'][-1]} steps", *reading.notes()]
+    lines += [_curve(tree["metrics"], name) for name in SHOWN]
+    lines += ["validation:" if len(accuracy) <= VALIDATIONS else f"the last {VALIDATIONS} validations:"]
+    lines += [f"  step {step:>4}  val/accuracy {mean:.3f}" for step, mean in accuracy[-VALIDATIONS:]]
+    return "\n".join(lines)
+
+
+def _curve(metrics: dict[str, Any], name: str, width: int = 60) -> str:
+    values = [value for value in metrics.get(name, {"mean": []})["mean"] if value is not None]
+    if not values:
+        return f"  {name}: not logged"
+    size = max(1, -(-len(values) // width))
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / ((high - low) or 1.0)
+    bars = "".join(BARS[round((m - low) * scale)] for m in means)
+    return f"  {name:<30} {values[0]:.3f} -> {values[-1]:.3f}  |{bars}|  {low:.3f}..{high:.3f}"

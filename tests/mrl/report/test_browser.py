@@ -1,0 +1,118 @@
+"""The page in a real browser: it opens from disk, draws, filters, and runs no script of a sample."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from mrl.report.page import write_report
+from tests.support.run_folders import metrics_row, sample_row, write_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+ATTACK = "<img src=x onerror=\"document.title='run'\"></script><script>document.title='run'</script>"
+TOKENS = {
+    "text": ["one", " two", " <b>said</b>", " three"],
+    "logprob": [-0.1, -4.0, 0.0, -1.0],
+    "age": 0,
+    "advantage": [1.0, -1.0, 0.0, 2.0],
+    "policy": [1, 1, 0, 1],
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two runs; the second one's configuration differs."""
+    folder = tmp_path_factory.mktemp("report")
+    samples = [sample_row(step, step, index) for step in range(1, 151) for index in (0, 1)]
+    samples.append(sample_row(151, 900, response=ATTACK, prompt=ATTACK, reason=ATTACK, tokens=TOKENS))
+    runs = [
+        write_run(folder / "one", metrics=map(metrics_row, range(1, 80)), samples=samples),
+        write_run(folder / "two", metrics=map(metrics_row, range(1, 9)), config="run: {name: other}\na: 1\n"),
+    ]
+    write_report(runs, folder / "report.html", megabytes=4)
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def opened(report: Path) -> Iterator[tuple[Page, list[str]]]:
+    """The page, and what went wrong in it: errors, console messages, requests of anything but the file."""
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000)
+        page, wrong = browser.new_page(viewport={"width": 1300, "height": 900}), []
+        page.set_default_timeout(120_000)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "request", lambda request: wrong.extend([] if request.url == report.as_uri() else [request.url])
+        )
+        page.goto(report.as_uri())
+        yield page, wrong
+        browser.close()
+
+
+def test_it_draws_curves_and_a_step_without_an_error(opened: tuple[Page, list[str]]) -> None:
+    page, wrong = opened
+    page.wait_for_function("document.querySelectorAll('.figure .scatterlayer path.js-line').length >= 4")
+    page.wait_for_selector(".plot .barlayer path")
+    page.select_option("label:has-text('Curves over') select", "hours")
+    page.wait_for_function("document.querySelector('.figure .xtitle').textContent.startsWith('hours')")
+    page.fill("#find-figure", "sync/")
+    assert set(page.locator(".figure:visible h3").all_inner_texts()) >= {"sync/seconds [s]"}
+    assert not any("reward" in title for title in page.locator(".figure:visible h3").all_inner_texts())
+    page.fill("#find-figure", "")
+    assert wrong == []
+
+
+def test_samples_are_searched_filtered_and_shown_side_by_side(opened: tuple[Page, list[str]]) -> None:
+    page, wrong = opened
+    count, rows = page.locator("#sample-count"), page.locator("#sample-list tr.choosable")
+    assert count.inner_text() == "301 of the 301 samples here; the runs wrote 301." and rows.count() == 100
+    page.get_by_role("button", name="100 more").click()
+    assert rows.count() == 200
+    for name, value in (
+        ("step-from", "10"),
+        ("step-to", "19"),
+        ("reward-from", "1"),
+        ("response_tokens-to", "20"),
+    ):
+        page.fill(f"[data-range={name}]", value)
+    page.select_option("label:has-text('domain') select", "maths")
+    assert count.inner_text().startswith("3 of the 301")
+    page.fill("#find-sample", "QUESTION 13")
+    assert rows.count() == 1
+    rows.first.click()
+    assert page.locator("#chosen .sample").count() == 2, "the other sample of the prompt"
+    assert wrong == []
+
+
+def test_tokens_are_coloured_turns_are_apart_and_markup_is_text(opened: tuple[Page, list[str]]) -> None:
+    page, wrong = opened
+    page.reload()
+    page.fill("#find-sample", "onerror")
+    page.locator("#sample-list tr.choosable").first.click()
+    page.select_option("label:has-text('Colour tokens by') select", "logprob")
+    card = page.locator("#chosen .sample")
+    assert card.locator(".turn").all_inner_texts() == ["turn 1", "the environment", "turn 2"]
+    assert card.locator(".observation").inner_text() == " <b>said</b>"
+    colours = [span.evaluate("e => e.style.backgroundColor") for span in card.locator("span").all()]
+    assert len(set(colours)) == 4 and colours[2] == "", (
+        "policy tokens by their log-prob, the environment's not at all"
+    )
+    page.select_option("label:has-text('Colour tokens by') select", "ratio")
+    assert "wrote no ratio" in card.inner_text()
+    assert ATTACK in page.locator("#chosen").inner_text() and page.title() == "one, two"
+    assert wrong == []
+
+
+def test_settings_that_differ_stand_out(opened: tuple[Page, list[str]]) -> None:
+    page, wrong = opened
+    table = page.locator("h2#Configuration ~ table").first
+    assert table.locator("tr:visible td:first-child").all_inner_texts() == ["a", "run.name"]
+    notes = page.locator("#notes").inner_text()
+    assert "two: samples.jsonl is not there." in notes and "one: versions.json is not there." in notes
+    assert wrong == []

@@ -1,0 +1,118 @@
+"""The page says what is missing, and takes bad folders as far as they go."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mrl.cli import main
+from mrl.errors import DataError
+from mrl.report import rows as report_rows
+from mrl.report.page import page, write_report
+from mrl.report.rows import Reading, rows
+from mrl.report.run import read_run
+from mrl.report.text import text
+from tests.support.run_folders import metrics_row, sample_row, write_run
+
+
+def notes_of(folder: Path) -> str:
+    return "\n".join(read_run(folder, max_bytes=10**6)["notes"])
+
+
+def test_a_row_cut_in_the_middle_is_named_and_the_others_are_there(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics=map(metrics_row, range(4)), samples=[sample_row(1, 1)])
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 4, "rew\n[1]\n\xff\n' + b"[" * 100_000)
+    assert read_run(folder, max_bytes=10**6)["curves"]["step"] == [0, 1, 2, 3]
+    assert (
+        "metrics.jsonl: 4 of 8 lines are no rows (cut in its middle or damaged), first line 5."
+        in notes_of(folder)
+    )
+
+
+def test_a_row_longer_than_any_of_ours_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_rows, "LONGEST", 100)
+    (tmp_path / "m.jsonl").write_text('{"a": 1}\n' + json.dumps({"a": "x" * 1000}) + '\n{"a": 2}\n')
+    reading = Reading("m.jsonl")
+    assert list(rows(tmp_path / "m.jsonl", reading)) == [{"a": 1}, {"a": 2}]
+    assert (reading.lines, reading.unread, reading.first_unread) == (3, 1, 2)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    only_metrics = write_run(tmp_path / "a", metrics=[metrics_row(1)], config=None)
+    for name in ("samples.jsonl", "config.yaml", "versions.json", "summary.json"):
+        assert f"{name} is not there." in notes_of(only_metrics)
+    only_samples = write_run(tmp_path / "b", samples=[sample_row(1, 1)], config="a: [")
+    assert "metrics.jsonl is not there." in notes_of(only_samples)
+    assert "config.yaml cannot be read." in notes_of(only_samples)
+    page([read_run(folder, max_bytes=10**6) for folder in (only_metrics, only_samples)])
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is this a run folder"):
+        read_run(tmp_path, max_bytes=10**6)
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+
+
+def test_names_of_an_older_version_are_shown_apart(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics=[metrics_row(1, **{"reshard/seconds": 1.0})])
+    data = data_of(page([read_run(folder, max_bytes=10**6)]))
+    assert data["figures"][-1]["section"] == "Not in this version's list"
+    assert data["figures"][-1]["names"] == ["reshard/seconds"]
+
+
+def data_of(page_text: str) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page_text, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_no_text_of_a_run_ends_the_data_and_no_number_breaks_it(tmp_path: Path) -> None:
+    bad = "</script><script>alert(1)</script><!-- \u2028 \ud800"
+    samples = [sample_row(1, 1, response=bad, reward=float("nan")), sample_row(1, 2)]
+    folder = write_run(
+        tmp_path / "run<b>", metrics=[metrics_row(1, **{"policy/loss": float("nan")})], samples=samples
+    )
+    with (folder / "samples.jsonl").open("a") as file:
+        file.write('{"step": 1, "sample_id": "3.0", "reward": 1e999}\n')
+    text = page([read_run(folder, max_bytes=10**6)])
+    assert bad in [row.get("response") for row in data_of(text)["runs"][0]["samples"]["rows"]]
+    head, _, body = text.partition('<script type="application/json"')
+    assert "run&lt;b&gt;" in head and "<b>" not in head and "alert" not in head
+    assert body.partition("</script>")[0].count("alert(1)") == 1
+    write_report([folder], tmp_path / "out.html", megabytes=1)
+
+
+def test_a_page_asks_no_network_and_allows_its_own_scripts_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics=[metrics_row(1)])
+    head = page([read_run(folder, max_bytes=10**6)]).partition("<style>")[0]
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', head)
+    assert policy is not None
+    assert re.fullmatch(
+        r"default-src 'none'; script-src 'sha256-\S+' 'sha256-\S+'; style-src 'unsafe-inline'; img-src data: blob:",
+        policy[1],
+    )
+    assert "src=" not in head.replace("default-src", "") and "<link" not in head
+
+
+def test_the_command_writes_the_page_and_prints_curves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(
+        tmp_path / "run", metrics=[metrics_row(n, **{"val/accuracy": n / 10}) for n in range(3)]
+    )
+    assert main(["report", str(folder), "--text"]) == 0
+    assert (
+        not (folder / "report.html").exists() and "step    2  val/accuracy 0.200" in capsys.readouterr().out
+    )
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "report.html").stat().st_size > 10**6
+    assert "wrote" in capsys.readouterr().out
+    assert main(["report", str(folder), "--steps", "7-"]) == 0
+    assert main(["report", str(folder), "--steps", "a-b"]) == 2
+    assert main(["report", str(folder), "--out", str(tmp_path / "no/where.html")]) == 2
+
+
+def test_a_run_without_metrics_has_a_line_in_the_terminal(tmp_path: Path) -> None:
+    assert "no rows" in text(write_run(tmp_path / "run", samples=[sample_row(1, 1)]))
