@@ -31,7 +31,7 @@ from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Request, Response, ResponseBatch, Round, Sampling, prompt_digest, sample_of
 from mrl.rollout.texts import Decode, Texts
 from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
-from mrl.training.batch import ages, merge, pack, policy_versions, split
+from mrl.training.batch import ages, merge, pack, split
 
 ROOT = Path(__file__).parents[1]
 VOCABULARY, PROMPT_TOKENS = 7000, 200
@@ -130,8 +130,7 @@ def _screened(parts: Parts, config: Config, groups: list[Group]) -> None:
 
 def _trained(parts: Parts, config: Config, groups: list[Group]) -> None:
     batch = parts("packing", lambda: pack(groups))
-    versions = parts("versions of packed tokens", lambda: policy_versions(groups))
-    batch = batch.with_arrays(age=parts("ages of packed tokens", lambda: ages(batch, versions, version=0)))
+    batch = batch.with_arrays(age=parts("ages of packed tokens", lambda: ages(groups, version=0)))
     parts("checking numbers, twice", lambda: [nan_guard.check_batch(batch) for _ in range(2)])
     state = AlgorithmState.of(config.algorithm)
     batch, _ = parts(
@@ -140,7 +139,7 @@ def _trained(parts: Parts, config: Config, groups: list[Group]) -> None:
     shards = parts("shards of two ranks", lambda: _shards(batch))
     logprobs = [shard.arrays["rollout_logprobs"] for _, shard in shards]
     found = parts("ranks' answers", lambda: merge(batch, [part for part, _ in shards], logprobs))
-    measured: dict[str, Any] = {"served": versions == 0, "margin": 1e-5}
+    measured: dict[str, Any] = {"served": batch.arrays["age"] == 0, "margin": 1e-5}
     parts("engine against trainer", lambda: mismatch.measure(batch, found, None, **measured))
 
 

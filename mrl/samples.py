@@ -201,15 +201,26 @@ class TrainBatch:
         before = np.concatenate([[0], np.cumsum(lengths)])
         return np.arange(before[-1]) + np.repeat(starts - before[:-1], lengths)
 
+    def spans(self, samples: np.ndarray) -> list[slice]:
+        """Where the tokens of each of the given samples [S] lie."""
+        starts, ends = self.cu_seqlens[:-1][samples].tolist(), self.cu_seqlens[1:][samples].tolist()
+        return [slice(*bounds) for bounds in zip(starts, ends, strict=True)]
+
     def select(self, samples: np.ndarray) -> TrainBatch:
-        """The sub-batch of the given sample positions, in the given order."""
-        tokens, lengths = self.positions(samples), self.lengths()[samples]
+        """The sub-batch of the given sample positions, in the given order; the batch itself where that is all of it."""
+        if np.array_equal(samples, np.arange(self.num_samples)):
+            return self
+        spans = self.spans(samples)
+
+        def part(array: np.ndarray) -> np.ndarray:
+            return np.concatenate([array[:0], *(array[span] for span in spans)])
+
         return TrainBatch(
-            tokens=self.tokens[tokens],
-            cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            loss_mask=self.loss_mask[tokens],
+            tokens=part(self.tokens),
+            cu_seqlens=np.concatenate([[0], np.cumsum(self.lengths()[samples])]).astype(np.int32),
+            loss_mask=part(self.loss_mask),
             group_ids=self.group_ids[samples],
             sample_ids=tuple(self.sample_ids[b] for b in samples),
-            arrays={name: array[tokens] for name, array in self.arrays.items()},
+            arrays={name: part(array) for name, array in self.arrays.items()},
             routes=None if self.routes is None else tuple(self.routes[b] for b in samples),
         )

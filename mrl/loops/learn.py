@@ -26,7 +26,7 @@ from mrl.loops import mismatch, nan_guard, staleness
 from mrl.loops.checkpoints import Saver
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
-from mrl.training.batch import ages, minibatches, pack, policy_versions
+from mrl.training.batch import ages, minibatches, pack
 
 METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
 """The first word of the metrics of a role's optimizer steps."""
@@ -106,7 +106,7 @@ class Learner:
         """The packed batch with reference log-probs and values by the trainer; where they need a pass of their own, also
         with old log-probs, and the engine's distance from those."""
         batch, temperature = pack(step.groups), self._config.rollout.temperature
-        batch = batch.with_arrays(age=ages(batch, policy_versions(step.groups), version=step.version))
+        batch = batch.with_arrays(age=ages(step.groups, version=step.version))
         arrays: dict[str, np.ndarray] = {}
         with self._clock.phase("recompute"):
             if self._recomputes_policy(step):
@@ -190,7 +190,7 @@ class Learner:
             batch,
             policy["logprobs"],
             policy.get("router_margin"),
-            served=policy_versions(step.groups) == step.served_version,
+            served=batch.arrays["age"] == step.version - step.served_version,
             margin=loop.router_margin,
         )
         mismatch.check(measured, loop.max_rollout_mismatch, version=step.version)

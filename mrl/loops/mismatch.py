@@ -24,15 +24,15 @@ def measure(
     """Mean and maximum of |engine - trainer| over the served policy tokens [N] outside near-ties; the near-ties' count and maximum.
 
     `served`: [N] bool, tokens of the version that the engines said they served, right or wrong, so that a missed weight sync
-    shows in the numbers.
+    shows in the numbers; what it says of other tokens than the policy's is not read.
     """
     mask = batch.loss_mask & served
     diff = np.abs(batch.arrays["rollout_logprobs"] - trainer_logprobs)
     ties = mask & (router_margins <= margin) if router_margins is not None else np.zeros_like(mask)
-    clear = mask & ~ties
+    clear = diff[mask & ~ties]
     return {
-        "policy/rollout_logprob_diff_max": float(diff[clear].max(initial=0.0)),
-        "policy/rollout_logprob_diff_mean": float(diff[clear].mean()) if clear.any() else 0.0,
+        "policy/rollout_logprob_diff_max": float(clear.max(initial=0.0)),
+        "policy/rollout_logprob_diff_mean": float(clear.mean()) if len(clear) else 0.0,
         "policy/rollout_logprob_near_ties": float(ties.sum()),
         "policy/rollout_logprob_near_tie_diff_max": float(diff[ties].max(initial=0.0)),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,14 +16,19 @@ def policy_versions(group: Group) -> np.ndarray:
     return np.concatenate(versions) if versions else np.zeros(0, np.int32)
 
 
+def token_counts(group: Group, version: int) -> np.ndarray:
+    """[oldest age + 1] the policy's tokens of one prompt by their age at `version`."""
+    return np.bincount(version - policy_versions(group))
+
+
 def oldest(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Versions between the weights that sampled the policy's tokens and those trained: the most, and who is not of today."""
-    ages = [version - policy_versions(group) for group in groups]
-    tokens = np.concatenate(ages) if ages else np.zeros(0, np.int32)
+    counts = [token_counts(group, version) for group in groups]
+    aged, tokens = sum(int(c[1:].sum()) for c in counts), sum(int(c.sum()) for c in counts)
     return {
-        "policy/age_steps": float(tokens.max(initial=0)),
-        "policy/aged_token_frac": float((tokens > 0).mean()) if len(tokens) else 0.0,
-        "group/aged_frac": float(np.mean([(age > 0).any() for age in ages])) if ages else 0.0,
+        "policy/age_steps": float(max((len(c) - 1 for c in counts if len(c)), default=0)),
+        "policy/aged_token_frac": aged / max(1, tokens),
+        "group/aged_frac": float(np.mean([c[1:].any() for c in counts])) if counts else 0.0,
     }
 
 
@@ -31,12 +37,15 @@ def ages_of(groups: Sequence[Group], version: int) -> dict[str, float]:
     samples = [sample for group in groups for sample in group.samples]
     if not samples:
         return {}
-    ages = version - np.concatenate([policy_versions(group) for group in groups])
+    total: collections.Counter[int] = collections.Counter()
+    for group in groups:
+        total.update(dict(enumerate(token_counts(group, version).tolist())))
+    tokens = max(1, total.total())
     found = {
-        "policy/age_mean": float(ages.mean()),
+        "policy/age_mean": sum(age * count for age, count in total.items()) / tokens,
         "stream/segments_per_sample": float(np.mean([len(s.segments) for s in samples])),
     }
-    return found | {f"policy/age_frac/{age}": float((ages == age).mean()) for age in np.unique(ages)}
+    return found | {f"policy/age_frac/{age}": count / tokens for age, count in sorted(total.items()) if count}
 
 
 def by_age(batch: TrainBatch, logprobs: np.ndarray) -> dict[str, float]:
@@ -45,11 +54,11 @@ def by_age(batch: TrainBatch, logprobs: np.ndarray) -> dict[str, float]:
     KL(sampled || trained) per token, mean(w - 1 - log w), in nats (http://joschu.net/blog/kl-approx.html). float64."""
     ages = batch.arrays["age"]
     found: dict[str, float] = {}
-    for age in np.unique(ages[batch.loss_mask]):
-        if age > 0:
-            own = batch.loss_mask & (ages == age)
+    for age in range(1, int(ages.max(initial=0)) + 1):
+        own = batch.loss_mask & (ages == age)
+        if own.any():
             log_w = logprobs[own].astype(np.float64) - batch.arrays["rollout_logprobs"][own]
             w = np.exp(log_w)
-            found[f"policy/ess/{int(age)}"] = float(w.sum() ** 2 / (len(w) * (w**2).sum()))
-            found[f"policy/kl_behaviour/{int(age)}"] = float((w - 1 - log_w).mean())
+            found[f"policy/ess/{age}"] = float(w.sum() ** 2 / (len(w) * (w**2).sum()))
+            found[f"policy/kl_behaviour/{age}"] = float((w - 1 - log_w).mean())
     return found

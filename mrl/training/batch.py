@@ -25,18 +25,12 @@ def pack(groups: Sequence[Group]) -> TrainBatch:
     )
 
 
-def policy_versions(groups: Sequence[Group]) -> np.ndarray:
-    """[N] the version each token of `pack(groups)` was sampled from; 0 for prompts. Stays with the driver."""
+def ages(groups: Sequence[Group], *, version: int) -> np.ndarray:
+    """[N] float32, aligned with `pack(groups)`: how many versions before `version` the weights were that sampled each policy
+    token; 0 for others."""
     samples = [sample for group in groups for sample in group.samples]
-    return _after_prompts(samples, [s.policy_versions for s in samples], np.int32)
-
-
-def ages(batch: TrainBatch, versions: np.ndarray, *, version: int) -> np.ndarray:
-    """[N] float32: how many versions before `version` the weights were that sampled each policy token; 0 for others.
-
-    `versions` [N] as policy_versions() gives them.
-    """
-    return np.where(batch.loss_mask, version - versions, 0).astype(np.float32)
+    own = [(version - s.policy_versions) * s.loss_mask for s in samples]
+    return _after_prompts(samples, own, np.float32)
 
 
 def split(batch: TrainBatch, parts: int) -> list[np.ndarray]:
@@ -57,7 +51,11 @@ def merge(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence[np.nd
     """Per-token results of the parts of `split`, back in the batch's order: [N]."""
     merged = np.zeros(batch.num_tokens, dtype=values[0].dtype if len(values) else np.float32)
     for positions, part in zip(parts, values, strict=True):
-        merged[batch.positions(positions)] = part
+        done = 0
+        for tokens in batch.spans(positions):
+            size = tokens.stop - tokens.start
+            merged[tokens], done = part[done : done + size], done + size
+        assert done == len(part), f"{len(part)} results for {done} tokens"
     return merged
 
 
@@ -72,12 +70,10 @@ def minibatches(batch: TrainBatch, count: int) -> list[np.ndarray]:
 
 def _after_prompts(samples: Sequence[Sample], values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     """Responses' values with zeros for the prompts before them: [N]."""
-    lengths = [n for s, own in zip(samples, values, strict=True) for n in (len(s.prompt_tokens), len(own))]
-    behind = np.repeat(np.tile([False, True], len(samples)), lengths)
-    spread = np.zeros(len(behind), dtype)
-    spread[behind] = _join(values, dtype)
-    return spread
+    zeros = np.zeros(max((len(s.prompt_tokens) for s in samples), default=0), dtype)
+    pairs = zip(samples, values, strict=True)
+    return _join([part for s, own in pairs for part in (zeros[: len(s.prompt_tokens)], own)], dtype)
 
 
 def _join(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+    return np.concatenate(arrays, dtype=dtype, casting="unsafe") if arrays else np.zeros(0, dtype)

@@ -21,7 +21,7 @@ from mrl.loops.mismatch import measure
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group
-from mrl.training.batch import pack, policy_versions
+from mrl.training.batch import ages, pack
 from mrl.training.hf import export
 from tests.support.samples import make_groups, make_sample, verdict_of
 from tests.tiny_models import reference_logprobs
@@ -107,7 +107,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         hybrid.rest()
         batch = pack(groups)
         forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
-        served = policy_versions(groups) == version
+        served = ages(groups, version=version) == 0
         margins = forward["router_margin"]
         found = measure(batch, forward["logprobs"], margins, served=served, margin=1e-5)
         assert found["policy/rollout_logprob_diff_max"] < 1e-4, found

@@ -35,7 +35,7 @@ from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group, Prompt
-from mrl.training.batch import pack, policy_versions, split
+from mrl.training.batch import ages, pack, split
 from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
 from tests.support.samples import verdict_of
 
@@ -148,7 +148,7 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
     responses = sampled(hybrid, prompts)
     hybrid.rest()
     groups = groups_of(prompts, responses, hybrid.version)
-    batch, served = pack(groups), policy_versions(groups) == hybrid.version
+    batch, served = pack(groups), ages(groups, version=hybrid.version) == 0
     loads = [batch.lengths()[part].sum() for part in split(batch, 2)]
     assert max(loads) > min(loads), "the lengths were to be uneven"
     forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
@@ -225,7 +225,8 @@ def gaps(
         for r in whole
     ]
     groups = [Group(by_index[s.prompt_index], (s,)) for s in samples]
-    batch, stamps, found = pack(groups), policy_versions(groups), {}
+    batch, newest, found = pack(groups), max(saved), {}
+    age = ages(groups, version=newest)
     hybrid.rest()
     for version, folder in saved.items():
         hybrid.train.load_checkpoint(folder)
@@ -233,7 +234,7 @@ def gaps(
         margins = forward["router_margin"]
         for tokens_of in saved:
             found[version, tokens_of] = measure(
-                batch, forward["logprobs"], margins, served=stamps == tokens_of, margin=1e-5
+                batch, forward["logprobs"], margins, served=age == newest - tokens_of, margin=1e-5
             )
     return found
 

@@ -14,7 +14,7 @@ from mrl.samples import (
     Verdict,
     VerdictKind,
 )
-from mrl.training.batch import merge, minibatches, pack, policy_versions, split
+from mrl.training.batch import ages, merge, minibatches, pack, split
 from tests.support.samples import make_batch, make_sample
 
 
@@ -27,18 +27,21 @@ def test_pack_puts_prompt_and_response_together_and_masks_the_prompt() -> None:
     assert batch.group_ids.tolist() == [0, 0] and batch.sample_ids == ("0.0", "0.1")
 
 
-def test_versions_lie_where_pack_puts_the_tokens() -> None:
+def test_ages_lie_where_pack_puts_the_tokens() -> None:
+    """Those of an environment, of no version, have none."""
     first, second = (
         dataclasses.replace(make_sample(0, i, num_prompt=2), policy_versions=np.full(3, 4 + i, np.int32))
         for i in range(2)
     )
+    second = dataclasses.replace(second, loss_mask=np.array([True, False, True]))
     groups = [Group(Prompt(0, first.prompt_tokens, "", None), (first, second))]
-    assert policy_versions(groups).tolist() == [0, 0, 4, 4, 4, 0, 0, 5, 5, 5]
+    found = ages(groups, version=6)
+    assert found.tolist() == [0, 0, 2, 2, 2, 0, 0, 1, 0, 1] and found.dtype == np.float32
 
 
 def test_pack_of_nothing_is_an_empty_batch() -> None:
     assert pack([]).num_samples == 0 and pack([]).num_tokens == 0
-    assert len(policy_versions([])) == 0
+    assert len(ages([], version=1)) == 0
 
 
 @settings(deadline=None, max_examples=60)
@@ -51,7 +54,11 @@ def test_split_covers_every_sample_once_and_merge_restores_the_order(
     assert sorted(np.concatenate(chosen).tolist()) == list(range(batch.num_samples))
     loads = [batch.lengths()[c].sum() for c in chosen]
     assert max(loads) - min(loads) <= batch.lengths().max()
-    values = [batch.select(c).tokens.astype(np.float32) for c in chosen]
+    shards = [batch.select(c) for c in chosen]
+    for positions, shard in zip(chosen, shards, strict=True):
+        assert (shard.tokens == batch.tokens[batch.positions(positions)]).all()
+        assert shard.lengths().tolist() == batch.lengths()[positions].tolist()
+    values = [shard.tokens.astype(np.float32) for shard in shards]
     assert (merge(batch, chosen, values) == batch.tokens).all()
 
 
