@@ -14,6 +14,8 @@ import json
 import pstats
 import statistics
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
-from mrl.observe.phases import PhaseClock
+from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.pool import RewardPool
@@ -46,6 +48,36 @@ ROOT = Path(__file__).parents[1]
 TICKS_OF_A_RESPONSE = 8
 """Calls of an engine in which a mean response comes, where it has a seat."""
 FIGURES = ("time/step_seconds", "perf/driver_seconds", "perf/driver_cpu_seconds", "perf/driver_frac")
+PROCESS = "all threads' processor seconds"
+
+
+class Processor:
+    """Processor seconds of the driver: those of its thread by phase, and those of the whole process."""
+
+    def __init__(self, clock: PhaseClock) -> None:
+        self._clock, self._phase = clock, "between"
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._thread, self._process = time.thread_time(), time.process_time()
+        clock.listeners.append(self._on)
+
+    def take(self) -> dict[str, float]:
+        """Since the last call."""
+        self._note()
+        now = time.process_time()
+        found = {**self._seconds, PROCESS: now - self._process}
+        self._process = now
+        self._seconds.clear()
+        return found
+
+    def _on(self, event: Event) -> None:
+        if event != "wait":
+            self._note()
+            self._phase = self._clock.current if event == "enter" else "between"
+
+    def _note(self) -> None:
+        now = time.thread_time()
+        self._seconds[self._phase] += now - self._thread
+        self._thread = now
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,13 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--step-seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=5, help="measured, after two of warm-up")
     parser.add_argument(
-        "--profile", type=int, default=0, help="print so many functions of the driver's thread"
+        "--profile", type=int, default=0, help="print so many functions of the driver, all its threads"
     )
     options = parser.parse_args(arguments)
     profile = cProfile.Profile() if options.profile else None
     rows = _rows(options, profile)[2:]
     for row in rows:
-        print("  ".join(f"{name} {row[name]:.3f}" for name in FIGURES))
+        print("  ".join(f"{name} {row[name]:.3f}" for name in (*FIGURES, "mem/driver_bytes")))
     step, driver, computed, _ = (statistics.median(row[name] for row in rows) for name in FIGURES)
     print(
         f"{options.prompts} x {options.samples} x {options.tokens} tokens, medians of {len(rows)}: a step {step:.1f} s, the driver's "
@@ -85,10 +117,13 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         run_folder = RunFolder(config.run_folder)
         loop = _loop(options, config, pools, clock, run_folder, stack)
         loop.start()
+        processor = Processor(clock)
         for number in range(options.steps + 2):
             if profile is not None and number == 2:
                 profile.enable()
             loop.step()
+            told = (f"{name} {seconds:.2f}" for name, seconds in processor.take().items())
+            print(f"processor seconds: {', '.join(told)}", flush=True)
         if profile is not None:
             profile.disable()
         rows = metrics_log.read(run_folder.metrics)
