@@ -62,6 +62,15 @@ def test_split_covers_every_sample_once_and_merge_restores_the_order(
     assert (merge(batch, chosen, values) == batch.tokens).all()
 
 
+def test_all_samples_in_order_are_the_batch_itself() -> None:
+    """One minibatch a step copies nothing."""
+    batch = make_batch([(1, 2), (2, 1), (1, 1)])
+    (all_of_it,) = minibatches(batch, 1)
+    assert batch.select(all_of_it) is batch
+    assert batch.select(all_of_it[::-1]).sample_ids == batch.sample_ids[::-1]
+    assert batch.select(all_of_it[:0]).num_tokens == 0
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5)), min_size=1, max_size=30), st.integers(1, 9))
 def test_minibatches_keep_groups_whole(lengths: list[tuple[int, int]], count: int) -> None:
