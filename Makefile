@@ -11,7 +11,7 @@ export PIP_ROOT_USER_ACTION := ignore
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs
 
-.PHONY: help quickstart quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock setup setup-cuda system-packages clean
+.PHONY: help quickstart quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint         ruff, pyright and codespell"
 	@echo "make docs         docs/settings.md and docs/metrics.md, from the code"
 	@echo "make test-slow    the long forms of the tests"
+	@echo "make oracle       Megatron-Bridge, in an environment of its own, against the name tables (docs/design/oracle.md)"
 	@echo "make gpu-smoke    what needs one GPU, in minutes; BIN=/path/to/bin of an environment with CUDA's torch"
 
 setup: .venv/installed
@@ -86,6 +87,19 @@ test: setup system-packages
 # Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
 gpu-smoke:
 	$(BIN)/python -m mrl.launch.gpu_smoke
+
+# Megatron-Bridge's pins exclude vLLM's: its own packages come before those of the main environment, which has torch and Megatron.
+oracle: .oracle/installed
+	.oracle/bin/python -m tests.oracle check
+
+oracle-tables: .oracle/installed
+	.oracle/bin/python -m tests.oracle write
+
+.oracle/installed: .venv/installed requirements/oracle.lock
+	test -x .oracle/bin/python || $(BIN)/python -m venv --without-pip .oracle
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" >$$(.oracle/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth
+	$(BIN)/python -m pip --python .oracle/bin/python install -q --no-deps --no-compile -r requirements/oracle.lock
+	touch $@
 
 lint: setup system-packages
 	$(BIN)/ruff check .

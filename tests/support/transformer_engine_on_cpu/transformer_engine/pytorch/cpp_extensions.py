@@ -24,8 +24,10 @@ def general_gemm(
     extra_output: None = None,
     bulk_overlap: bool = False,
 ) -> list[Tensor | None]:
-    """B A with A, B transposed as `layout` says, in column-major words: "TN" is B A^T. Sums are float32."""
-    assert out is None and bias is None and layout in ("TN", "NN", "NT")
+    """B A with A, B transposed as `layout` says, in column-major words: "TN" is B A^T, plus `bias`. Sums are float32."""
+    assert out is None and layout in ("TN", "NN", "NT")
     left, right = B.float(), A.float()
     product = left @ right.t() if layout == "TN" else left @ right if layout == "NN" else left.t() @ right
+    if bias is not None:
+        product = product + bias.float()
     return [product.to(out_dtype or B.dtype), None, None, None]

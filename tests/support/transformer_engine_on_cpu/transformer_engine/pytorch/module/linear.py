@@ -38,8 +38,7 @@ class Linear(TransformerEngineBaseModule):
         device: torch.device | str = "cuda",
     ) -> None:
         super().__init__()
-        assert not return_bias and (not bias or parallel_mode == "column")
-        self.use_bias = bias
+        self.use_bias, self.return_bias = bias, return_bias
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.tp_group, self.tp_size, self.parallel_mode = tp_group, tp_size, parallel_mode
         self.sequence_parallel = tp_size > 1 and sequence_parallel
@@ -52,7 +51,10 @@ class Linear(TransformerEngineBaseModule):
         self.bias = None
         if bias:
             self.bias = torch.nn.Parameter(torch.zeros(self.out_features, dtype=params_dtype, device=device))
-            mark(self.bias, dim=0)
+            if parallel_mode == "row":
+                self.bias.sequence_parallel = self.sequence_parallel
+            else:
+                mark(self.bias, dim=0)
 
     def forward(
         self,
@@ -60,9 +62,12 @@ class Linear(TransformerEngineBaseModule):
         is_first_microbatch: bool | None = None,
         fp8_output: bool | None = False,
         fp8_grad: bool | None = False,
-    ) -> Tensor:
-        out = Product.apply(self._enter(inp), self.weight, self._fused())
-        return self._leave(out if self.bias is None else out + self.bias)
+    ) -> Any:
+        """The output [*, out], with the bias where that is returned and not added."""
+        out = self._leave(Product.apply(self._enter(inp), self.weight, self._fused()))
+        if self.return_bias:
+            return out, self.bias
+        return out if self.bias is None else out + self.bias
 
     def _fused(self) -> bool:
         return self.fuse_wgrad_accumulation and self.weight.requires_grad and torch.is_grad_enabled()
@@ -124,11 +129,10 @@ class LayerNormLinear(Linear):
             parallel_mode=parallel_mode,
             device=device,
         )
-        assert normalization == "RMSNorm" and not zero_centered_gamma and not return_layernorm_output
-        self.eps, self.normalization = eps, normalization
-        self.layer_norm_weight = torch.nn.Parameter(
-            torch.ones(in_features, dtype=params_dtype, device=device)
-        )
+        assert normalization == "RMSNorm" and not return_layernorm_output
+        self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
+        start = torch.zeros if zero_centered_gamma else torch.ones
+        self.layer_norm_weight = torch.nn.Parameter(start(in_features, dtype=params_dtype, device=device))
         self.layer_norm_weight.sequence_parallel = self.sequence_parallel
         self.layer_norm_bias = None
 
@@ -138,8 +142,8 @@ class LayerNormLinear(Linear):
         is_first_microbatch: bool | None = None,
         fp8_output: bool | None = False,
         fp8_grad: bool | None = False,
-    ) -> Tensor:
-        weight = self.layer_norm_weight
+    ) -> Any:
+        weight = self.layer_norm_weight + 1 if self.zero_centered_gamma else self.layer_norm_weight
         return super().forward(functional.rms_norm(inp, weight.shape, weight, self.eps))
 
 
@@ -168,10 +172,11 @@ class GroupedLinear(TransformerEngineBaseModule):
         single_grouped_bias: bool = False,
     ) -> None:
         super().__init__()
-        assert tp_size == 1 and not bias and not return_bias
+        assert tp_size == 1
         assert not single_grouped_weight and not single_grouped_bias
         self.num_gemms, self.in_features, self.out_features = num_gemms, in_features, out_features
-        self.use_bias, self.fuse_wgrad_accumulation = bias, fuse_wgrad_accumulation
+        self.use_bias, self.return_bias = bias, return_bias
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.tp_size, self.parallel_mode = tp_size, parallel_mode
         self.single_grouped_weight = self.single_grouped_bias = False
         for number in range(num_gemms):
@@ -180,14 +185,23 @@ class GroupedLinear(TransformerEngineBaseModule):
             parameter = torch.nn.Parameter(weight)
             mark(parameter, dim=DIMENSION[parallel_mode])
             self.register_parameter(f"weight{number}", parameter)
+        for number in range(num_gemms if bias else 0):
+            zeros = torch.zeros(out_features, dtype=params_dtype, device=device)
+            self.register_parameter(f"bias{number}", torch.nn.Parameter(zeros))
 
     def forward(
         self, inp: Tensor, m_splits: list[int] | Tensor, is_first_microbatch: bool | None = None
-    ) -> Tensor:
+    ) -> Any:
+        """The outputs [N, out], with the experts' biases where those are returned and not added."""
         sizes = [int(size) for size in m_splits]
         fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled()
         outputs = [
             Product.apply(part, self.get_parameter(f"weight{number}"), fused)
             for number, part in enumerate(inp.split(sizes))
         ]
-        return torch.cat(outputs)
+        biases = [self.get_parameter(f"bias{number}") for number in range(self.num_gemms * self.use_bias)]
+        if self.return_bias:
+            return torch.cat(outputs), biases
+        return torch.cat(
+            [out + bias for out, bias in zip(outputs, biases, strict=True)] if biases else outputs
+        )

@@ -20,15 +20,16 @@ class RMSNorm(torch.nn.Module):
         **kwargs: object,
     ) -> None:
         super().__init__()
-        assert not zero_centered_gamma
         self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
         size = normalized_shape if normalized_shape is not None else hidden_size
-        self.weight = torch.nn.Parameter(torch.ones(size, dtype=params_dtype, device=device))
+        start = torch.zeros if zero_centered_gamma else torch.ones
+        self.weight = torch.nn.Parameter(start(size, dtype=params_dtype, device=device))
         if sequence_parallel is not None:
             self.weight.sequence_parallel = sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        weight = self.weight + 1 if self.zero_centered_gamma else self.weight
+        return functional.rms_norm(x, weight.shape, weight, self.eps)
 
 
 class LayerNorm(torch.nn.Module):

@@ -1,0 +1,13 @@
+"""`make oracle`: Megatron-Bridge against our name tables, in the environment of requirements/oracle.lock.
+
+python -m tests.oracle check   # exit status 1 where the committed tables say otherwise
+python -m tests.oracle write   # the tables anew, of the families that are named or of all
+"""
+
+from tests.oracle.megatron_without_gpus import install
+
+if __name__ == "__main__":
+    install()  # before anything imports Megatron
+    from tests.oracle.run import main
+
+    main()
