@@ -28,6 +28,10 @@ class RolloutError(MrlError, RuntimeError):
     """The generation engine failed or was used in a state that does not allow the call."""
 
 
+class PeerLost(RolloutError):
+    """A rank of an engine could not go on because another one of the same engine was late or gone."""
+
+
 class RoutingError(MrlError, RuntimeError):
     """Choices of experts that a pass was to take are not there, or were not taken once each; names the sample or router."""
 

@@ -18,6 +18,7 @@ from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.part import Part
 from mrl.rollout.request import Request
 
 _LENGTH = 64
@@ -51,7 +52,7 @@ class EngineSlots:
             self._folder.name,
             max_length=_LENGTH,
             seed=1,
-            engine_index=engine_index,
+            part=Part(engine_index),
             sync=SyncSection(deadline_seconds=deadline_seconds),
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mrl.config.root import Config
-from mrl.errors import MrlError, WorkerLost
+from mrl.errors import MrlError, PeerLost, WorkerLost
 from mrl.launch.cluster.cluster import SLOT
 from mrl.observe.phases import PhaseClock
 
@@ -250,18 +250,25 @@ def _raise_first(
     if _severity(error) == 0:
         raise WorkerLost(f"{name} died in phase {phase}: {_first_line(error)}") from error
     cause = getattr(error, "cause", None)
+    if isinstance(cause, PeerLost) and pending:
+        late = ", ".join(names[ref] for ref in pending)
+        raise WorkerLost(f"{late} kept others waiting in phase {phase}: {_first_line(cause)}") from error
     if isinstance(cause, MrlError):
         raise type(cause)(f"{name}, phase {phase}: {cause}") from error
     raise WorkerLost(f"{name} failed in phase {phase}: {_first_line(cause or error)}\n{error}") from error
 
 
 def _severity(error: BaseException) -> int:
-    """0: a process died; 1: our own typed error; 2: anything else (often a consequence)."""
+    """0: a process died; 1: our own typed error; 2: anything else (often a consequence); 3: by its own word a
+    consequence."""
     from ray.exceptions import RayActorError
 
     if isinstance(error, RayActorError):
         return 0
-    return 1 if isinstance(getattr(error, "cause", None), MrlError) else 2
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, PeerLost):
+        return 3
+    return 1 if isinstance(cause, MrlError) else 2
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,25 +1,30 @@
-"""The thin Ray actor around one vLLM engine: its environment, its log file, and rounds in few messages."""
+"""The thin Ray actor around one process of a vLLM engine: its environment, its log file, and rounds in few messages."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrl.config.root import Config
+from mrl.errors import RolloutError
 from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.rollout.part import Part
 from mrl.rollout.request import Request, ResponseBatch, Round
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.rollout.texts import Texts
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
+    from mrl.rollout.vllm_start import Meeting
 
 WORKER_LOST_EXIT_CODE = 71
+_MOST_PROBES = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,18 +40,39 @@ class EngineRank:
 
 
 class RolloutActor:
-    """One engine of rollout.tp ranks, stepped in this process."""
+    """An engine, or one dp rank of it, stepped in this process."""
 
     engine: RolloutEngine
     texts: Texts
 
-    def __init__(self, config: Config, engine_index: int, log_folder: str) -> None:
+    def __init__(self, config: Config, number: int, log_folder: str) -> None:
         from mrl.launch.workers.actor_log import redirect
 
-        redirect(log_folder, f"engine-{engine_index}")
-        self._config, self._index = config, engine_index
+        self._config = config
+        self.part = Part.of(number, dp=config.rollout.dp)
+        redirect(log_folder, self.part.name.replace(",", "").replace(" ", "-"))
 
-    def start(self) -> None:
+    def address(self) -> str:
+        """This process's node."""
+        import ray
+
+        return ray.util.get_node_ip_address()
+
+    def meeting(self) -> Meeting:
+        """Where the processes of this engine find each other: two ports in a row that are free on this node; asked of an
+        engine's first process before `start`."""
+        for _ in range(_MOST_PROBES):
+            with socket.socket() as first, socket.socket() as second:
+                first.bind(("", 0))
+                port = first.getsockname()[1]
+                try:
+                    second.bind(("", port + 1))
+                except OSError:
+                    continue
+                return self.address(), port
+        raise RolloutError(f"{self.part.name}: no two ports in a row are free on {self.address()}")
+
+    def start(self, meeting: Meeting | None) -> None:
         """Starts vLLM with the model's shape and no weights; it serves after the first weight sync."""
         from mrl.data.tokenise import decoder, load_tokenizer
         from mrl.rollout.engine import RolloutEngine
@@ -58,13 +84,14 @@ class RolloutActor:
         self.engine = RolloutEngine(
             self._config.rollout,
             path,
-            max_length=self._config.model.max_length,
-            seed=self._config.run.seed,
-            engine_index=self._index,
             sync=self._config.sync,
             stop_token_ids=ends,
-            trust_remote_code=trusted,
+            max_length=self._config.model.max_length,
+            seed=self._config.run.seed,
+            part=self.part,
+            meeting=meeting,
             deterministic=self._config.loop.deterministic,
+            trust_remote_code=trusted,
             on_worker_lost=self._leave,
         )
 
@@ -73,7 +100,7 @@ class RolloutActor:
         hears of it at once."""
         from mrl.launch.workers.actor_log import leave
 
-        leave(f"engine {self._index} lost its process {worker}", WORKER_LOST_EXIT_CODE)
+        leave(f"{self.part.name} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
     def tick(self, asked: Sequence[Round | Request], max_steps: int, goes_on: bool) -> ResponseBatch:
         """Takes new requests, and with `goes_on` those that waited since a park, then steps the engine so often, or until
@@ -101,11 +128,10 @@ class RolloutActor:
         return ResponseBatch.of(self.engine.generate(share.requests(), deadline=deadline))
 
     def engine_ranks(self) -> list[EngineRank]:
-        """This engine's ranks. Their weights must be mapped: the loaders read a module's map of experts."""
-        import ray
-
+        """This engine's ranks, or this dp rank's. Their weights must be mapped: the loaders read a module's map of
+        experts."""
         on_slot = self._config.sync.transport == "auto"
-        addresses = self.engine.prepare_sync(None if on_slot else ray.util.get_node_ip_address())
+        addresses = self.engine.prepare_sync(None if on_slot else self.address())
         config = json.loads((Path(self._config.model.path) / "config.json").read_text(encoding="utf-8"))
         manifests = self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
         parts = zip(addresses, self.engine.devices(), manifests, strict=True)

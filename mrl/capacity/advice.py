@@ -163,7 +163,7 @@ def traffic_warnings(estimate: Estimate) -> list[str]:
         return []
     return [
         f"rail misalignment: {share:.0%} of the bytes between nodes have no holder on the receiver's rail and cross to "
-        "another; training.layout.ep (tp) equal to rollout.tp keeps experts (the rest) on it"
+        "another; training.layout.ep (tp) equal to rollout.dp x tp (rollout.tp) keeps experts (the rest) on it"
     ]
 
 
@@ -226,7 +226,10 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
     if trained and estimate.facts.num_experts > layout.ep:
         return f"a larger training.layout.ep (now {layout.ep}) or pp (now {layout.pp}) holds fewer experts per rank"
     if part == "rollout weights":
-        return f"a larger rollout.tp (now {rollout.tp}) holds less of the model per engine rank"
+        axis = "dp" if rollout.dp > 1 else "tp"
+        return (
+            f"a larger rollout.{axis} (now {getattr(rollout, axis)}) holds less of the model per engine rank"
+        )
     if part == "optimizer":
         return "more data-parallel replicas split the optimizer state further"
     if part == "engine process":

@@ -104,7 +104,7 @@ class Estimate:
     def slot(self) -> SlotMemory:
         """The memory of the fullest trainer rank and of the engine rank on the same slot."""
         facts, rollout, rank = self.facts, self.config.rollout, self.stages[self.fullest_stage]
-        expert = facts.parameters_routed // max(1, facts.num_layers) // rollout.tp
+        expert = facts.parameters_routed // max(1, facts.num_layers) // rollout.ranks
         table = facts.vocab * facts.hidden // rollout.tp
         tokens, _ = self.microbatches
         return SlotMemory(

@@ -54,6 +54,7 @@ def _head_tree(estimate: Estimate) -> dict[str, Any]:
         "engines": config.num_engines,
         "engine_slots": config.launch.engine_slots,
         "rollout_tp": config.rollout.tp,
+        "rollout_dp": config.rollout.dp,
         "expert_parallel": config.rollout.expert_parallel,
         "quantization": config.rollout.quantization,
     }
@@ -188,13 +189,14 @@ class Report:
         axes = " x ".join(f"{axis}{size}" for axis, size in layout.items() if size > 1) or "one rank"
         experts = "dealt out" if tree["expert_parallel"] else "cut by tp"
         own = f" on {tree['engine_slots']} slots of their own" if tree["engine_slots"] else ""
+        ranks = f"dp{tree['rollout_dp']} x " * (tree["rollout_dp"] > 1) + f"tp{tree['rollout_tp']}"
         weights = "" if tree["quantization"] == "none" else f", weights in {tree['quantization']}"
         return [
             f"model     {tree['model']}: {tree['parameters_total']:,} parameters, {tree['parameters_active']:,} active "
             f"(from {tree['model_facts']})",
             f"hardware  {tree['nodes']} nodes of {tree['hardware']['name']}",
             f"training  {tree['world_size']} ranks: {axes}",
-            f"rollout   {tree['engines']} engines of tp{tree['rollout_tp']}{own}, experts {experts}{weights}",
+            f"rollout   {tree['engines']} engines of {ranks}{own}, experts {experts}{weights}",
         ]
 
     def _training(self) -> list[str]:

@@ -90,10 +90,16 @@ def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
             (inner, layout.etp, "an expert's inner width", "training.layout.etp"),
         ]
         if rollout.expert_parallel:
-            splits.append((facts.num_experts, rollout.tp, "experts", "rollout.tp (expert_parallel)"))
+            name = "rollout.tp (expert_parallel)" if rollout.dp == 1 else "rollout.dp x tp"
+            splits.append((facts.num_experts, rollout.ep, "experts", name))
         else:
             splits.append((inner, rollout.tp, "an expert's inner width", "rollout.tp"))
+    dense = rollout.dp > 1 and not facts.num_experts
     lines = [
+        f"rollout.dp = {rollout.dp}: the model has no experts to deal out over the ranks of an engine; leave it 1, and more "
+        "engines run"
+    ] * dense
+    lines += [
         f"{what} ({count}) do not divide into {name} = {parts}"
         for count, parts, what, name in splits
         if count % parts
@@ -110,15 +116,17 @@ def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
 
 
 def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
-    """Names the first engine whose ranks would lie on several nodes; an engine's ranks start on one."""
-    size, slots = config.rollout.tp, config.engine_slots
-    for engine in range(config.num_engines):
-        own = sorted({nodes[slot] for slot in slots[engine * size : (engine + 1) * size]})
+    """Names the first tp ranks that would lie on several nodes: they start on one. The dp ranks of an engine may lie anywhere."""
+    rollout, slots = config.rollout, config.engine_slots
+    for first in range(0, len(slots), rollout.tp):
+        own = sorted({nodes[slot] for slot in slots[first : first + rollout.tp]})
         if len(own) > 1:
             after = f" and the {slots.start} slots of the trainer before them" * bool(slots.start)
+            engine, rank = divmod(first // rollout.tp, rollout.dp)
+            which = f"engine {engine}" + f", dp rank {rank}," * (rollout.dp > 1)
             return [
-                f"rollout.tp = {size}: an engine's ranks start on one node, and engine {engine} would lie on "
-                f"nodes {own}; choose a rollout.tp that divides the slots of a node{after}"
+                f"rollout.tp = {rollout.tp}: tp ranks start on one node, and {which} would lie on nodes {own}; choose a "
+                f"rollout.tp that divides the slots of a node{after}"
             ]
     return []
 

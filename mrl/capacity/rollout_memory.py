@@ -1,4 +1,7 @@
-"""Weights, KV cache and working memory of one engine rank; the weights by the table of vLLM's own tensors."""
+"""Weights, KV cache and working memory of one engine rank; the weights by the table of vLLM's own tensors.
+
+A latent cache is one for all heads, so that every rank of tp holds the whole of it; a dp rank holds that of its own requests.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class EngineMemory:
 def engine_memory(facts: Facts, rollout: RolloutSection, hardware: Hardware) -> EngineMemory:
     """The memory of rank 0, which holds at least as much as any other."""
     element, tp = DTYPE_BYTES[rollout.dtype], rollout.tp
-    shard = Shard(tp, 0, ep=tp if rollout.expert_parallel else 1)
+    shard = Shard(tp, 0, ep=rollout.ep)
     wide = RankManifest.of(0, facts.family.engine_tensors(facts.hf, shard, dtype=rollout.dtype))
     (manifest,) = quantised.manifests([wide], rollout.quantization)
     rows = [row for layer in facts.layers for row in layer] if facts.latent_attention else []
@@ -75,8 +78,12 @@ def _state_bytes(facts: Facts, rollout: RolloutSection) -> int:
 
 
 def _working_bytes(facts: Facts, rollout: RolloutSection) -> int:
-    """The activations of the largest batch of tokens, and two arrays of its sequences' logits."""
+    """The activations of the largest batch of tokens, and two arrays of its sequences' logits. Experts see the tokens of all dp
+    ranks (vLLM's default exchange gathers them)."""
     inner = facts.expert_inner * facts.top_k
-    per_token = (4 + facts.top_k) * facts.hidden + 3 * inner // rollout.tp
+    of_experts = facts.top_k * facts.hidden + 3 * inner // rollout.tp
+    if rollout.dp > 1:
+        of_experts += 2 * facts.hidden  # what was gathered, and the sums before they are scattered
+    per_token = 4 * facts.hidden + of_experts * rollout.dp
     logits = 2 * rollout.max_num_seqs * facts.vocab * 4
     return rollout.max_num_batched_tokens * per_token * DTYPE_BYTES[rollout.dtype] + logits

@@ -13,6 +13,7 @@ import math
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.rollout_memory import EngineMemory
 from mrl.config.root import Config
+from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.training import TrainingSection
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout
@@ -75,10 +76,10 @@ def microbatches(config: Config, work: Work) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Generation:
-    """One engine's share of a step."""
+    """The share of a step of one engine, or of one of its dp ranks."""
 
     samples: int
-    """Samples of the engine that has most."""
+    """Samples of the one that has most."""
     concurrent: int
     """Sequences decoded at one time (asked for, and that fit the KV cache at their mean length)."""
     decode_steps: int
@@ -88,12 +89,13 @@ class Generation:
 def generation(
     facts: Facts, hardware: Hardware, work: Work, config: Config, engine: EngineMemory
 ) -> Generation:
-    """The share of the engine with the most samples."""
-    rollout, samples = config.rollout, -(-work.samples // config.num_engines)
+    """The share of the engine, or the dp rank, with the most samples."""
+    rollout = config.rollout
+    samples = -(-work.samples // (config.num_engines * rollout.dp))
     fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
     concurrent = max(1, min(samples, rollout.max_num_seqs, fitting))
     steps = max(work.longest_response, math.ceil(samples * work.response_tokens / concurrent))
-    read = _weights_read(facts, engine.weights, concurrent)
+    read = _weights_read(facts, engine.weights, rollout, concurrent)
     read += concurrent * (work.prompt_tokens + work.response_tokens / 2) * engine.kv_bytes_per_token
     reading = read / (hardware.memory_bytes_per_second * hardware.decode_efficiency)
     decode_flops = facts.forward_flops(concurrent, concurrent * work.sample_tokens) / rollout.tp
@@ -104,12 +106,14 @@ def generation(
     return Generation(samples=samples, concurrent=concurrent, decode_steps=steps, seconds=seconds)
 
 
-def _weights_read(facts: Facts, rank_weights: int, tokens: int) -> float:
-    """Bytes of weights one decode step reads: of experts, those that tokens chose (evenly)."""
+def _weights_read(facts: Facts, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:
+    """Bytes of weights one decode step reads: of experts, those that the engine's tokens chose (evenly)."""
     if not facts.num_experts:
         return rank_weights
-    routed = rank_weights * facts.parameters_routed / facts.parameters_total
-    touched = 1 - (1 - facts.top_k / facts.num_experts) ** tokens
+    experts = facts.parameters_routed / rollout.ranks
+    rest = (facts.parameters_total - facts.parameters_routed) / rollout.tp
+    routed = rank_weights * experts / (experts + rest)
+    touched = 1 - (1 - facts.top_k / facts.num_experts) ** (sequences * rollout.dp)
     return rank_weights - routed + routed * touched
 
 

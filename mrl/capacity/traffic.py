@@ -112,10 +112,10 @@ def traffic(
     }
     off_rail = 0
     stages = [_stage_bytes(facts, rollout, layout, stage) for stage in range(layout.pp)]
-    demands = [list(_demands(facts, rollout, layout, stages, index)) for index in range(rollout.tp)]
+    demands = [list(_demands(facts, rollout, layout, stages, index)) for index in range(rollout.ranks)]
     for rank, slot in enumerate(range(first, last)):
-        for demand in demands[rank % rollout.tp]:
-            source = holders.nearest(slot, demand, turn=rank // rollout.tp)
+        for demand in demands[rank % rollout.ranks]:
+            source = holders.nearest(slot, demand, turn=rank // rollout.ranks)
             columns["need"][slot] += demand.num_bytes
             if source == slot:
                 columns["local"][slot] += demand.num_bytes
@@ -135,7 +135,7 @@ def planned_traffic(
     world = layout.world_size
     engine = Layout(
         tp=rollout.tp,
-        ep=rollout.tp if rollout.expert_parallel else 1,
+        ep=rollout.ep,
         dp=(own_slots or world) // rollout.tp,
     )
     shared = Topology.shared(world, slots_per_node=gpus_per_node)
@@ -170,15 +170,15 @@ def _off_rail(plan: Plan) -> int:
 def _demands(
     facts: Facts, rollout: RolloutSection, layout: Layout, stages: list[dict[str, int]], index: int
 ) -> Iterator[Demand]:
-    """Yields what engine rank `index` takes, stage by stage; sizes are exact because every split divides."""
-    tp = rollout.tp
+    """Yields what rank `index` of an engine takes, stage by stage; sizes are exact because every split divides."""
+    tp, rank = rollout.tp, index % rollout.tp
     for stage, sizes in enumerate(stages):
         yield Demand(stage, "all", 0, sizes["all"])
         for shard in range(layout.tp):
             size = sizes["gathered"] // layout.tp
-            size += _overlap(sizes["split"], index, tp, shard, layout.tp)
+            size += _overlap(sizes["split"], rank, tp, shard, layout.tp)
             shards = min(tp, facts.kv_heads)
-            size += _overlap(sizes["keys"], index * shards // tp, shards, shard, layout.tp)
+            size += _overlap(sizes["keys"], rank * shards // tp, shards, shard, layout.tp)
             yield Demand(stage, "tp", shard, size)
         yield from _expert_demands(rollout, layout, stage, index, sizes["experts"])
 
@@ -191,7 +191,7 @@ def _expert_demands(
     for shard in range(layout.ep):
         for part in range(layout.etp):
             if rollout.expert_parallel:
-                size = _overlap(total, index, rollout.tp, shard, layout.ep) // layout.etp
+                size = _overlap(total, index, rollout.ep, shard, layout.ep) // layout.etp
             else:
                 size = _overlap(total // layout.ep, index, rollout.tp, part, layout.etp)
             if size:

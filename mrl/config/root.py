@@ -62,15 +62,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _layouts_fit(self) -> "Config":
-        world, own, tp = self.training.layout.world_size, self.launch.engine_slots, self.rollout.tp
-        if own % tp:
+        world, own, ranks = self.training.layout.world_size, self.launch.engine_slots, self.rollout.ranks
+        name = "rollout.tp" if self.rollout.dp == 1 else "rollout.dp x tp"
+        if own % ranks:
             raise ValueError(
-                f"rollout.tp = {tp} does not divide launch.engine_slots = {own}; engines = engine_slots / rollout.tp"
+                f"{name} = {ranks} does not divide launch.engine_slots = {own}; engines = engine_slots / {name}"
             )
-        if not own and world % tp:
+        if not own and world % ranks:
             raise ValueError(
-                f"rollout.tp = {tp} does not divide the training world of {world} slots "
-                "(tp x cp x dp x pp); engines = world / rollout.tp, or have launch.engine_slots of their own"
+                f"{name} = {ranks} does not divide the training world of {world} slots "
+                f"(tp x cp x dp x pp); engines = world / {name}, or have launch.engine_slots of their own"
             )
         return self
 
@@ -234,15 +235,15 @@ class Config(Section):
 
     @property
     def engine_slots(self) -> range:
-        """The slot of each engine rank: the trainer's slots, or those after them; engine e has e * tp to
-        e * tp + tp - 1 of these."""
+        """The slot of each engine rank: the trainer's slots, or those after them; engine e has the e-th dp x tp
+        of these, the first tp of them for its dp rank 0."""
         world = self.training.layout.world_size
         return range(world, self.num_slots) if self.launch.engine_slots else range(world)
 
     @property
     def num_engines(self) -> int:
         """Rollout engines."""
-        return len(self.engine_slots) // self.rollout.tp
+        return len(self.engine_slots) // self.rollout.ranks
 
     @property
     def run_folder(self) -> str:

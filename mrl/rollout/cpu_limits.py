@@ -45,11 +45,6 @@ def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> Non
 
 def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, name: str) -> None:
     """ConfigError when a config.json asks for shapes that vLLM's CPU kernels lack; `name` says which model it is."""
-    if expert_parallel and tp > 1:
-        # vLLM 0.32's CPU expert kernel takes the global expert numbers and ignores the map to the rank's own.
-        raise ConfigError(
-            "rollout.expert_parallel = true: vLLM's CPU kernels cannot deal experts out over ranks; set it to false here"
-        )
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
     head_dim = config.get("head_dim") or hidden // heads
     problems = []
@@ -63,9 +58,12 @@ def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, 
     family = FAMILIES.get(config.get("model_type", ""))
     size_key = family.expert_width_key if family else Family.expert_width_key
     if expert_size := config.get(size_key):
-        if expert_size % (_CPU_MULTIPLE * tp):
+        slices = 1 if expert_parallel else tp
+        if expert_size % (_CPU_MULTIPLE * slices):
             # vLLM pads narrower experts at the first load, and a reload no longer fits the padded kernel weights.
-            problems.append(f"{size_key} = {expert_size} at rollout.tp = {tp} ({expert_size / tp:g} a rank)")
+            problems.append(
+                f"{size_key} = {expert_size} at rollout.tp = {tp} ({expert_size / slices:g} a rank)"
+            )
         if hidden % _CPU_MULTIPLE:
             problems.append(f"hidden_size = {hidden}")
     if heads % tp:

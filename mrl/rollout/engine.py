@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,22 +21,23 @@ from mrl.resharding.planner.agreement import as_one_rank, require_agreement, req
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.patterns import replicas
 from mrl.resharding.transfer.session import Session
-from mrl.rollout import cpu_limits, engine_arguments, environment, exchange, quantised, scratch
+from mrl.rollout import exchange, lockstep, scratch, vllm_start
+from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response
 from mrl.rollout.waiting import Waiting
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
+WHOLE = Part()
+"""An engine of one process."""
 _MEMORY = ("weights", "kv_cache")
 """vLLM's tags of what sleeps and wakes."""
-_CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
-"""By name: vLLM imports it in the processes of its workers."""
 _RECEIVE_DEADLINES = 20
 """Longest weight sync, in units of sync.deadline_seconds (which bounds each single wait)."""
 
 
 class RolloutEngine:
-    """Engine `engine_index` of a run; its worker i is fed by trainer rank engine_index * tp + i."""
+    """An engine of a run, or one dp rank of it; its worker i lies on the i-th of its slots."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class RolloutEngine:
         *,
         max_length: int,
         seed: int,
-        engine_index: int = 0,
+        part: Part = WHOLE,
+        meeting: vllm_start.Meeting | None = None,
         sync: SyncSection | None = None,
         stop_token_ids: Sequence[int] = (),
         deterministic: bool = False,
@@ -54,22 +55,30 @@ class RolloutEngine:
         trust_remote_code: bool = False,
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
+        """`part`, `meeting`: which process of an engine of several this is, and where they find each other.
+        `stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
         `trust_remote_code`: the folder's tokenizer, which the engine needs for `rollout.stop`, may be the folder's own code.
         `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
         started = time.monotonic()
-        engine_arguments.require(rollout.engine_args)
-        environment.prepare(rollout)
-        self.engine_index = engine_index
+        self.part = part
         self._rollout, self._sync = rollout, sync or SyncSection()
         self._deterministic = deterministic
         self._stop = tuple(dict.fromkeys((*stop_token_ids, *rollout.stop_token_ids)))
         self._max_length = max_length
-        self._trusted = trust_remote_code
         self._scratch = scratch.Scratch()
         with self._scratch.in_use():
-            self._engine: Any = self._start(model_path, seed=seed + engine_index, real_weights=real_weights)
+            self._engine: Any = vllm_start.start_engine(
+                rollout,
+                model_path,
+                max_length=max_length,
+                seed=seed,
+                part=part,
+                meeting=meeting,
+                deterministic=deterministic,
+                real_weights=real_weights,
+                trust_remote_code=trust_remote_code,
+            )
         self._scratch.note_segments()
         watch_workers(self._engine.model_executor, on_worker_lost)
         self.policy_version = -1
@@ -81,73 +90,11 @@ class RolloutEngine:
         """Request that vLLM has -> vLLM's name of it, number of the attempt; at most rollout.max_num_seqs."""
         self._ended: list[Response] = []
         """What ended outside of a step, for the next one."""
-        self._round_started = False
+        self._round_started = self._busy = False
         self._awake = set(_MEMORY)
         if real_weights:
             self._become_visible(0)
         self.start_seconds = time.monotonic() - started
-
-    def _start(self, model_path: str, *, seed: int, real_weights: bool) -> Any:
-        import torch
-
-        on_cpu = not torch.cuda.is_available()
-        if on_cpu:
-            cpu_limits.check_cpu(
-                model_path, tp=self._rollout.tp, expert_parallel=self._rollout.expert_parallel
-            )
-        elif (seen := torch.cuda.device_count()) < self._rollout.tp:
-            raise RolloutError(
-                f"engine {self.engine_index} needs {self._rollout.tp} GPUs (rollout.tp) and sees {seen}: CUDA_VISIBLE_DEVICES="
-                f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
-            )
-        eager = self._rollout.enforce_eager or (on_cpu and self._rollout.tp > 1)
-        environment.disable_compilation(on_cpu and eager)
-
-        from vllm import EngineArgs
-        from vllm.config import WeightTransferConfig
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        import mrl.resharding.vllm.plugin as plugin
-
-        seqs = self._rollout.max_num_seqs
-        overrides = quantised.overrides(self._rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
-        if on_cpu:
-            overrides |= cpu_limits.overrides(model_path)
-        platform: dict[str, Any] = (
-            {"kv_cache_memory_bytes": self._rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
-            if on_cpu
-            else {
-                "gpu_memory_utilization": self._rollout.gpu_memory_utilization,
-                "enable_sleep_mode": self._rollout.enable_sleep_mode,
-            }
-        )
-        arguments = EngineArgs(
-            model=model_path,
-            skip_tokenizer_init=not self._rollout.stop,
-            trust_remote_code=self._trusted and bool(self._rollout.stop),
-            tensor_parallel_size=self._rollout.tp,
-            enable_expert_parallel=self._rollout.expert_parallel,
-            distributed_executor_backend="uni" if self._rollout.tp == 1 else "mp",
-            dtype=self._rollout.dtype,
-            max_model_len=self._max_length,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=min(self._rollout.max_num_batched_tokens, seqs * self._max_length),
-            enforce_eager=eager,
-            enable_prefix_caching=self._rollout.enable_prefix_caching and not self._deterministic,
-            # Processed ones are of the tokens that truncation leaves, raw ones have no temperature (the configuration says 1).
-            logprobs_mode="raw_logprobs" if self._rollout.truncates else "processed_logprobs",
-            load_format="auto" if real_weights else "dummy",
-            generation_config="vllm",
-            use_tqdm_on_load=False,
-            disable_log_stats=True,
-            seed=seed % (1 << 31),
-            worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",
-            weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
-            hf_overrides=overrides,
-            **platform,
-            **self._rollout.engine_args,
-        )
-        return LLMEngine.from_engine_args(arguments)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -163,7 +110,7 @@ class RolloutEngine:
         self._require_serving()
         if self._deterministic and self._round_started:
             raise RolloutError(
-                f"engine {self.engine_index} is deterministic: a round's requests are all submitted before its first "
+                f"{self.part.name} is deterministic: a round's requests are all submitted before its first "
                 f"poll; {self.num_unfinished} of the running round are unfinished"
             )
         for request in requests:
@@ -180,7 +127,10 @@ class RolloutEngine:
                 exchange.remember_text(self._state(internal), self._engine.tokenizer, request.own_tokens)
 
     def poll(self, max_seconds: float = 0.0) -> list[Response]:
-        """Steps the engine until something finished or the time is over (at least one step); finished responses."""
+        """Steps the engine until something finished or the time is over (at least one step); finished responses. Not for dp
+        ranks, whose clocks differ."""
+        if self.part.dp > 1:
+            raise RolloutError(f"{self.part.name} steps together with the others: ask for a number of steps")
         deadline = time.monotonic() + max_seconds
         finished = self.step()
         while self.num_unfinished and not finished and time.monotonic() < deadline:
@@ -188,15 +138,18 @@ class RolloutEngine:
         return finished
 
     def step(self, max_steps: int = 1) -> list[Response]:
-        """At most so many steps of the engine, fewer where nothing is left to do; what finished in them."""
+        """At most so many steps of the engine, fewer where nothing is left to do; what finished in them. All dp ranks of an
+        engine call it equally often with the same number."""
         finished, self._ended = self._ended, []
-        for _ in range(max_steps):
-            if not self.num_unfinished:
-                break
-            self._require_serving()
-            self._round_started = True
-            self._begin()
-            finished += self._step()
+        with lockstep.together(self.part.name, alone=self.part.is_whole):
+            for _ in range(max_steps):
+                if self.num_unfinished:
+                    self._require_serving()
+                    self._begin()
+                if not self._any_busy():
+                    break
+                self._round_started |= bool(self._running)
+                finished += self._step()
         if not self._running:
             finished += self._settle()
         return finished
@@ -205,10 +158,14 @@ class RolloutEngine:
         """Takes every request out of vLLM, in the order they came; each comes back PARKED with its tokens so far, none where
         nothing was drawn yet; before them what had ended and not been polled. Those that vLLM does not have wait for `go_on`.
 
-        Where so many steps surely end all of them they end instead: that costs less than computing their tokens again.
+        Where so many steps surely end all of them they end instead: that costs less than computing their tokens again. All dp
+        ranks of an engine call it together with the same number, and decide that together.
         """
         self._waiting.hold()
         left = max((exchange.num_left(self._state(i)) for i, _ in self._running.values()), default=0)
+        if self.part.dp > 1:
+            with lockstep.together(self.part.name, alone=False):
+                left = lockstep.largest(left, self._engine.dp_group)
         ended = self.step(max_steps if left <= max_steps else 0) + self._settle()
         parked = [
             self._take(name, exchange.unfinished(self._state(i))) for name, (i, _) in self._running.items()
@@ -232,21 +189,26 @@ class RolloutEngine:
         self._round_started &= bool(self.num_unfinished)
 
     def generate(self, requests: Sequence[Request], *, deadline: float) -> list[Response]:
-        """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted."""
+        """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted. All dp ranks of
+        an engine call it, also with no requests."""
         self.submit(requests)
         ids, done = {r.request_id for r in requests}, {}
-        while len(done) < len(requests):
-            left = deadline - time.monotonic()
-            if left <= 0:
+        self._busy = True
+        while len(done) < len(requests) or (self.part.dp > 1 and self._busy):
+            if time.monotonic() >= deadline:
                 self.abort([i for i in ids if i not in done])
-            done.update((r.request_id, r) for r in self.poll(max(left, 0.0)) if r.request_id in ids)
+            done.update((r.request_id, r) for r in self.step() if r.request_id in ids)
         return [done[r.request_id] for r in requests]
+
+    def _any_busy(self) -> bool:
+        """Whether this rank has requests, or another dp rank; where only others have, vLLM's next step is an empty batch."""
+        own = bool(self._running)
+        self._busy = self._engine.has_unfinished_requests() if self.part.dp > 1 else own
+        return self._busy
 
     def _check(self, request: Request) -> None:
         if request.request_id in self._running or request.request_id in self._waiting:
-            raise RolloutError(
-                f"request {request.request_id} is already running on engine {self.engine_index}"
-            )
+            raise RolloutError(f"request {request.request_id} is already running on {self.part.name}")
         request.require_fits(self._max_length)
 
     def _state(self, internal: str) -> Any:
@@ -265,7 +227,7 @@ class RolloutEngine:
         return exchange.response(
             output,
             version=self.policy_version,
-            engine=self.engine_index,
+            engine=self.part.engine,
             attempt=self._running[request_id][1],
         )
 
@@ -282,12 +244,10 @@ class RolloutEngine:
 
     def _require_serving(self) -> None:
         if self._awake != set(_MEMORY):
-            raise RolloutError(
-                f"engine {self.engine_index} sleeps (awake: {sorted(self._awake)}); wake it first"
-            )
+            raise RolloutError(f"{self.part.name} sleeps (awake: {sorted(self._awake)}); wake it first")
         if self._not_serving:
             raise RolloutError(
-                f"engine {self.engine_index} serves nothing: {self._not_serving}\n"
+                f"{self.part.name} serves nothing: {self._not_serving}\n"
                 "a full weight sync that commits makes it serve"
             )
 
@@ -316,7 +276,8 @@ class RolloutEngine:
         """
         rows = [(t.name, t.shape, t.dtype, t.stack) for t in checkpoint]
         manifests = [a["manifest"] for a in self._on_workers("mrl_manifest", rows)]
-        require_agreement([as_one_rank(checkpoint)], manifests)
+        if self.part.dp == 1:  # else each dp rank has a part of the experts (RolloutGroup.engine_ranks)
+            require_agreement([as_one_rank(checkpoint)], manifests)
         for group in replicas(manifests):
             require_written_once(group)
         return manifests
@@ -328,11 +289,11 @@ class RolloutEngine:
         """
         if self._running:
             raise RolloutError(
-                f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; finish or abort them before "
+                f"{self.part.name} has {self.num_unfinished} unfinished requests; finish or abort them before "
                 "a weight sync: a response never mixes versions"
             )
         if "weights" not in self._awake:
-            raise RolloutError(f"engine {self.engine_index} sleeps; wake its weights before a weight sync")
+            raise RolloutError(f"{self.part.name} sleeps; wake its weights before a weight sync")
         started = time.monotonic()
         before, self._not_serving = self._not_serving, f"{session} did not end"
         answers = self._ask_workers("mrl_receive", dataclasses.asdict(session))
@@ -351,9 +312,7 @@ class RolloutEngine:
     def _become_visible(self, version: int) -> None:
         """The engine serves what its workers committed."""
         if not self._engine.reset_prefix_cache():
-            raise RolloutError(
-                f"engine {self.engine_index}: the prefix cache of the old version could not be reset"
-            )
+            raise RolloutError(f"{self.part.name}: the prefix cache of the old version could not be reset")
         self._engine.set_weight_version(str(version))
         self.policy_version, self._not_serving = version, ""
 
@@ -371,7 +330,7 @@ class RolloutEngine:
 
     def _errors(self, call: str, answers: Sequence[dict[str, Any]]) -> str:
         errors = [f"worker {i}: {a['error']}" for i, a in enumerate(answers) if "error" in a]
-        return f"engine {self.engine_index}, {call}: " + "\n".join(errors) if errors else ""
+        return f"{self.part.name}, {call}: " + "\n".join(errors) if errors else ""
 
     # -- memory and end ------------------------------------------------------------------------------------------
 
@@ -386,7 +345,7 @@ class RolloutEngine:
         """Level 2: weights and KV cache are dropped (the next version comes by weight sync). Nothing happens on CPU."""
         if self._running:
             raise RolloutError(
-                f"engine {self.engine_index} has {self.num_unfinished} unfinished requests; it cannot sleep"
+                f"{self.part.name} has {self.num_unfinished} unfinished requests; it cannot sleep"
             )
         if self.can_sleep and self._awake:
             self._engine.sleep(level=2)

@@ -16,11 +16,9 @@ from typing import Any
 
 from mrl.errors import ConfigError
 
-_ONE_NODE = (
-    "not supported: an engine's ranks lie on one node, each beside the trainer rank that feeds it; engines over several "
-    "nodes and attention that is data parallel (as DeepSeek-V3 is served in bfloat16) are not built. Serve by "
-    "rollout.tp, with rollout.quantization=fp8_block where the model is large"
-)
+_DP = "decided by rollout.dp and the launcher, which starts a process for each dp rank of an engine"
+_NODES = "not supported: the tp ranks of an engine lie on one node; with rollout.dp its dp ranks lie on as many as they need"
+_NO_RANKS = "not supported: an engine's ranks are rollout.dp x tp, each beside the trainer rank that feeds it or on a slot of its own"
 _DISTRIBUTION = (
     "decided by rollout.temperature, top_p, top_k and min_p, with which the trainer's log-probs are compared"
 )
@@ -76,13 +74,11 @@ OWNED: dict[str, str] = {
         _MEETING,
     ),
     **dict.fromkeys(
+        ("pipeline_parallel_size", "prefill_context_parallel_size", "enable_elastic_ep"), _NO_RANKS
+    ),
+    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), _NODES),
+    **dict.fromkeys(
         (
-            "pipeline_parallel_size",
-            "prefill_context_parallel_size",
-            "nnodes",
-            "node_rank",
-            "master_addr",
-            "master_port",
             "data_parallel_size",
             "data_parallel_rank",
             "data_parallel_start_rank",
@@ -93,9 +89,9 @@ OWNED: dict[str, str] = {
             "data_parallel_external_lb",
             "data_parallel_multi_port_external_lb",
             "data_parallel_backend",
-            "enable_elastic_ep",
+            "disable_nccl_for_dp_synchronization",
         ),
-        _ONE_NODE,
+        _DP,
     ),
     **dict.fromkeys(
         (

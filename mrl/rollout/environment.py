@@ -12,9 +12,10 @@ import warnings
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
+from mrl.rollout.part import Part
 
 
-def prepare(rollout: RolloutSection) -> None:
+def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None) -> None:
     """Sets what vLLM reads from the environment; must come before vLLM's first import in this process.
 
     The engine core runs in the caller's process (we step it), its logging stays quiet, nothing looks for a hub, and
@@ -37,8 +38,27 @@ def prepare(rollout: RolloutSection) -> None:
         VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS="2",
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    _tell_dp_rank(part, meeting)
     # It overrides the byte-exact engine argument where the launcher's environment carries it.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+def _tell_dp_rank(part: Part, meeting: tuple[str, int] | None) -> None:
+    """vLLM's ranks in data parallel that are stepped by others (its "offline SPMD") learn of each other here only. Each sees its
+    own devices alone, so that its number on its node is always 0."""
+    address, port = meeting or ("127.0.0.1", 0)
+    values = {
+        "SIZE": part.dp,
+        "RANK": part.dp_rank,
+        "RANK_LOCAL": 0,
+        "MASTER_IP": address,
+        "MASTER_PORT": port,
+    }
+    for name, value in values.items():
+        if part.dp > 1:
+            os.environ[f"VLLM_DP_{name}"] = str(value)
+        else:
+            os.environ.pop(f"VLLM_DP_{name}", None)
 
 
 def quiet() -> None:

@@ -49,7 +49,7 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
             f"rollout.quantization = {rollout.quantization}: the experts of {hf['model_type']} lie in stacks, which weight "
             "syncs do not quantise; set it to none"
         )
-    layout = Layout(tp=rollout.tp, ep=rollout.tp if rollout.expert_parallel else 1)
+    layout = Layout(tp=rollout.tp, dp=rollout.dp, ep=rollout.ep)
     for manifest in engine_manifests.from_layout(hf, layout)[: layout.tp]:
         try:
             quantised.manifest(manifest)

@@ -1,4 +1,5 @@
-"""Which engine answers a request. Pure: knows prompts by their index, no engine."""
+"""Which engine answers a request, or which dp rank where engines have several: an engine here is either. Pure: knows prompts
+by their index, no engine."""
 
 from __future__ import annotations
 

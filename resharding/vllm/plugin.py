@@ -1,9 +1,10 @@
 """vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive
 it.
 
-`worker_extension_cls` makes every worker import this file; vLLM is not patched, save on CPU: two answers about
-float8 (`cpu_fp8`), one way of routing (`cpu_routing`) and delta nets (`cpu_delta_net`). The receive loop runs inside vLLM's own
-`update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
+`worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks: two answers
+about float8 (`cpu_fp8`), one way of routing (`cpu_routing`), delta nets (`cpu_delta_net`) and experts that are dealt out
+(`cpu_experts`). The receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`,
+how weights enter vLLM's modules in `modules.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mrl.observe.memory_use import memory_use
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
+from mrl.resharding.vllm import cpu_experts
 from mrl.resharding.vllm.cpu_delta_net import serve_float32
 from mrl.resharding.vllm.cpu_fp8 import allow_without_amx
 from mrl.resharding.vllm.cpu_routing import allow_sigmoid_without_groups
@@ -174,6 +176,7 @@ def _die_with_parent(parent: int) -> None:
 allow_without_amx()
 serve_float32()
 allow_sigmoid_without_groups()
+cpu_experts.deal_out()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SlotEngine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,15 @@ from mrl.launch.commands.assemble import hybrid_engine
 from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.learn import denominators
 from mrl.loops.mismatch import measure
+from mrl.models.layout import Layout
 from mrl.observe.phases import PhaseClock
+from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group
 from mrl.training.batch import ages, pack
 from mrl.training.hf import export
+from mrl.training.hf.folder import read_config
 from tests.support.samples import make_groups, make_sample, verdict_of
 from tests.tiny_models import reference_logprobs
 
@@ -117,6 +122,8 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         assert metrics["grad_norm"] > 0
         moved = hybrid.sync(version + 1)
         assert not moved.get("sync/fallback_bytes"), moved  # the gathering mode has no plan to fall back from
+        if config.sync.mode == "planned":
+            assert moved["sync/bytes"] == least_bytes(config)
     if config.training.offload == "always":
         with pytest.raises(MrlError, match="parameters are off-loaded"):
             hybrid.train.on_all(lambda actor: actor.worker.policy.memory.export())
@@ -143,6 +150,15 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     assert np.abs(reference_logprobs(Path(config.model.path), batch)[0] - reference)[clear].max() > 1e-3, (
         "the updates changed nothing"
     )
+
+
+def least_bytes(config: Config) -> int:
+    """What all engine ranks must have: each element of each parameter once, padding left out."""
+    rollout = config.rollout
+    layout = Layout(tp=rollout.tp, dp=len(config.engine_slots) // rollout.tp, ep=rollout.ep)
+    manifests = engine_manifests.from_layout(read_config(config.model.path), layout, dtype=rollout.dtype)
+    tensors = [tensor for manifest in manifests for tensor in manifest.tensors]
+    return sum(DTYPE_BYTES[t.dtype] * math.prod(piece.shape) for t in tensors for piece in t.pieces)
 
 
 def groups_of(prompts: list[np.ndarray], responses: list[Response], version: int) -> list[Group]:

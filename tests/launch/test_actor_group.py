@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.exceptions import RayTaskError
 
-from mrl.errors import WorkerLost
+from mrl.errors import MrlError, NumericError, PeerLost, WorkerLost
+from mrl.launch.workers import actor_group
 from mrl.launch.workers.actor_group import wait_all
 from mrl.observe.phases import PhaseClock
 
@@ -66,3 +68,45 @@ def test_what_the_pump_raises_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> 
     calls = {"trainer rank 0": "forward"}
     with pytest.raises(WorkerLost, match="engine 0 died"):
         wait_all(calls, deadline_seconds=60, clock=PhaseClock(), meanwhile=pump)  # type: ignore[arg-type] words
+
+
+class Ended:
+    """Calls that are words; some fail as Ray says it, the others never end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: dict[str, MrlError]) -> None:
+        self._failures = failures
+        monkeypatch.setattr(ray, "wait", self.wait)
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(actor_group, "GRACE_SECONDS", 0.2)
+
+    def wait(self, calls: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        done = [call for call in calls if call in self._failures]
+        return done, [call for call in calls if call not in done]
+
+    def get(self, call: str, timeout: float) -> None:
+        raise RayTaskError("tick", "traceback", self._failures[call])
+
+
+GONE = PeerLost("engine 0, dp rank 0 could not go on without the other ranks of its engine: Timed out")
+RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
+
+
+def test_a_rank_that_others_waited_for_is_named_and_not_those_that_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Ended(monkeypatch, {"tick 0": GONE, "tick 2": GONE})
+    with pytest.raises(WorkerLost, match=r"^engine 0, dp rank 1 kept others waiting in phase .*: PeerLost: "):
+        wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words
+
+
+def test_where_every_rank_lost_another_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Ended(monkeypatch, dict.fromkeys(RANKS.values(), GONE))
+    with pytest.raises(PeerLost, match=r"^engine 0, dp rank 0, phase .*could not go on"):
+        wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words
+
+
+def test_a_ranks_own_error_goes_before_what_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = NumericError("a token is NaN")
+    Ended(monkeypatch, {"tick 0": GONE, "tick 1": own, "tick 2": GONE})
+    with pytest.raises(NumericError, match=r"^engine 0, dp rank 1, phase .*a token is NaN"):
+        wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words

@@ -14,6 +14,8 @@ from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
 
+DP2 = ("rollout.dp=2", "rollout.tp=1", "rollout.expert_parallel=true")
+"""One engine on both slots, its experts dealt out over its dp ranks."""
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
@@ -27,10 +29,10 @@ LAYOUTS = {
         "rollout.tp=2",
         "training.offload=always",
     ),
-    "cp2-ep2-to-1": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", "rollout.tp=1"),
+    "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
 }
 FAMILIES = {
-    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
+    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2),
 }
 SLOW_FAMILIES = {
     "mixtral": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=2"),
@@ -46,6 +48,17 @@ SLOW_LAYOUTS = {
         "training.layout={tp: 1, pp: 2, ep: 1, dp: 1}",
         "rollout.tp=1",
         "sync.transport=distributed",
+    ),
+    "cp2-ep2-to-1": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", "rollout.tp=1"),
+    "tp2-ep2-to-dp2-gathered": (
+        "training.layout={tp: 2, pp: 1, ep: 2, dp: 1}",
+        *DP2,
+        "sync.mode=gather",
+    ),
+    "ep2-dp2-to-own-dp2-tp2": (
+        "training.layout={tp: 1, pp: 1, ep: 2, dp: 1, cp: 2}",
+        "rollout={dp: 2, tp: 2, expert_parallel: true}",
+        "launch.engine_slots=4",
     ),
     "dp2-to-1": ("training.layout={tp: 1, pp: 1, ep: 1, dp: 2}", "rollout.tp=1"),
     "pp2-to-1-nixl": (

@@ -1,4 +1,4 @@
-"""What is refused of a layout on its nodes: engines larger than a node, experts dealt out without a kernel."""
+"""What is refused of a layout on its nodes: engines larger than a node, dp ranks without experts to share."""
 
 import os
 import socket
@@ -53,18 +53,11 @@ def test_an_engine_of_a_pool_over_two_nodes_is_refused_with_a_way_out(task: Path
     assert found(task / "model", *pool, nodes=[0, 0, 0, 0], gpus=False) == []
     (line,) = found(task / "model", *pool, nodes=[0, 0, 0, 1], gpus=True)
     assert "engine 0 would lie on nodes [0, 1]" in line
-    assert line.endswith("divides the slots of a node and the 2 slots of the trainer before them")
+    assert "divides the slots of a node and the 2 slots of the trainer before them" in line
 
 
 def test_nodes_are_filled_one_after_the_other() -> None:
     assert node_numbers(5, 2) == [0, 0, 1, 1, 2]
-
-
-def test_whole_experts_need_a_gpu(task: Path) -> None:
-    words = ("training.layout={dp: 2}", "rollout={tp: 2, expert_parallel: true, max_response_tokens: 8}")
-    assert found(task / "model", *words, nodes=[0, 0], gpus=True) == []
-    (line,) = found(task / "model", *words, nodes=[0, 0], gpus=False)
-    assert "rollout.expert_parallel = true: vLLM's CPU kernels cannot" in line
 
 
 def test_biases_that_the_routers_do_not_have_cannot_move(task: Path) -> None:
@@ -106,3 +99,21 @@ def test_a_model_without_experts_has_no_routes_to_replay(tmp_path: Path) -> None
         "routing.replay = trainer: the model has no experts to choose from; set it to off"
     ]
     assert found(write_model(tmp_path / "moe"), *words, nodes=[0, 0], gpus=True) == []
+@pytest.mark.parametrize("gpus", [True, False])
+def test_dp_ranks_may_lie_on_any_nodes(task: Path, gpus: bool) -> None:
+    words = (
+        "training.layout={dp: 4}",
+        "rollout={dp: 2, tp: 2, expert_parallel: true, max_response_tokens: 8}",
+    )
+    assert found(task / "model", *words, nodes=[0, 0, 1, 1], gpus=gpus) == []
+    (line,) = found(task / "model", *words, nodes=[0, 0, 0, 1], gpus=gpus)
+    assert "engine 0, dp rank 1, would lie on nodes [0, 1]" in line
+
+
+def test_dp_needs_experts(task: Path, tmp_path: Path) -> None:
+    words = ("training.layout={dp: 6}", "rollout={dp: 3, expert_parallel: true, max_response_tokens: 8}")
+    (line,) = found(task / "model", *words, nodes=[0] * 6, gpus=True)
+    assert "do not divide into rollout.dp x tp = 3" in line
+    dense = write_model(tmp_path / "dense", "qwen3")
+    (line,) = found(dense, *words, nodes=[0] * 6, gpus=True)
+    assert line.startswith("rollout.dp = 3: the model has no experts to deal out")

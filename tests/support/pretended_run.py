@@ -64,10 +64,10 @@ class PretendedRun:
         """Puts what has sizes in the place of Megatron, vLLM and the transport between them."""
         estimate, ledger = self.estimate, self.ledger
 
-        def start_engine(actor: RolloutActor) -> None:
-            actor.engine = PretendedEngine(estimate.config, estimate, ledger, engine_index=actor._index)
+        def start_engine(actor: RolloutActor, meeting: Any) -> None:
+            actor.engine = PretendedEngine(estimate.config, estimate, ledger, part=actor.part)
 
-        def trace(actor: RolloutActor) -> list[Any]:
+        def trace(actor: RolloutActor, hosts: Any) -> list[Any]:
             actor.engine.trace()  # type: ignore[attr-defined]
             return [None] * estimate.config.rollout.tp
 
@@ -85,6 +85,7 @@ class PretendedRun:
 
         monkeypatch.setattr(RolloutActor, "start", start_engine)
         monkeypatch.setattr(RolloutActor, "engine_ranks", trace)
+        monkeypatch.setattr(RolloutGroup, "_require_whole_experts", lambda group, ranks: None)
         monkeypatch.setattr(TrainActor, "connect", connect)
         monkeypatch.setattr(TrainActor, "send", send)
         monkeypatch.setattr(worker, "MegatronWorker", build)

@@ -19,6 +19,7 @@ from mrl.capacity.estimate import Estimate
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config
 from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.part import Part
 from mrl.samples import TrainBatch
 from mrl.training.optimizer import Optimizer
 from mrl.training.platform.host_copies import HostCopies
@@ -169,21 +170,19 @@ def _moments(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 class PretendedEngine(RolloutEngine):
-    """Engine `engine_index`, whose vLLM is the ledger's."""
+    """An engine, or a dp rank of one, whose vLLM is the ledger's."""
 
-    def __init__(self, config: Config, estimate: Estimate, ledger: Ledger, *, engine_index: int) -> None:
-        self.engine_index, self._rollout, self._sync = engine_index, config.rollout, config.sync
-        first = engine_index * config.rollout.tp
-        devices = range(first, first + config.rollout.tp)
-        self._engine: Any = PretendedVllm(f"engine {engine_index}", devices, estimate, ledger)
+    def __init__(self, config: Config, estimate: Estimate, ledger: Ledger, *, part: Part) -> None:
+        self.part, self._rollout, self._sync = part, config.rollout, config.sync
+        number = part.engine * part.dp + part.dp_rank
+        devices = range(number * config.rollout.tp, (number + 1) * config.rollout.tp)
+        self._engine: Any = PretendedVllm(f"engine {number}", devices, estimate, ledger)
         self.policy_version, self._not_serving, self._running = -1, "it never received weights", {}
         self._awake = {"weights", "kv_cache"}
 
     def trace(self) -> None:
         """Where its weights lie, which is read from mapped modules."""
-        assert "weights" in self._awake, (
-            f"engine {self.engine_index} is asked for its manifest while it sleeps"
-        )
+        assert "weights" in self._awake, f"{self.part.name} is asked for its manifest while it sleeps"
 
     def serve(self) -> None:
         """A round of generation."""

@@ -11,10 +11,16 @@ class RolloutSection(Section):
     """The vLLM side."""
 
     tp: int = Field(default=1, ge=1)
-    """Tensor parallel size of one engine; engines = training world / tp."""
+    """Tensor parallel size of one engine; engines = training world / (dp x tp)."""
+    dp: int = Field(default=1, ge=1)
+    """Data parallel size of one engine's attention: each of dp ranks, on tp slots, has requests and a KV cache
+    of its own, and whole experts are dealt out over all dp x tp slots (needs expert_parallel). For models
+    whose KV cache tp would only copy, as latent attention's."""
     expert_parallel: bool = False
-    """Deal whole experts out over the engine's ranks instead of cutting each by tp (GPU; vLLM's CPU kernels
-    cannot, and it is refused)."""
+    """Deal whole experts out over the engine's ranks instead of cutting each by tp."""
+    step_deadline_seconds: float = Field(default=300.0, ge=1)
+    """Longest wait of an engine's processes for each other, with dp above 1: at the start and in every step. The
+    late one is named."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer divides its logits by the same value."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -59,6 +65,16 @@ class RolloutSection(Section):
     """Texts that end a response; its tokens and its text keep them."""
 
     @property
+    def ranks(self) -> int:
+        """Ranks of one engine, a slot each."""
+        return self.dp * self.tp
+
+    @property
+    def ep(self) -> int:
+        """Ranks that an engine's experts are dealt out over; 1 where each is cut by tp."""
+        return self.ranks if self.expert_parallel else 1
+
+    @property
     def truncates(self) -> bool:
         """Whether some tokens are never drawn (top_p, top_k, min_p)."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
@@ -73,6 +89,22 @@ class RolloutSection(Section):
             )
         if not all(self.stop):
             raise ValueError("rollout.stop: an empty text would end every response at once")
+        return self
+
+    @model_validator(mode="after")
+    def _dp_ranks_share_experts_and_steps(self) -> Self:
+        if self.dp == 1:
+            return self
+        if not self.expert_parallel:
+            raise ValueError(
+                f"rollout.dp = {self.dp} needs rollout.expert_parallel = true: the ranks of such an engine share whole experts; "
+                "for copies of a dense model leave dp 1, and more engines run"
+            )
+        if self.engine_args.get("async_scheduling"):
+            raise ValueError(
+                f"rollout.engine_args.async_scheduling with rollout.dp = {self.dp}: the ranks run every step together, and some of "
+                "its steps run nothing"
+            )
         return self
 
     @model_validator(mode="after")

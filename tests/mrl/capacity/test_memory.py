@@ -35,6 +35,26 @@ def test_qwen3_235b_on_64_gpus_is_the_designs_example() -> None:
     assert worst.optimizer == pytest.approx(44 * GB, rel=0.06)
 
 
+def test_dp_ranks_share_experts_and_copy_the_rest() -> None:
+    """DeepSeek-V3: the latent cache is the same on every rank of tp, and of a rank's own requests with dp."""
+    facts, hardware = find_facts(ModelSection(path="weights/DeepSeek-V3")), load_hardware("8x141gb")
+    alike = {
+        "expert_parallel": True,
+        "max_num_seqs": 48,
+        "max_num_batched_tokens": 1024,
+        "gpu_memory_utilization": 0.88,
+    }
+    tp, dp = (
+        engine_memory(facts, RolloutSection.model_validate({axis: 32, **alike}), hardware)
+        for axis in ("tp", "dp")
+    )
+    rest = facts.parameters_total - facts.parameters_routed
+    assert dp.weights == pytest.approx(2 * (facts.parameters_routed / 32 + rest), rel=0.01)
+    assert dp.weights > tp.weights and dp.derived == 32 * tp.derived
+    assert tp.kv_bytes_per_token == dp.kv_bytes_per_token == 61 * 576 * 2
+    assert 32 * dp.kv_cache_tokens > 10 * tp.kv_cache_tokens
+
+
 def test_bfloat16_moments_halve_the_optimizer() -> None:
     facts, section = find_facts(ModelSection(path="weights/Qwen3-30B-A3B")), training(dp=8, ep=8)
     optimizer = section.optimizer.model_copy(update={"moments_dtype": "bfloat16"})

@@ -6,6 +6,7 @@ from mrl.capacity.traffic import Traffic, planned_traffic, traffic
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout
+from mrl.resharding.planner import engine_manifests
 from mrl.rollout.quantised import require_whole_blocks
 
 QWEN = {
@@ -60,6 +61,26 @@ def test_bytes_are_the_planners(hf: dict, layout: Layout, tp: int, experts_whole
     facts = Facts(hf, "test")
     rollout = RolloutSection(tp=tp, expert_parallel=experts_whole)
     check(facts, rollout, layout)
+
+
+@pytest.mark.parametrize("hf", [QWEN, DEEPSEEK], ids=["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("layout", "dp", "tp"),
+    [
+        (Layout(tp=2, dp=2, ep=4), 4, 1),
+        (Layout(tp=2, pp=2, dp=2, ep=4), 2, 2),
+        (Layout(tp=4, pp=2, dp=1, ep=4), 8, 1),
+        (Layout(tp=2, dp=4, ep=2, etp=2), 2, 4),
+    ],
+)
+def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layout, dp: int, tp: int) -> None:
+    facts, rollout = Facts(hf, "test"), RolloutSection(dp=dp, tp=tp, expert_parallel=True)
+    for own_slots in (0, 3 * dp * tp):
+        found = check(facts, rollout, layout, own_slots=own_slots)
+        engine = engine_manifests.from_layout(hf, Layout(tp=tp, dp=dp, ep=dp * tp), dtype=rollout.dtype)
+        need = [manifest.num_bytes for manifest in engine]
+        first = layout.world_size if own_slots else 0
+        assert found.need[first:] == need * (len(found.need[first:]) // len(need))
 
 
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)

@@ -121,6 +121,18 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
             "rollout.tp = 2 does not divide launch.engine_slots = 5",
         ),
         (
+            ["training.layout.dp=6", "rollout={dp: 2, tp: 2, expert_parallel: true}"],
+            "rollout.dp x tp = 4 does not divide the training world of 6",
+        ),
+        (["training.layout.dp=2", "rollout.dp=2"], "rollout.dp = 2 needs rollout.expert_parallel = true"),
+        (
+            [
+                "training.layout.dp=2",
+                "rollout={dp: 2, expert_parallel: true, engine_args: {async_scheduling: true}}",
+            ],
+            "rollout.engine_args.async_scheduling with rollout.dp = 2",
+        ),
+        (
             ["launch.engine_slots=1", "training.offload=always"],
             "training.offload = always with launch.engine_slots = 1: .* choose auto or never",
         ),

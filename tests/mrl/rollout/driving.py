@@ -17,6 +17,17 @@ SEED = 5
 """Of the run, for requests that go on."""
 
 
+SEVERAL: dict[str, Any] = {
+    "expert_parallel": True,
+    "dtype": "float32",
+    "enforce_eager": True,
+    "kv_cache_bytes": 64 << 20,
+    "max_num_seqs": 8,
+    "step_deadline_seconds": 240,
+}
+"""Settings of a small engine of several processes."""
+
+
 def generate(engine: RolloutEngine, requests: list[Request], seconds: float = 60.0) -> list[Response]:
     return engine.generate(requests, deadline=time.monotonic() + seconds)
 

@@ -72,7 +72,8 @@ def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(
     assert overrides(folder(tmp_path, **LATENT, rope_scaling={"type": "yarn", "factor": 4.0})) == {}
 
 
-def test_dealing_experts_out_has_no_kernel(tmp_path: Path) -> None:
-    check_cpu(folder(tmp_path), tp=1, expert_parallel=True)
-    with pytest.raises(ConfigError, match="expert_parallel"):
-        check_cpu(folder(tmp_path), tp=2, expert_parallel=True)
+def test_experts_that_are_dealt_out_are_as_wide_on_every_rank(tmp_path: Path) -> None:
+    narrow = folder(tmp_path, moe_intermediate_size=32)
+    check_cpu(narrow, tp=2, expert_parallel=True)
+    with pytest.raises(ConfigError, match=r"moe_intermediate_size = 32 at rollout.tp = 2 \(16 a rank\)"):
+        check_cpu(narrow, tp=2)

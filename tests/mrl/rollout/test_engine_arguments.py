@@ -26,8 +26,9 @@ from tests.engines import EngineHost
         ("disable_custom_all_reduce", 1, "vLLM wants bool, got 1"),
         ("tensor_parallel_size", 2, "decided by rollout.tp"),
         ("gpu_memory_utilization", 0.5, "decided by rollout.gpu_memory_utilization"),
-        ("data_parallel_size", 2, "an engine's ranks lie on one node"),
-        ("nnodes", 2, "engines over several nodes and attention that is data parallel"),
+        ("data_parallel_size", 2, "decided by rollout.dp and the launcher"),
+        ("nnodes", 2, "the tp ranks of an engine lie on one node"),
+        ("pipeline_parallel_size", 2, "an engine's ranks are rollout.dp x tp"),
         ("enable_eplb", True, "to the ranks that had them at the start"),
     ],
 )

@@ -164,7 +164,7 @@ def check_chain(hf: dict, train: Layout, manifests: list[RankManifest]) -> None:
     ["qwen3_moe", *(pytest.param(family, marks=pytest.mark.slow) for family in ("deepseek_v3", "gpt_oss"))],
 )
 def test_layout_and_live_engine_agree_where_experts_are_dealt_out(family, tmp_path):
-    """As rollout.expert_parallel starts it; serving so needs a GPU, and where the weights belong does not."""
+    """As rollout.expert_parallel starts it."""
     manifests, hf = traced(family, 2, tmp_path, "ep")
     expected = engine_manifests.from_layout(hf, Layout(tp=2, ep=2))
     assert [by_name(manifest) for manifest in manifests] == [by_name(manifest) for manifest in expected]

@@ -1,0 +1,124 @@
+"""vLLM's engine as our settings want it: its arguments, and its start in this process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mrl.config.sections.rollout import RolloutSection
+from mrl.errors import ConfigError, RolloutError
+from mrl.rollout import cpu_limits, engine_arguments, environment, quantised
+from mrl.rollout.part import Part
+
+_CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
+"""By name: vLLM imports it in the processes of its workers."""
+Meeting = tuple[str, int]
+"""(address, port) where the processes of one engine find each other; the port after it is theirs too."""
+
+
+def start_engine(rollout: RolloutSection, model_path: str, **options: Any) -> Any:
+    """An LLMEngine in this process; `options` are those of `arguments`."""
+    chosen = arguments(rollout, model_path, **options)
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(chosen)
+
+
+def arguments(
+    rollout: RolloutSection,
+    model_path: str,
+    *,
+    max_length: int,
+    seed: int,
+    part: Part,
+    meeting: Meeting | None,
+    deterministic: bool = False,
+    real_weights: bool = False,
+    trust_remote_code: bool = False,
+) -> Any:
+    """vLLM's EngineArgs; the process environment is set for them, and vLLM imported. ConfigError or RolloutError where it
+    cannot start so."""
+    import torch
+
+    engine_arguments.require(rollout.engine_args)
+    if meeting is None and rollout.dp > 1:
+        raise ConfigError(
+            f"rollout.dp = {rollout.dp}: such an engine is several processes, which a run's launcher starts; here set it to 1"
+        )
+    environment.prepare(rollout, part, meeting)
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        cpu_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
+    else:
+        _require_devices(rollout, part, torch.cuda.device_count())
+    eager = rollout.enforce_eager or (on_cpu and rollout.ranks > 1)
+    environment.disable_compilation(on_cpu and eager)
+
+    from vllm import EngineArgs
+    from vllm.config import WeightTransferConfig
+
+    import mrl.resharding.vllm.plugin as plugin
+
+    seqs = rollout.max_num_seqs
+    overrides = quantised.overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
+    if on_cpu:
+        overrides |= cpu_limits.overrides(model_path)
+    return EngineArgs(
+        model=model_path,
+        skip_tokenizer_init=not rollout.stop,
+        trust_remote_code=trust_remote_code and bool(rollout.stop),
+        tensor_parallel_size=rollout.tp,
+        enable_expert_parallel=rollout.expert_parallel,
+        distributed_executor_backend="uni" if rollout.tp == 1 else "mp",
+        dtype=rollout.dtype,
+        max_model_len=max_length,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=min(rollout.max_num_batched_tokens, seqs * max_length),
+        enforce_eager=eager,
+        enable_prefix_caching=rollout.enable_prefix_caching and not deterministic,
+        # Processed ones are of the tokens that truncation leaves, raw ones have no temperature (the configuration says 1).
+        logprobs_mode="raw_logprobs" if rollout.truncates else "processed_logprobs",
+        load_format="auto" if real_weights else "dummy",
+        generation_config="vllm",
+        use_tqdm_on_load=False,
+        disable_log_stats=True,
+        seed=(seed + part.engine) % (1 << 31),
+        worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",
+        weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
+        hf_overrides=overrides,
+        **_of_platform(rollout, on_cpu=on_cpu),
+        **(_of_parts(rollout, part, meeting) | rollout.engine_args),
+    )
+
+
+def _require_devices(rollout: RolloutSection, part: Part, seen: int) -> None:
+    if seen < (wanted := rollout.tp):
+        raise RolloutError(
+            f"{part.name} needs {wanted} GPUs (rollout.tp) and sees {seen}: CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
+        )
+
+
+def _of_platform(rollout: RolloutSection, *, on_cpu: bool) -> dict[str, Any]:
+    if on_cpu:
+        return {"kv_cache_memory_bytes": rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
+    return {
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "enable_sleep_mode": rollout.enable_sleep_mode,
+    }
+
+
+def _of_parts(rollout: RolloutSection, part: Part, meeting: Meeting | None) -> dict[str, Any]:
+    """What an engine of several processes is told beside its environment."""
+    if meeting is None or part.is_whole:
+        return {}
+    seconds = int(rollout.step_deadline_seconds)
+    fields: dict[str, Any] = {
+        "distributed_timeout_seconds": seconds,
+        "cpu_distributed_timeout_seconds": seconds,
+    }
+    if part.dp > 1:
+        # With asynchronous scheduling some steps run no forward pass, and the ranks would no longer run the same number; the
+        # sizes of batches are told over gloo, which has a deadline that NCCL's kernels do not have.
+        fields |= {"async_scheduling": False, "disable_nccl_for_dp_synchronization": True}
+    return fields
