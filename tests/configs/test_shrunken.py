@@ -61,6 +61,7 @@ training:
   offload: always
   optimizer: {{moments_dtype: float32}}
 rollout:
+  dp: 1
   tp: 2
   expert_parallel: false
   quantization: none
