@@ -67,7 +67,7 @@ class PretendedRun:
         def start_engine(actor: RolloutActor, meeting: Any) -> None:
             actor.engine = PretendedEngine(estimate.config, estimate, ledger, part=actor.part)
 
-        def trace(actor: RolloutActor, hosts: Any) -> list[Any]:
+        def trace(actor: RolloutActor) -> list[Any]:
             actor.engine.trace()  # type: ignore[attr-defined]
             return [None] * estimate.config.rollout.tp
 
