@@ -24,10 +24,12 @@ def together(name: str, *, alone: bool) -> Iterator[None]:
     elsewhere (launch/workers/actor_group.py). `alone`: there is no other."""
     try:
         yield
-    except RuntimeError as error:
-        if alone or not _BROKEN.search(str(error)):
+    except (RuntimeError, ValueError) as error:
+        if alone or not _is_broken(error):
             raise
-        raise PeerLost(f"{name} could not go on without the other ranks of its engine: {error}") from error
+        raise PeerLost(
+            f"{name} could not go on without the other ranks of its engine: {_cause(error)}"
+        ) from error
 
 
 def largest(value: int, group: Any) -> int:
@@ -37,3 +39,15 @@ def largest(value: int, group: Any) -> int:
     asked = torch.tensor(value, dtype=torch.int64)
     torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX, group=group)
     return int(asked)
+
+
+def _is_broken(error: BaseException) -> bool:
+    return bool(_BROKEN.search(str(_cause(error))))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of a chain: torch fails to log a collective's failure where the group is not one of its world (vLLM's between
+    dp ranks), and raises that ValueError in the failure's place."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
