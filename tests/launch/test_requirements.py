@@ -99,6 +99,8 @@ def test_a_model_without_experts_has_no_routes_to_replay(tmp_path: Path) -> None
         "routing.replay = trainer: the model has no experts to choose from; set it to off"
     ]
     assert found(write_model(tmp_path / "moe"), *words, nodes=[0, 0], gpus=True) == []
+
+
 @pytest.mark.parametrize("gpus", [True, False])
 def test_dp_ranks_may_lie_on_any_nodes(task: Path, gpus: bool) -> None:
     words = (

@@ -1,6 +1,5 @@
 """An engine of two dp ranks on real vLLM: whole experts dealt out over both, requests and KV cache of its own on each."""
 
-import dataclasses
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -104,22 +103,38 @@ def test_an_idle_rank_stalls_nobody(pair: Pair, tiny_model: Path, busy: int) -> 
 
 @pytest.mark.integration
 def test_parked_requests_go_on_at_the_other_rank(pair: Pair, tiny_model: Path) -> None:
-    fresh = driving.requests(4, max_tokens=20, seed=7, ignore_stop=True)
-    asked = [dataclasses.replace(r, request_id=f"7.{number}") for number, r in enumerate(fresh)]
+    """The second rank could end its own in the ten steps that both have left for it; the first could not, so both park."""
+    asked = driving.requests(4, max_tokens=20, seed=7, ignore_stop=True)
+    also = driving.requests(1, max_tokens=9, seed=8, ignore_stop=True)
     drafts = Drafts(driving.SEED)
-    drafts.ask(asked)
-    parked, none = pair.both(six_steps_and_park, asked, [])
-    assert [r.status for r in parked] == [Status.PARKED] * 4 and none == []
-    assert {len(r.tokens) for r in parked} == {6}
+    drafts.ask([*asked, *also])
+    parked = [r for share in pair.both(six_steps_and_park, asked, also) for r in share]
+    assert [(r.status, len(r.tokens)) for r in parked] == [(Status.PARKED, 6)] * 5
     assert drafts.take(parked) == []
-    _, rest = pair.both(driving.generate, [], drafts.resubmit())
-    whole = {r.request_id: r for r in drafts.take(rest)}
-    assert {r.request_id: len(r.tokens) for r in whole.values()} == {r.request_id: 20 for r in asked}
+    of_8, of_7 = split(drafts.resubmit())
+    whole = {r.request_id: r for rest in pair.both(driving.generate, of_8, of_7) for r in drafts.take(rest)}
+    assert {i: len(r.tokens) for i, r in whole.items()} == {
+        r.request_id: r.max_tokens for r in [*asked, *also]
+    }
     assert driving.worst_gap(tiny_model, asked, [whole[r.request_id] for r in asked]) < 1e-5
 
 
+@pytest.mark.integration
+def test_ranks_end_what_so_many_steps_surely_end(pair: Pair) -> None:
+    """Also where one of them has nothing to end, and steps with the other."""
+    share = driving.requests(3, max_tokens=12, seed=10, ignore_stop=True)
+    none, ended = pair.both(six_steps_and_park, [], share)
+    assert none == [] and [(r.status, len(r.tokens)) for r in ended] == [(Status.TRUNCATED, 12)] * 3
+
+
+def split(asked: list[Request]) -> tuple[list[Request], list[Request]]:
+    """Those of prompt 8, and the others."""
+    return [r for r in asked if r.request_id[0] == "8"], [r for r in asked if r.request_id[0] != "8"]
+
+
 def six_steps_and_park(engine: RolloutEngine, requests: list[Request]) -> list[Response]:
-    return driving.steps_and_park(engine, requests, 6)
+    """And at most ten steps more, where they end all requests of both ranks."""
+    return driving.steps_and_park(engine, requests, 6, 10)
 
 
 @pytest.mark.integration
