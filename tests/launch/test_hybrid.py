@@ -1,6 +1,8 @@
 """The hybrid engine over several layouts: engines, trainer and an export agree after real updates and weight syncs."""
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
+from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
-from tests.launch.hybrid_runs import agree, running, tiny_config
+from mrl.launch.workers.colocated import Hybrid
+from mrl.rollout.request import Round, Sampling
+from tests.launch.hybrid_runs import agree, pairs_of_prompts, running, tiny_config
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -108,3 +113,34 @@ def test_other_families_agree_after_updates(
 def check_agreement(config: Config, folder: Path) -> None:
     with running(config, folder / "logs") as hybrid:
         agree(hybrid, config, folder)
+        if config.rollout.dp > 1:
+            lose_a_rank(hybrid, signal.SIGKILL, "engine 0, dp rank 1 died in phase")
+
+
+def lose_a_rank(hybrid: Hybrid, how: signal.Signals, said: str) -> None:
+    """The second dp rank of the first engine gets a signal while it generates; the driver names it."""
+    pid = hybrid.rollout.on_all(lambda actor: os.getpid())[1]
+    sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=7)
+    hybrid.rollout.submit(Round(tuple(enumerate(pairs_of_prompts())), sampling))
+    os.kill(pid, how)
+    try:
+        with pytest.raises(WorkerLost, match=said):
+            poll_to_the_end(hybrid)
+    finally:
+        if how is signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+
+
+def poll_to_the_end(hybrid: Hybrid) -> None:
+    while hybrid.rollout.under_way():
+        hybrid.rollout.poll(60.0)
+
+
+@pytest.mark.slow
+def test_a_dp_rank_that_stands_still_is_named(task: Path, ray_cluster: None, tmp_path: Path) -> None:
+    """After rollout.step_deadline_seconds, by the rank that waited for it; well before the phase's deadline."""
+    words = ("training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", *DP2, "rollout.step_deadline_seconds=60")
+    config = tiny_config(task / "model", task, *words, "loop.phase_deadline_seconds=600")
+    with running(config, tmp_path / "logs") as hybrid:
+        hybrid.sync(0)
+        lose_a_rank(hybrid, signal.SIGSTOP, "engine 0, dp rank 1 kept others waiting in phase")
