@@ -96,7 +96,7 @@ class StubRolloutActor(RolloutActor):
     engine: Any
 
     def start_stub(self, pace: Pace) -> None:
-        self.engine = StubEngine(pace, index=self._index, seats=self._config.rollout.max_num_seqs)
+        self.engine = StubEngine(pace, index=self.part.engine, seats=self._config.rollout.max_num_seqs)
         self.texts = Texts(decoder(load_tokenizer(self._config.model.path)))
 
     def close(self) -> None: ...
