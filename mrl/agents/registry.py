@@ -20,7 +20,12 @@ from mrl.rewards.plugins.find import find_callable
 GROUP = "mrl.environments"
 _SHIPPED = {
     "calculator": "mrl.agents.envs.calculator:Calculator",
+    "file_repair": "mrl.agents.envs.file_repair:FileRepair",
     "guess": "mrl.agents.envs.guess:Guess",
+    "gymnasium": "mrl.agents.adapters.gymnasium:Gymnasium",
+    "openrlhf": "mrl.agents.adapters.openrlhf:OpenRLHF",
+    "python_maths": "mrl.agents.envs.python_maths:PythonMaths",
+    "remote": "mrl.agents.adapters.remote:Remote",
 }
 
 

@@ -52,7 +52,7 @@ class Session:
         self._replies: list[bytes] = []
         self._reply_open = True
         self._calls = 0
-        self._time = OwnTime(process.pid)
+        self._begin()
 
     def __enter__(self) -> Session:
         try:
@@ -107,8 +107,12 @@ class Session:
             self._explain(status)
         return bytes(self._output[self._stdout])
 
+    def _begin(self) -> None:
+        """Counts what is used from now on."""
+        self._time, self._cpu_before = OwnTime(self._run.process.pid), self._run.cpu_seconds()
+
     def _setup(self, program: str, entry_point: str | None) -> dict[str, Any]:
-        self._time = OwnTime(self._run.process.pid)
+        self._begin()
         return {
             "program": program,
             "entry_point": entry_point,
@@ -180,7 +184,7 @@ class Session:
         self._allowance.require_patience(self._time)
 
     def _has_used_its_processor(self) -> bool:
-        return max(self._time.cpu, self._run.cpu_seconds()) >= self._rules.cpu_seconds
+        return max(self._time.cpu, self._run.cpu_seconds() - self._cpu_before) >= self._rules.cpu_seconds
 
     def _select(self, writing: int | None, reading: list[int], seconds: float) -> None:
         with self._time:

@@ -109,7 +109,9 @@ def main(requests, replies):
     setup = read_frame(requests)
     limit(setup["limits"])
     sys.setrecursionlimit(setup["recursion"])
-    if setup["entry_point"] is None:
+    if "cells" in setup:
+        serve_cells(setup["cells"], requests, replies)
+    elif setup["entry_point"] is None:
         os.close(requests)
         os.close(replies)
         run_as_main(setup["program"])
@@ -140,6 +142,61 @@ def serve(setup, requests, replies):
         except BaseException as error:
             answer = {"id": call["id"]} | told(error)
         write_frame(replies, answer)
+
+
+class Output:
+    """What a cell prints, up to a limit."""
+
+    def __init__(self, limit):
+        self.limit, self.parts, self.length, self.encoding = limit, [], 0, "utf-8"
+
+    def write(self, text):
+        text = str(text)
+        left = max(0, self.limit - self.length)
+        if left:
+            self.parts.append(text[:left])
+        self.length += len(text)
+        return len(text)
+
+    def flush(self):
+        pass
+
+    def isatty(self):
+        return False
+
+    def text(self):
+        more = self.length - self.limit
+        return "".join(self.parts) + (f"\n[{more} more characters]" if more > 0 else "")
+
+
+def serve_cells(limit, requests, replies):
+    names = {"__name__": "__main__", "__builtins__": __builtins__}
+    write_frame(replies, {"loaded": True})
+    while True:
+        call = read_frame(requests)
+        sys.stdout = sys.stderr = output = Output(limit)
+        error = run_cell(call["cell"], names, output)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        write_frame(replies, {"id": call["id"], "output": output.text(), "error": error})
+
+
+def run_cell(source, names, output):
+    """What went wrong; the value of a last expression is printed."""
+    import ast
+    import traceback
+
+    try:
+        tree = ast.parse(source, "cell")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "cell", "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+            if value is not None:
+                output.write(repr(value) + "\n")
+        return ""
+    except BaseException as error:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        return "".join(line for line in lines if "/runner.py" not in line)[-2000:]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,166 @@
+"""Environments in the forms of other systems, and servers that may answer anything."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from websockets.sync.server import Server, serve
+
+from mrl.agents.adapters.gymnasium import Gymnasium
+from mrl.agents.adapters.openrlhf import OpenRLHF
+from mrl.agents.adapters.remote import Remote
+from mrl.agents.environment import Unreachable
+from mrl.errors import ConfigError
+from tests.support.others_environments import FILE
+
+
+def test_an_agent_instance_is_played() -> None:
+    env = OpenRLHF(FILE + "AgentInstance")
+    opening = asyncio.run(env.reset({"prompt": "How long is 'word'?", "label": "4"}, 0))
+    assert opening == "How long is 'word'? You have two tries."
+    first = asyncio.run(env.step("5", []))
+    assert (first.reward, first.done, first.info) == (0.0, False, {"turns": 1.0})
+    assert first.observation == f"seen {len(opening)} letters"
+    last = asyncio.run(env.step("4", []))
+    assert (last.reward, last.done) == (1.0, True)
+    assert last.observation == f"seen {len(opening + '5' + str(first.observation))} letters"
+    asyncio.run(env.close())
+
+
+@pytest.mark.parametrize(
+    ("options", "turns"),
+    [
+        ({"action": "number"}, ["go 1", "<think>0</think>1"]),
+        ({"action": "choice", "choices": ["back", "on"]}, ["back? no: on", "on"]),
+    ],
+)
+def test_a_gymnasium_environment_is_played(options: dict[str, Any], turns: list[str]) -> None:
+    env = Gymnasium(FILE + "Walk", arguments={"length": 3}, **options)
+    assert env.reset({"start": 1}, 0) == "[1]"
+    assert env.step("nothing of the kind", []).observation == "That is no action."
+    steps = [env.step(turn, []) for turn in turns]
+    assert [(step.observation, step.reward, step.done) for step in steps] == [
+        ('{"place": 2}', 1.0, False),
+        ('{"place": 3}', 1.0, True),
+    ]
+    env.close()
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers as its path says; notes what it was asked."""
+
+    asked: list[tuple[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, body))
+        kind, _, operation = self.path[1:].rpartition("/")
+        if kind == "elsewhere":
+            self.send_response(307)
+            self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/good/{operation}")
+            self.end_headers()
+            return
+        said = {"observation": {"text": f"{operation}: {json.dumps(body)}"}, "reward": 0.5, "done": False}
+        data = {"huge": b"x" * 300_000, "text": b"not JSON", "other": b"[1]"}.get(kind) or json.dumps(
+            said
+        ).encode()
+        self.send_response(500 if kind == "broken" else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def http_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(30)
+
+
+def test_an_episode_over_http(http_server: str) -> None:
+    env = Remote(http_server + "/good", observation="text")
+    assert env.reset({"url": "http://elsewhere"}, 3) == 'reset: {"seed": 3}'
+    step = env.step("<think>no</think>hello", [])
+    assert step.observation == 'step: {"action": {"message": "hello"}}'
+    assert (step.reward, step.done) == (0.5, False)
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["elsewhere", "huge", "text", "other", "broken"])
+def test_a_server_that_answers_otherwise_is_unreachable(http_server: str, kind: str) -> None:
+    before = len(Answers.asked)
+    with pytest.raises(Unreachable, match=kind):
+        Remote(f"{http_server}/{kind}").reset({}, 0)
+    assert [path for path, _ in Answers.asked[before:]] == [f"/{kind}/reset"], "only the address was asked"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "example.org",
+        "http://",
+        "http://me:word@host",
+        "ftp://host/x",
+        "http://host/?a=b",
+    ],
+)
+def test_only_an_address_is_taken(url: str) -> None:
+    with pytest.raises(ConfigError, match="is an address"):
+        Remote(url)
+
+
+def test_no_server_is_unreachable() -> None:
+    for url in ("http://127.0.0.1:9", "ws://127.0.0.1:9/ws"):
+        with pytest.raises(Unreachable):
+            Remote(url, seconds=5.0).reset({}, 0)
+
+
+@pytest.fixture
+def sessions() -> Iterator[str]:
+    """A server whose sessions count their own steps."""
+
+    def session(connection: Any) -> None:
+        steps = 0
+        for message in connection:
+            said = json.loads(message)
+            if said["type"] == "close":
+                return
+            steps += said["type"] == "step"
+            data: dict[str, Any] = {"observation": {"n": steps}, "reward": None, "done": steps == 2}
+            wrong = said["data"].get("message") == "wrong"
+            error = {"type": "error", "data": {"message": "no such action"}}
+            connection.send(json.dumps(error if wrong else {"type": "observation", "data": data}))
+
+    server: Server
+    with serve(session, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws"
+        server.shutdown()
+        thread.join(30)
+
+
+def test_episodes_have_sessions_of_their_own(sessions: str) -> None:
+    one, other = Remote(sessions), Remote(sessions)
+    assert one.reset({}, 0) == other.reset({}, 0) == '{"n": 0}'
+    assert one.step("a", []).observation == other.step("a", []).observation == '{"n": 1}'
+    last = one.step("b", [])
+    assert (last.observation, last.reward, last.done) == ('{"n": 2}', None, True)
+    with pytest.raises(Unreachable, match="no such action"):
+        other.step("wrong", [])
+    one.close()
+    other.close()
+    assert not one.replayable

@@ -1,0 +1,144 @@
+"""Tools whose calls run in the sandbox: names that stay, limits that the policy is told of, and faults that are ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.agents.envs.file_repair import FileRepair, rows
+from mrl.agents.envs.python_maths import PythonMaths
+from mrl.agents.tool_calls import ToolCall
+from mrl.agents.tools.python import Python, Shell
+from mrl.agents.tools.tool import ToolError
+from mrl.rewards.code.sandbox import find_boundary
+
+GSM8K = Path(__file__).parents[2] / "data/gsm8k/test.jsonl"
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Python]:
+    tool = Python(seconds=5.0, memory_mib=256)
+    yield tool
+    tool.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("x = 6\nx * 7", "42\n"),
+        ("print('a', end='')\nx + 1", "a7\n"),
+        ("def f(n):\n    return n + x", "(no output)"),
+        ("f(1)", "7\n"),
+        ("import sys; sys.stderr.write('told')", "told4\n"),
+        ("'é😀' * 2", "'é😀é😀'\n"),
+    ],
+)
+def test_names_stay_from_cell_to_cell(python: Python, code: str, says: str) -> None:
+    assert python.run(code) == says
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("1/0", "ZeroDivisionError: division by zero"),
+        ("def (", "SyntaxError"),
+        ("undefined", "NameError"),
+        ("print('so far')\nraise ValueError('mine')", "so far\nTraceback"),
+        ("open('/etc/passwd').read()", "FileNotFoundError"),
+        ("import socket; socket.create_connection(('1.1.1.1', 80))", "OSError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_what_a_cell_raises_is_told_and_its_names_stay(python: Python, code: str, says: str) -> None:
+    said = python.run(code)
+    assert says in said and "runner.py" not in said
+    assert python.run("1 + 1") == "2\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("while True: pass", "time limit"),
+        ("import os; os._exit(0)", "runtime error"),
+        ("x = bytearray(2**30)", None),
+        ("import os\nwhile True: os.write(1, b'x' * 65536)", "output limit"),
+    ],
+)
+def test_a_cell_that_is_over_its_limits_is_told_so(code: str, says: str | None) -> None:
+    tool = Python(seconds=1.0, memory_mib=256)
+    assert tool.run("kept = 1") == "(no output)"
+    if says is None:
+        assert "MemoryError" in tool.run(code)
+    else:
+        with pytest.raises(ToolError, match=f"{says}.*without its names"):
+            tool.run(code)
+        assert "NameError" in tool.run("kept")
+    tool.close()
+
+
+def test_what_a_cell_prints_is_cut(python: Python) -> None:
+    said = python.run("print('😀' * 10**6)")
+    assert len(said) < 30_000 and said.count("more characters]") == 1
+
+
+def test_a_shell_keeps_its_files_and_has_no_network() -> None:
+    if not find_boundary().has_cgroup:
+        pytest.skip("no cgroup can be made here, and without one the sandbox starts no process")
+    shell = Shell(seconds=2.0)
+    assert shell.run("echo hello > /tmp/file; ls /tmp") == "file\n"
+    assert shell.run("cat /tmp/file; false") == "hello\nexit status 1\n"
+    assert "exit status" in shell.run("touch /usr/mine")
+    with pytest.raises(ToolError, match="time limit"):
+        shell.run("sleep 100")
+    shell.close()
+
+
+def test_a_gsm8k_row_is_computed_and_answered() -> None:
+    row = json.loads(GSM8K.read_text().splitlines()[0])
+    env = PythonMaths()
+    env.reset(row, 0)
+    assert env.step("", [ToolCall("python", {"code": "(16 - 3 - 4) * 2"})]).observation == [
+        {"role": "tool", "content": "18\n"}
+    ]
+    assert env.step("She makes #### 18", []).reward == 1.0
+    assert env.step("The answer is 17.", []).reward == 0.0
+    assert env.step("no number", []).reward == 0.0
+    env.close()
+
+
+def repaired(row: dict[str, Any]) -> tuple[Any, list[str]]:
+    env = FileRepair()
+    env.reset(row, 0)
+    said: list[str] = []
+
+    def call(name: str, **arguments: str) -> None:
+        (message,) = env.step("", [ToolCall(name, arguments)]).observation
+        said.append(message["content"])  # type: ignore[index] a message of the role tool
+
+    call("read_file", path="main.py")
+    call("run_tests")
+    call("edit_file", path="total.py", old="result - number", new="result + number")
+    call("edit_file", path="total.py", old="result", new="other")
+    call("run_tests")
+    end = env.step("done", [])
+    env.close()
+    return end, said
+
+
+def test_a_file_is_repaired() -> None:
+    row = next(row for row in rows(20, seed=0) if row["path"] == "total.py")
+    end, (read, before, edited, twice, after) = repaired(row)
+    assert read == "error: no file 'main.py'; there are total.py" and before.startswith("failed: wrong")
+    assert edited == "edited" and "4 times, not once" in twice and after == "all tests pass"
+    assert (end.reward, end.done) == (1.0, True)
+
+
+def test_a_file_that_is_left_alone_is_worth_nothing() -> None:
+    env = FileRepair()
+    for row in list(rows(3, seed=1)):
+        env.reset(row, 0)
+        assert env.step("done", []).reward == 0.0
