@@ -58,7 +58,9 @@ class Verdict:
     version: str = ""
     seconds: float = 0.0
     token_values: np.ndarray | None = None
-    """[T_response] float32 process rewards, where the verifier gives them."""
+    """[T_response] float32 process rewards, where the verifier gives them; NaN at tokens without one."""
+    is_return: bool = False
+    """`value` is the sum of `token_values`: an estimator that adds both to a token's return takes one of them."""
     applies: bool = True
     """False where no verifier of the domain applies to the sample."""
 
@@ -102,6 +104,38 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the policy in an episode, and what the environment answered."""
+
+    start: int
+    """Position of its first token in the response."""
+    end: int
+    """One past its last token; the observation's tokens, where the episode went on, follow."""
+    text: str
+    observation: str = ""
+    reward: float | None = None
+    seconds: float = 0.0
+    """Of the environment, for the answer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transcript:
+    """An episode as its sample keeps it."""
+
+    turns: tuple[Turn, ...]
+    opening: str = ""
+    """What the environment said before the first turn."""
+    ended_by: str = ""
+    """Why it ended (mrl/agents/episode.py, EndedBy); empty while it goes on."""
+    reason: str = ""
+    """The environment's words for that, where it has any."""
+    faults: int = 0
+    """Times that it began anew because something of ours had failed."""
+    restarts: int = 0
+    """Times that it began anew because a resumed run could not repeat what its environment had said."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
     """One response of the policy to one prompt. Nothing in it is ever re-tokenised."""
 
@@ -117,7 +151,7 @@ class Sample:
     rollout_logprobs: np.ndarray
     """[T] float32: log-prob under the policy that sampled, at its temperature, over the whole vocabulary."""
     policy_versions: np.ndarray
-    """[T] int32: the weights' version that produced each token."""
+    """[T] int32: the weights' version that produced each token; -1 where an environment did."""
     status: Status
     response_text: str = ""
     domain: str = "default"
@@ -127,6 +161,8 @@ class Sample:
     routed_experts: np.ndarray | None = None
     """[T_prompt + T, L, k] int16 where recorded."""
     verdict: Verdict | None = None
+    transcript: Transcript | None = None
+    """Its turns, where it is an episode with an environment."""
 
     @property
     def sample_id(self) -> str:
@@ -136,10 +172,12 @@ class Sample:
     def with_verdict(self, verdict: Verdict) -> Sample:
         """The scored sample; in half the time of dataclasses.replace, because a step does it for every
         sample."""
-        return Sample(*_all_but_verdict(self), verdict)  # type: ignore[call-arg]
+        return Sample(*_before_verdict(self), verdict, self.transcript)  # type: ignore[call-arg]
 
 
-_all_but_verdict = operator.attrgetter(*(f.name for f in dataclasses.fields(Sample) if f.name != "verdict"))
+_before_verdict = operator.attrgetter(
+    *(f.name for f in dataclasses.fields(Sample) if f.name not in ("verdict", "transcript"))
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

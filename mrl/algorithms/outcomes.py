@@ -37,6 +37,8 @@ class Outcomes:
     """[B] float64 components of the reward, 0 where a sample lacks one."""
     token_rewards: np.ndarray | None = None
     """[N] float64 process rewards aligned with the batch's tokens; NaN where there is none."""
+    are_returns: np.ndarray | None = None
+    """[B] bool: the sample's reward is the sum of its process rewards; None where none is."""
 
     def __post_init__(self) -> None:
         count = len(self.rewards)
@@ -67,6 +69,7 @@ class Outcomes:
             domains=tuple(s.domain for s in samples),
             parts={name: np.array([_part(s, name) for s in samples], dtype=np.float64) for name in names},
             token_rewards=_token_rewards(samples),
+            are_returns=_are_returns(samples),
         )
 
     @classmethod
@@ -98,6 +101,11 @@ def _value(sample: Sample) -> float:
 
 def _part(sample: Sample, name: str) -> float:
     return float(sample.verdict.parts.get(name, 0.0)) if sample.verdict else 0.0
+
+
+def _are_returns(samples: Sequence[Sample]) -> np.ndarray | None:
+    found = np.array([s.verdict is not None and s.verdict.is_return for s in samples], dtype=np.bool_)
+    return found if found.any() else None
 
 
 def _token_rewards(samples: Sequence[Sample]) -> np.ndarray | None:

@@ -168,9 +168,8 @@ def _rollouts(
 def _process_rewards(
     name: str, outcomes: Outcomes, on_last: Tensor, shaped: Tensor, rows: Rows
 ) -> dict[str, Tensor]:
-    """Outcome estimators ignore them; gae and reinforce_pp add the outcome; process estimators keep them apart.
-
-    Without any, the outcome is a process estimator's only one.
+    """Outcome estimators ignore them; gae and reinforce_pp add the outcome, unless it is their sum; process estimators keep them
+    apart. Without any, the outcome is a process estimator's only one.
     """
     if name in OUTCOME_ESTIMATORS:
         return {}
@@ -184,6 +183,9 @@ def _process_rewards(
     present = ~torch.isnan(values) & rows.mask
     process = values.masked_fill(~present, 0.0)
     if name in ("gae", "reinforce_pp"):
+        if outcomes.are_returns is not None:  # of the sums what shaping made of them stays
+            sums = torch.nan_to_num(torch.from_numpy(outcomes.rewards * outcomes.are_returns))
+            on_last = on_last - rows.segments.on_last_token(sums, rows.mask)
         return {"token_rewards": on_last + process}
     apart = {"outcomes": shaped} if name == "rloo_process" else {}
     return {"token_rewards": process, "reward_mask": present} | apart if keeps_apart else {}

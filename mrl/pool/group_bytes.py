@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import PoolError
-from mrl.samples import Group, Prompt, Sample, Segment, Status, Verdict, VerdictKind
+from mrl.samples import Group, Prompt, Sample, Segment, Status, Transcript, Turn, Verdict, VerdictKind
 
 TOKEN_BYTES = 20
 """About the most that a token of a response takes: 8 of arrays, the rest of text."""
@@ -72,6 +72,7 @@ def _told(sample: Sample, arrays: list[np.ndarray]) -> dict[str, Any]:
         starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(values) else []
         runs = np.asarray(starts, np.int32)
         told[name] = [len(values), _kept(runs, arrays), _kept(values[runs], arrays)]
+    told["transcript"] = None if sample.transcript is None else dataclasses.asdict(sample.transcript)
     told["verdict"] = None if sample.verdict is None else _told_verdict(sample.verdict, arrays)
     return told
 
@@ -127,4 +128,12 @@ def _sample(told: dict[str, Any], reader: _Reader) -> Sample:
         status=Status(told["status"]),
         segments=tuple(Segment(*segment) for segment in told["segments"]),
         verdict=None if verdict is None else Verdict(**verdict),
+        transcript=_transcript(told["transcript"]),
     )
+
+
+def _transcript(told: dict[str, Any] | None) -> Transcript | None:
+    if told is None:
+        return None
+    fields: dict[str, Any] = {"turns": tuple(Turn(**turn) for turn in told["turns"])}
+    return Transcript(**told | fields)

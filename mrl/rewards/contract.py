@@ -19,7 +19,7 @@ import numpy as np
 from mrl.errors import RewardError
 from mrl.rewards.part import RewardPart
 from mrl.rewards.visible import visible_text, with_opened_thought
-from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
+from mrl.samples import Prompt, Sample, Status, Transcript, Verdict, VerdictKind
 from mrl.section import Section
 
 
@@ -42,6 +42,8 @@ class Request:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     response_tokens: np.ndarray | None = None
     """[T] int32."""
+    transcript: Transcript | None = None
+    """The turns, where the response is an episode; `response` is then all of them, one after the other."""
     policy_version: int = 0
     """Version that produced the last token."""
     deadline_seconds: float = 10.0
@@ -168,6 +170,7 @@ def request_for(sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_s
         status=sample.status,
         metadata=prompt.metadata,
         response_tokens=sample.response_tokens,
+        transcript=sample.transcript,
         policy_version=int(versions[-1]) if len(versions) else 0,
         deadline_seconds=deadline_seconds,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.code import Code, CodeService
+from mrl.rewards.kinds.environment import EnvironmentReturn
 from mrl.rewards.kinds.instructions import Format, Instructions, Repetition
 from mrl.rewards.kinds.maths import Maths
 from mrl.rewards.kinds.plugin import Plugin
@@ -17,6 +18,7 @@ KINDS: dict[str, type[RewardKind]] = {
     "format": Format,
     "repetition": Repetition,
     "plugin": Plugin,
+    "environment": EnvironmentReturn,
 }
 
 

@@ -43,6 +43,11 @@ class RewardSpec(KindPart):
             raise ValueError("kind and parts exclude each other; put the verifier into parts")
         if any(part.kind is None for part in self.parts):
             raise ValueError("every one of parts needs a kind")
+        if any(part.kind == "environment" for part in self.parts):
+            raise ValueError(
+                "kind = environment stands alone: its value is the sum over an episode's turns; what else is to count belongs "
+                "into the environment"
+            )
         names = [part.label for part in self.parts]
         if len(set(names)) != len(names):
             raise ValueError(f"parts have the names {names}; give each its own name")

@@ -20,6 +20,7 @@ from types import TracebackType
 
 from mrl.errors import RewardError
 from mrl.rewards.contract import Request, no_reward, rejected, request_for
+from mrl.rewards.kinds.environment import return_of
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import RewardSection, RewardSpec
@@ -148,7 +149,7 @@ class RewardPool:
             self._open[sample.sample_id] = ticket
             self._uncollected.add(sample.sample_id)
         if sample.status in (Status.FAILED, Status.ABORTED):
-            self._finish(ticket, no_reward(f"no response to verify: generation {sample.status.value}"))
+            self._finish(ticket, no_reward(f"no response to verify: {_why(sample)}"))
             return
         for part in ticket.parts:
             self._hand_in(ticket, part, sample, prompt)
@@ -175,6 +176,9 @@ class RewardPool:
             self._answered(
                 ticket, part, rejected("cut off at the response limit", min_reward=part.min_reward)
             )
+            return
+        if part.kind == "environment":
+            self._answered(ticket, part, return_of(sample))
             return
         ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(ticket.parts) == 1)
         request = request_for(
@@ -242,6 +246,12 @@ class RewardPool:
             raise RewardError(f"rewards: the dispatcher failed: {self._dispatcher.failure!r}") from None
 
 
+def _why(sample: Sample) -> str:
+    if sample.transcript is None:
+        return f"generation {sample.status.value}"
+    return f"the episode ended by {sample.transcript.ended_by}: {sample.transcript.reason}"
+
+
 def try_verifiers(
     section: RewardSection, prompts: Sequence[Prompt], *, deadline_seconds: float = 120.0
 ) -> None:
@@ -254,7 +264,9 @@ def try_verifiers(
     once = section.model_copy(update={"retries": 0})
     with RewardPool(once, group_size=1) as pool:
         waiting = {}
-        for number, prompt in enumerate(first_of_each_domain(prompts)):
+        firsts = first_of_each_domain(prompts)
+        tried = [p for p in firsts if section.domains.get(p.domain, section).kind != "environment"]
+        for number, prompt in enumerate(tried):
             sample = trial_sample(dataclasses.replace(prompt, index=number))
             pool.submit(sample, prompt)
             waiting[sample.sample_id] = prompt.domain

@@ -32,6 +32,7 @@ def sample(
     domain: str = "default",
     parts: dict[str, float] | None = None,
     token_values: list[float] | None = None,
+    is_return: bool = False,
 ) -> Sample:
     """A response of `length` tokens whose second is the environment's."""
     mask = np.ones(length, dtype=bool)
@@ -46,7 +47,7 @@ def sample(
         rollout_logprobs=np.full(length, -1.0, dtype=np.float32),
         status=status,
         domain=domain,
-        verdict=verdict_of(value, parts=parts or {}, token_values=values),
+        verdict=verdict_of(value, parts=parts or {}, token_values=values, is_return=is_return),
     )
 
 
@@ -272,6 +273,24 @@ def test_process_rewards_reach_the_estimators_that_keep_them() -> None:
     assert apart.arrays["advantages"].tolist() == [0, 0, 1, 0, 0, 0, 0, 0, -1, 0, 0, 0]
     plain, _ = estimated({}, *samples)
     assert per_sample(plain) == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=2e-6)
+
+
+def test_a_return_is_not_added_to_the_rewards_that_it_is_the_sum_of() -> None:
+    """Of three samples two are sums of their turns' rewards, one has an outcome beside them."""
+    nan = float("nan")
+    samples = [
+        sample(1, 0, 1.5, token_values=[0.5, nan, 1.0], is_return=True),
+        sample(1, 1, 1.0, token_values=[nan, nan, 1.0], is_return=True),
+        sample(1, 2, 1.0, token_values=[0.5, nan, 0.0]),
+    ]
+    batch, _ = estimated({"estimator": {"name": "reinforce_pp", "whiten": "off"}}, *samples)
+    assert batch.arrays["advantages"].reshape(3, 5)[:, [2, 4]].tolist() == [
+        [1.5, 1.0],
+        [1.0, 1.0],
+        [1.5, 1.0],
+    ]
+    plain, _ = estimated({}, *samples)
+    assert per_sample(plain)[0] > 0 > per_sample(plain)[1], "an estimator of outcomes has the sums"
 
 
 def test_clip_of_advantages_and_scores_for_topr() -> None:
