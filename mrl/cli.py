@@ -72,13 +72,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     _config_command(commands, "sft", _sft, "supervised start of a new model, exported as a model folder")
     make = commands.add_parser("make", help="make task files or a tokenizer")
-    make.add_argument("what", choices=["arithmetic", "domains", "tokenizer"])
+    make.add_argument("what", choices=["arithmetic", "calculator", "domains", "tokenizer"])
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
     _report_command(commands)
+    samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
+    samples.add_argument("path", help="run folder, or a file of samples")
+    samples.add_argument("--step", type=int, help="of one step alone")
+    samples.add_argument("--kind", help="train, validation or sampled alone")
+    samples.add_argument("--limit", type=int, default=10, help="most samples")
+    samples.set_defaults(run=_samples)
     export = commands.add_parser("export", help="a run's checkpoint as a Hugging Face folder")
     export.add_argument("folder", help="run folder")
     where = export.add_mutually_exclusive_group(required=True)
@@ -201,6 +207,11 @@ def _make(options: argparse.Namespace) -> int:
 
         print(f"wrote {arithmetic.write(options.out, largest=options.largest)}")
         return 0
+    if options.what == "calculator":
+        from mrl.prepare import calculator
+
+        print(f"wrote {calculator.write(options.out)}")
+        return 0
     if options.what == "domains":
         from mrl.prepare import domains
 
@@ -226,6 +237,15 @@ def _report(options: argparse.Namespace) -> int:
         write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
         said.append(f"wrote {out}; it opens in a browser, from disk")
     return _answer("\n".join(said))
+
+
+def _samples(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from mrl.report.transcripts import samples_text
+
+    path = Path(options.path)
+    return _answer(samples_text(path, step=options.step, kind=options.kind, limit=options.limit))
 
 
 def _steps(words: str | None) -> tuple[int, int] | None:

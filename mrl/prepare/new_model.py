@@ -39,7 +39,8 @@ def make(new: NewModelSection, files: Sequence[str], folder: Path, *, max_length
     if new.tokenizer == "bpe":
         vocab_size = tokenizer.write_bpe(files, folder, vocab_size=new.vocab_size)
     else:
-        vocab_size = tokenizer.write_characters(files, folder)
+        write = tokenizer.write_chat if new.tokenizer == "chat" else tokenizer.write_characters
+        vocab_size = write(files, folder)
     _weights(new, vocab_size, max_length, seed).save_pretrained(str(folder))
 
 

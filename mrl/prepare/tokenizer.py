@@ -1,4 +1,4 @@
-"""Small tokenizers made from files: one token per character, or byte-level BPE.
+"""Small tokenizers made from files: one token per character, with or without a chat template, or byte-level BPE.
 
 Both come out as a folder that `transformers.AutoTokenizer` loads. Id 0 is padding, id 1 the end of text.
 """
@@ -12,6 +12,13 @@ from mrl.data.files import read_rows
 from mrl.errors import DataError
 
 PAD, END = "<pad>", "<end>"
+ROLES = ("system", "user", "assistant", "tool")
+CHAT_TEMPLATE = (
+    "{%- for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{%- for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor -%}<end>{%- endfor -%}"
+    "{%- if add_generation_prompt %}<assistant>{% endif -%}"
+)
+"""Each message between a mark of its role and the end of text; tools are not shown."""
 
 
 def write_characters(files: Sequence[str | Path], folder: str | Path) -> int:
@@ -24,6 +31,18 @@ def write_characters(files: Sequence[str | Path], folder: str | Path) -> int:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return _save(tokenizer, folder)
+
+
+def write_chat(files: Sequence[str | Path], folder: str | Path) -> int:
+    """`write_characters` with a mark for each role and CHAT_TEMPLATE; returns the vocabulary's size."""
+    from transformers import AutoTokenizer
+
+    write_characters(files, folder)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<{role}>" for role in ROLES]})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(str(folder))
+    return len(tokenizer)
 
 
 def write_bpe(files: Sequence[str | Path], folder: str | Path, *, vocab_size: int) -> int:

@@ -12,8 +12,9 @@ class NewModelSection(Section):
 
     family: Literal["qwen3_moe", "qwen3", "qwen3_next", "mixtral", "deepseek_v3", "glm4_moe"] = "qwen3_moe"
     """Model type."""
-    tokenizer: Literal["characters", "bpe"] = "characters"
-    """characters: one token per character of the files; bpe: byte-level pairs trained on them."""
+    tokenizer: Literal["characters", "chat", "bpe"] = "characters"
+    """characters: one token per character of the files; chat: the same with a mark for each role and a chat template; bpe:
+    byte-level pairs trained on the files."""
     tokenizer_files: tuple[str, ...] = ()
     """Files the tokenizer is made from; the training data when empty."""
     vocab_size: int = Field(default=512, ge=8)

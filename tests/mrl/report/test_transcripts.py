@@ -1,0 +1,55 @@
+"""Samples as text: an episode turn by turn, nothing of it steering the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.errors import DataError
+from mrl.observe.samples_log import write_all
+from mrl.report.transcripts import samples_text
+from mrl.samples import Transcript, Turn
+from tests.support.samples import make_groups, make_sample, verdict_of
+
+
+def test_an_episode_turn_by_turn(tmp_path: Path) -> None:
+    turns = (Turn(0, 1, "call\n\x1b[2J", "4", 0.25), Turn(2, 3, "four", "", 1.0))
+    episode = Transcript(turns, "begin", ended_by="env_done")
+    samples = [
+        make_sample(0, 0, transcript=episode, verdict=verdict_of(1.25)),
+        make_sample(0, 1, response_text="no"),
+    ]
+    write_all(tmp_path / "samples.jsonl", 3, make_groups(samples), kind="train")
+    text = samples_text(tmp_path)
+    assert text.splitlines() == [
+        "step 3  train  sample 0.0  reward 1.25  finished, ended by env_done",
+        "  prompt: begin",
+        "  turn 1 (reward 0.25): call",
+        "    \\x1b[2J",
+        "  observed: 4",
+        "  turn 2 (reward 1): four",
+        "",
+        "step 3  train  sample 0.1  reward None  finished",
+        "  prompt: ",
+        "  response: no",
+    ]
+    assert samples_text(tmp_path, limit=1).endswith("\n\n1 more; --limit shows them")
+    with pytest.raises(DataError, match="has no such samples; 2 rows"):
+        samples_text(tmp_path, step=4)
+
+
+def test_a_cut_file_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    row = {
+        "step": 1,
+        "kind": "train",
+        "sample_id": "0.0",
+        "prompt": "p",
+        "response": "r",
+        "reward": 0.0,
+        "status": "finished",
+    }
+    (tmp_path / "some.jsonl").write_text(json.dumps(row) + '\n{"step": 2, "ki')
+    text = samples_text(tmp_path / "some.jsonl")
+    assert "response: r" in text and text.endswith("first line 2.")
