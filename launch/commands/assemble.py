@@ -22,6 +22,7 @@ from mrl.data.load import Dataset
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import cluster, has_gpus
+from mrl.launch.commands.acting import opened
 from mrl.launch.commands.check import check
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
@@ -32,6 +33,7 @@ from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
+from mrl.loops.episodes import Episodes
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight, RewardWorkers
 from mrl.loops.on_policy import OnPolicyLoop
@@ -65,6 +67,8 @@ class Parts:
     prompts: PromptStream
     store: Store | None
     """Of judged groups; None where the schedule keeps none."""
+    episodes: Episodes | None
+    """Where samples are such."""
     clock: PhaseClock
     lengths: Lengths | None = None
     """Of each response, instead of where the policy would end it; for measurements."""
@@ -77,6 +81,7 @@ class Parts:
             self.clock,
             run_seed=self.config.run.seed,
             lengths=self.lengths,
+            episodes=self.episodes,
         )
 
     def loop(
@@ -131,11 +136,13 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         with clock.phase("cluster"):
             stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
         reward_workers = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
+        episodes = stack.enter_context(opened(inputs.acting, config)) if inputs.acting else None
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
-        yield Parts(config, hybrid, reward_workers, inputs.dataset, prompts, store, clock)
+        data = inputs.dataset, prompts, store
+        yield Parts(config, hybrid, reward_workers, *data, episodes, clock)
 
 
 def _starting(config: Config) -> str:

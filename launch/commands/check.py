@@ -21,6 +21,7 @@ from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
+from mrl.launch.commands.acting import Acting, look_at
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
@@ -39,6 +40,7 @@ class Inputs:
     """What a run reads: made by the checks, kept for the run."""
 
     dataset: Dataset
+    acting: Acting | None
     trial: tuple[Prompt, ...]
     """One prompt of each domain, with which rewards are tried."""
 
@@ -53,10 +55,11 @@ def check(config: Config) -> Inputs:
     if faults := dict.fromkeys(line for _, lines in found for line in lines):
         raise _told_together(list(faults))
     tokenizer, _ = found[-1]
-    dataset = load_data(config.data, config.reward, tokenizer)
+    acting = look_at(config, tokenizer)
+    dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools if acting else None)
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     check_rewards(config, trial)
-    return Inputs(dataset, trial)
+    return Inputs(dataset, acting, trial)
 
 
 def dry_run(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -14,6 +15,7 @@ from mrl.config.root import Config
 from mrl.data.load import load_validation
 from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.errors import ConfigError, DataError
+from mrl.launch.commands.acting import look_at, opened
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
 from mrl.loops.validate import validate
@@ -75,7 +77,9 @@ def _new_folder(path: str) -> Path:
 def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
     """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    dataset = load_validation(config.data, config.reward, tokenizer)
+    acting = look_at(config, tokenizer)
+    tools = acting.tools if acting else None
+    dataset = load_validation(config.data, config.reward, tokenizer, tools=tools)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
     if not prompts:
@@ -94,11 +98,14 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
         real_weights=True,
     )
     try:
-        with RewardPool(
-            config.reward, group_size=max(1, config.loop.validation.num_samples)
-        ) as reward_workers:
+        with (
+            RewardPool(
+                config.reward, group_size=max(1, config.loop.validation.num_samples)
+            ) as reward_workers,
+            opened(acting, config) if acting else contextlib.nullcontext() as episodes,
+        ):
             rollout, clock = _OneEngine(engine, Texts(decoder(tokenizer, ends))), PhaseClock()
-            in_flight = InFlight(rollout, reward_workers, clock, run_seed=config.run.seed)
+            in_flight = InFlight(rollout, reward_workers, clock, run_seed=config.run.seed, episodes=episodes)
             deadline = config.loop.phase_deadline_seconds
             collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
             return validate(collector, prompts, config, on_sampled=sampled.extend)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mrl.errors import RolloutError
+from mrl.samples import Prompt, Sample, Segment, Status, Transcript, Turn
 
 
 class State(enum.Enum):
@@ -52,6 +53,13 @@ class EndedBy(enum.Enum):
         """Whether it says nothing of the policy."""
         return self in _OURS
 
+    @property
+    def status(self) -> Status:
+        """Of the sample: what a limit ended is truncated, as a single response is."""
+        if self.is_ours:
+            return Status.FAILED
+        return Status.TRUNCATED if self in _CUT else Status.FINISHED
+
 
 _OURS = {
     EndedBy.ENV_CRASHED,
@@ -60,6 +68,7 @@ _OURS = {
     EndedBy.SANDBOX_LOST,
     EndedBy.ENGINE_LOST,
 }
+_CUT = {EndedBy.TURN_LIMIT, EndedBy.CONTEXT_LIMIT, EndedBy.TOKEN_LIMIT}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,83 +78,114 @@ class Limits:
     max_turns: int
     """Turns of the policy."""
     max_context: int
-    """Tokens, the prompt's included, beyond which no further turn begins."""
-
-
-@dataclasses.dataclass(slots=True)
-class Turn:
-    """One turn of the policy: the tokens `start` to `end` of the response, and what the environment gave for it."""
-
-    start: int
-    end: int
-    reward: float | None = None
+    """Tokens, the prompt's included."""
+    max_tokens: int
+    """Tokens behind the prompt, the observations' included."""
+    max_turn_tokens: int
+    """Tokens of one turn."""
+    max_bad_calls: int = 0
+    """Turns with a call that cannot be carried out; one more ends it."""
 
 
 class Episode:
     """The tokens of one sample so far. Every array is aligned with the response: all tokens behind the prompt."""
 
-    def __init__(self, prompt_tokens: np.ndarray, limits: Limits) -> None:
-        """`prompt_tokens`: [T] int32, not empty."""
-        self._prompt, self._limits = np.asarray(prompt_tokens, np.int32), limits
+    def __init__(self, prompt_tokens: np.ndarray, limits: Limits, *, opening: str = "") -> None:
+        """`prompt_tokens`: [T] int32, not empty. `opening`: what the environment says in them."""
+        self.prompt_tokens, self._limits, self._opening = np.asarray(prompt_tokens, np.int32), limits, opening
         self._tokens: list[np.ndarray] = []
         self._logprobs: list[np.ndarray] = []
         self._versions: list[np.ndarray] = []
         self._masks: list[np.ndarray] = []
-        self._length = 0
+        self._segments: list[Segment] = []
+        self._length = self._bad_calls = 0
         self.turns: list[Turn] = []
         self.state = State.WANTS_TOKENS
         self.ended_by: EndedBy | None = None
+        self.reason = ""
+        """The environment's words for its end, where it has any."""
 
     @property
     def num_tokens(self) -> int:
         """Of the response."""
         return self._length
 
+    @property
+    def last_token(self) -> int:
+        """Of the policy or an observation, whichever came last."""
+        return int(self._tokens[-1][-1])
+
+    @property
+    def budget(self) -> int:
+        """Tokens that the next turn may have; below 1 none may begin."""
+        return min(self._limits.max_turn_tokens, self._left)
+
+    @property
+    def _left(self) -> int:
+        limits = self._limits
+        return min(limits.max_tokens, limits.max_context - len(self.prompt_tokens)) - self._length
+
     def context(self) -> np.ndarray:
         """[T_prompt + T] int32: what an engine goes on from."""
-        return np.concatenate([self._prompt, *self._tokens])
+        return np.concatenate([self.prompt_tokens, *self._tokens])
 
     def add_turn(
-        self, tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray, *, is_cut: bool = False
+        self,
+        tokens: np.ndarray,
+        logprobs: np.ndarray,
+        segments: Sequence[Segment],
+        *,
+        text: str = "",
+        is_cut: bool = False,
     ) -> None:
-        """What the policy wrote: [n] ids, their log-probs and the weights' versions. `is_cut`: it reached the limit of its tokens
-        before its end. RolloutError for an empty turn, or out of turn."""
+        """What the policy wrote: [n] ids, their log-probs, and whose they are, counted from the turn's start. `is_cut`: it
+        reached the limit of its tokens before its end. RolloutError for an empty turn, or out of turn."""
         self._require(State.WANTS_TOKENS, "a turn of the policy")
         if not len(tokens):
             raise RolloutError("an engine returned a turn without tokens")
-        self.turns.append(Turn(self._length, self._length + len(tokens)))
+        start = self._length
+        self.turns.append(Turn(start, start + len(tokens), text))
+        versions = np.repeat([s.version for s in segments], [s.end - s.start for s in segments])
         self._grow(tokens, logprobs, versions, trains=True)
+        self._segments += [
+            dataclasses.replace(s, start=s.start + start, end=s.end + start) if start else s for s in segments
+        ]
         self.state = State.WANTS_STEP
         if is_cut:
             self.end(EndedBy.TOKEN_LIMIT)
 
-    def observe(self, tokens: np.ndarray, *, reward: float | None = None) -> None:
-        """What the environment says, as the renderer made it: [n] ids that are read and never trained on.
+    def answered(self, observation: str, *, reward: float | None = None, seconds: float = 0.0) -> None:
+        """Notes what the environment answered to the last turn. RolloutError for a reward that is not finite."""
+        self._require(State.WANTS_STEP, "an answer of the environment")
+        if reward is not None and not math.isfinite(reward):
+            raise RolloutError(f"an environment gave the reward {reward} to turn {len(self.turns)}")
+        self.turns[-1] = dataclasses.replace(
+            self.turns[-1], observation=observation, reward=reward, seconds=seconds
+        )
 
-        `reward` is that of the turn before. The limits may end the episode here, with nothing appended. RolloutError for a
-        reward that is not finite, or out of turn.
-        """
-        self.reward(reward)
+    def observe(self, tokens: np.ndarray) -> None:
+        """What the environment says, as the renderer made it: [n] ids that are read and never trained on. The limits may end the
+        episode here, with nothing appended. RolloutError out of turn."""
+        self._require(State.WANTS_STEP, "an answer of the environment")
         if len(self.turns) >= self._limits.max_turns:
             self.end(EndedBy.TURN_LIMIT)
-        elif len(self._prompt) + self._length + len(tokens) >= self._limits.max_context:
+        elif self._left <= len(tokens):
             self.end(EndedBy.CONTEXT_LIMIT)
         else:
             count = len(tokens)
             self._grow(tokens, np.zeros(count), np.full(count, -1), trains=False)
             self.state = State.WANTS_TOKENS
 
-    def reward(self, reward: float | None) -> None:
-        """Notes the reward of the last turn; None where it has none."""
-        self._require(State.WANTS_STEP, "an answer of the environment")
-        if reward is not None and not math.isfinite(reward):
-            raise RolloutError(f"an environment gave the reward {reward} to turn {len(self.turns)}")
-        self.turns[-1].reward = reward
+    def bad_call(self) -> None:
+        """The last turn made a call that cannot be carried out; one too many ends the episode."""
+        self._bad_calls += 1
+        if self._bad_calls > self._limits.max_bad_calls:
+            self.end(EndedBy.BAD_CALL)
 
-    def end(self, by: EndedBy) -> None:
+    def end(self, by: EndedBy, reason: str = "") -> None:
         """Ends it; an episode that has ended keeps its first reason."""
         if self.state is not State.ENDED:
-            self.state, self.ended_by = State.ENDED, by
+            self.state, self.ended_by, self.reason = State.ENDED, by, reason
 
     # -- the sample it makes -------------------------------------------------------------------------------------
 
@@ -153,26 +193,27 @@ class Episode:
         """[T] int32."""
         return _joined(self._tokens, np.int32)
 
-    def loss_mask(self) -> np.ndarray:
-        """[T] bool: True where the policy produced the token."""
-        return _joined(self._masks, np.bool_)
+    def sample(self, prompt: Prompt, number: int, *, status: Status, text: str) -> Sample:
+        """As it is now."""
+        return Sample(
+            prompt_index=prompt.index,
+            sample_index=number,
+            prompt_tokens=self.prompt_tokens,
+            response_tokens=self.response(),
+            loss_mask=_joined(self._masks, np.bool_),
+            rollout_logprobs=_joined(self._logprobs, np.float32),
+            policy_versions=_joined(self._versions, np.int32),
+            status=status,
+            response_text=text,
+            domain=prompt.domain,
+            tag=prompt.tag,
+            segments=tuple(self._segments),
+        )
 
-    def logprobs(self) -> np.ndarray:
-        """[T] float32, 0 on observations."""
-        return _joined(self._logprobs, np.float32)
-
-    def versions(self) -> np.ndarray:
-        """[T] int32, -1 on observations."""
-        return _joined(self._versions, np.int32)
-
-    def turn_rewards(self) -> np.ndarray | None:
-        """[T] float32: each turn's reward on its last token, which is the policy's; None where no turn has one."""
-        if all(turn.reward is None for turn in self.turns):
-            return None
-        values = np.zeros(self._length, np.float32)
-        for turn in self.turns:
-            values[turn.end - 1] = turn.reward or 0.0
-        return values
+    def transcript(self, *, faults: int = 0, restarts: int = 0) -> Transcript:
+        """Its turns, with the times that it began anew."""
+        ended_by = self.ended_by.value if self.ended_by else ""
+        return Transcript(tuple(self.turns), self._opening, ended_by, self.reason, faults, restarts)
 
     def _grow(self, tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray, *, trains: bool) -> None:
         assert len(tokens) == len(logprobs) == len(versions), "one log-prob and one version a token"
@@ -188,4 +229,6 @@ class Episode:
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)

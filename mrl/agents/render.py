@@ -90,6 +90,15 @@ class TurnRenderer:
             ids += self.plain(observation.text) + tokens
         return np.asarray(ids, np.int32)
 
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
+        """[n] int32: a prompt of an environment's messages, a role and a content each, up to where the policy goes on."""
+        slots = [_SLOT.format(number) for number in range(len(messages))]
+        said = [{**message, "content": slot} for message, slot in zip(messages, slots, strict=True)]
+        ids, *behind = self._cut(self._rendered(said, opens=True), slots)
+        for message, tokens in zip(messages, behind, strict=True):
+            ids = ids + self.plain(message["content"]) + tokens
+        return np.asarray(ids, np.int32)
+
     def plain(self, text: str) -> list[int]:
         """The ids of a text that nothing in it can turn into one of the tokenizer's added tokens: an added token's own text
         is cut behind its first character."""
@@ -142,11 +151,15 @@ class TurnRenderer:
     def _around(self, role: str, count: int) -> list[list[int]]:
         """`count` + 1 runs of the template's own tokens."""
         slots = [_SLOT.format(number) for number in range(count)]
-        text, runs = self._between(slots, role, _ANSWERED), []
-        for slot in slots:
+        return self._cut(self._between(slots, role, _ANSWERED), slots)
+
+    def _cut(self, text: str, slots: Sequence[str]) -> list[list[int]]:
+        """The tokens before, between and behind the slots of a text."""
+        runs = []
+        for number, slot in enumerate(slots, 1):
             before, found, text = text.partition(slot)
             if not found:
-                raise DataError(f"the chat template leaves out an observation with the role {role!r}")
+                raise DataError(f"the chat template leaves out observation {number} of {len(slots)}")
             runs.append(self._encode(before))
         return [*runs, self._encode(text)]
 

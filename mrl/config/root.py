@@ -2,6 +2,7 @@
 
 from pydantic import model_validator
 
+from mrl.config.sections.agent import AgentSection
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.data import DataSection
@@ -35,6 +36,8 @@ class Config(Section):
     """Training and validation rows."""
     reward: RewardSection
     """How responses are verified."""
+    agent: AgentSection | None = None
+    """The environment of the episodes; absent where a response is all there is."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """Estimator, losses and their constants."""
     training: TrainingSection = TrainingSection()
@@ -162,6 +165,29 @@ class Config(Section):
             raise ValueError(
                 f"rollout.max_response_tokens = {self.rollout.max_response_tokens} leaves nothing for a prompt "
                 f"in model.max_length = {self.model.max_length}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_fit(self) -> "Config":
+        if self.agent is None:
+            if any(part.kind == "environment" for part in self.reward.all_verifiers()):
+                raise ValueError("reward.kind = environment: there is none; add the section agent")
+            return self
+        agent, response = self.agent, self.rollout.max_response_tokens
+        if agent.max_context is not None and agent.max_context > self.model.max_length:
+            raise ValueError(
+                f"agent.max_context = {agent.max_context} is more than model.max_length = {self.model.max_length}"
+            )
+        if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
+            raise ValueError(
+                f"agent.max_turn_tokens = {agent.max_turn_tokens} has no effect: the whole episode has "
+                f"rollout.max_response_tokens = {response}"
+            )
+        if self.loop.deterministic:
+            raise ValueError(
+                "loop.deterministic = true with the section agent: when environments answer decides what shares an engine's "
+                "batch"
             )
         return self
 

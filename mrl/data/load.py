@@ -22,6 +22,9 @@ from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10
 
+Tools = list[dict[str, Any]]
+"""JSON schemas of tools, as chat templates take them."""
+
 
 @dataclasses.dataclass(slots=True)
 class LoadReport:
@@ -73,22 +76,26 @@ class Dataset:
         return validation_order(self.validation, count)
 
 
-def load_data(section: DataSection, reward: RewardSection, tokenizer: Any) -> Dataset:
-    """Read, check, tokenise.
+def load_data(
+    section: DataSection, reward: RewardSection, tokenizer: Any, *, tools: Tools | None = None
+) -> Dataset:
+    """Read, check, tokenise. `tools`: what the chat template shows the model where a row has none of its own.
 
     Raises DataError that names every bad row it shows by file and line, and ConfigError for arguments that
     the chat template never names.
     """
-    prepare = _Preparation(section, reward, tokenizer, LoadReport())
+    prepare = _Preparation(section, reward, tokenizer, LoadReport(), tools)
     train = prepare.sources(section.train_entries())
     validation = prepare.sources(section.validation_entries())
     return prepare.dataset(_without_overlap(train, validation, section, prepare.report), validation)
 
 
-def load_validation(section: DataSection, reward: RewardSection, tokenizer: Any) -> Dataset:
+def load_validation(
+    section: DataSection, reward: RewardSection, tokenizer: Any, *, tools: Tools | None = None
+) -> Dataset:
     """The held-out rows alone: no training file is opened, so that none need be there. Errors as in
     `load_data`."""
-    prepare = _Preparation(section, reward, tokenizer, LoadReport())
+    prepare = _Preparation(section, reward, tokenizer, LoadReport(), tools)
     return prepare.dataset((), prepare.sources(section.validation_entries()))
 
 
@@ -98,6 +105,7 @@ class _Preparation:
     reward: RewardSection
     tokenizer: Any
     report: LoadReport
+    tools: Tools | None
 
     def __post_init__(self) -> None:
         _check_arguments(self.section, self.tokenizer)
@@ -171,7 +179,8 @@ class _Preparation:
             )
         except DataError as error:
             return error
-        return dataclasses.replace(row, ground_truth=ground_truth)
+        tools = self.tools if row.tools is None and not isinstance(row.prompt, str) else row.tools
+        return dataclasses.replace(row, ground_truth=ground_truth, tools=tools)
 
     def _without_duplicates(self, rows: Sequence[Row]) -> list[Row]:
         if not self.section.dedupe:

@@ -2,8 +2,9 @@
 
 | event | comes from | leads to |
 |---|---|---|
-| a prompt is asked | a schedule | requests to the engines |
-| a response is whole | engines, in one or more segments (mrl/rollout/drafts.py) | a sample, to the reward workers |
+| a prompt is asked | a schedule | requests to the engines, or environments to be opened |
+| a response is whole | engines, in one or more segments (mrl/rollout/drafts.py) | a sample, to the reward workers, or an episode's turn |
+| an environment answers | its process | the episode's next request, or a sample (mrl/loops/episodes.py) |
 | a verdict | reward workers | a whole group, once all are there |
 
 Nothing in here waits longer than it is told, so that a schedule may look after other things meanwhile.
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from mrl.loops.episodes import Episodes
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
 from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
@@ -80,12 +82,18 @@ class InFlight:
         *,
         run_seed: int,
         lengths: Lengths | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
-        """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it."""
-        self._clock, self._lengths = clock, lengths
+        """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it. `episodes`:
+        where samples are such."""
+        self._clock, self._lengths, self._episodes = clock, lengths, episodes
         self._rollout, self._reward_workers = rollout, reward_workers
         self._drafts = Drafts(run_seed)
         self._making: dict[int, _Making] = {}
+        self._resting: set[int] = set()
+        """Groups that were in the making at a park: no turn of theirs is asked before `go_on`."""
+        self._put_off: list[tuple[Request, Response | None]] = []
+        """Such turns."""
         self.newest_version = -1
         """Of the tokens that came since whoever reads it set it to -1."""
 
@@ -97,22 +105,30 @@ class InFlight:
 
     def park(self) -> list[Response]:
         """The engines stop; what came so far of each response that they had begun. The others wait where they are."""
+        self._resting = set(self._making)
         self._answered(self._rollout.park())
         return self._drafts.parked()
 
     def go_on(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Asks for what is parked, goes on with what waits, and asks these prompts, all at once."""
+        self._resting = set()
         self._rollout.go_on()
-        self._submit(self._drafts.resubmit(), prompts, sampling)
+        turns = self._draft(self._turns_to_ask())
+        self._submit([*self._drafts.resubmit(), *turns], prompts, sampling)
 
     def _submit(self, parked: Sequence[Request], prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        self._rollout.submit([*parked, self._remember(prompts, sampling)])
+        requested = self._remember(prompts, sampling)
+        if self._episodes is None:
+            self._drafts.ask(requested.requests())
+            self._rollout.submit([*parked, requested])
+            return
+        self._rollout.submit(parked)
+        for request in requested.requests():
+            self._episodes.begin(self._making[sample_of(request.request_id)[0]].prompt, request)
 
     def _remember(self, prompts: Sequence[Prompt], sampling: Sampling) -> Round:
-        requested = Round.of(prompts, dataclasses.replace(sampling, lengths=self._lengths))
-        self._drafts.ask(requested.requests())
         self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
-        return requested
+        return Round.of(prompts, dataclasses.replace(sampling, lengths=self._lengths))
 
     def under_way(self) -> Sequence[Any]:
         """The engines' calls whose end is worth a poll."""
@@ -124,7 +140,7 @@ class InFlight:
 
     def num_context(self, response: Response) -> int:
         """Tokens that an engine computes before it goes on with a parked response."""
-        return len(self._making[sample_of(response.request_id)[0]].prompt.tokens) + len(response.tokens)
+        return self._drafts.num_context(response.request_id)
 
     # -- what comes ----------------------------------------------------------------------------------------------
 
@@ -133,7 +149,40 @@ class InFlight:
         asks_engines = len(self._drafts) > self._drafts.num_parked
         if asks_engines:
             self._answered(self._rollout.poll(timeout_seconds))
-        self.collect(0.0 if asks_engines else timeout_seconds)
+        waits = self._ask_environments(0.0 if asks_engines else timeout_seconds)
+        self.collect(0.0 if asks_engines or waits else timeout_seconds)
+
+    def _ask_environments(self, timeout_seconds: float) -> bool:
+        """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""
+        if self._episodes is None or not self._episodes.num_waiting:
+            return False
+        with self._clock.waiting() if timeout_seconds else contextlib.nullcontext():
+            self._episodes.poll(timeout_seconds)
+        self._go_on_with_episodes()
+        return True
+
+    def _go_on_with_episodes(self) -> None:
+        """Asks for the turns that events led to, and hands on the samples that ended."""
+        assert self._episodes is not None, "only where samples are episodes"
+        if requests := self._draft(self._turns_to_ask()):
+            self._rollout.submit(requests)
+        self._arrived(self._episodes.take_ended())
+
+    def _turns_to_ask(self) -> list[tuple[Request, Response | None]]:
+        """Of groups that do not rest; the others' are put off."""
+        if self._episodes is None:
+            return []
+        turns = self._put_off + self._episodes.take_asked()
+        self._put_off = [turn for turn in turns if sample_of(turn[0].request_id)[0] in self._resting]
+        return [turn for turn in turns if sample_of(turn[0].request_id)[0] not in self._resting]
+
+    def _draft(self, turns: Sequence[tuple[Request, Response | None]]) -> list[Request]:
+        """Notes turns that are asked, with what came of them before; the requests to hand in."""
+        self._drafts.ask(request for request, _ in turns)
+        begun = [so_far for _, so_far in turns if so_far is not None]
+        self._drafts.take(begun)
+        fresh = [request for request, so_far in turns if so_far is None]
+        return fresh + (self._drafts.resubmit() if begun else [])
 
     def collect(self, timeout_seconds: float) -> None:
         """Takes the verdicts that are there, or the first ones within the time."""
@@ -147,14 +196,25 @@ class InFlight:
         self._reward_workers.flush_groups(indices)
 
     def _answered(self, responses: Sequence[Response]) -> None:
-        arrived = []
-        for response in self._drafts.take(responses):
+        whole = self._drafts.take(responses)
+        versions = [response.segments[-1].version for response in whole if response.segments]
+        self.newest_version = max([self.newest_version, *versions])
+        if self._episodes is not None:
+            self._episodes.turns(whole)
+            self._go_on_with_episodes()
+            return
+        samples = []
+        for response in whole:
             index, number = sample_of(response.request_id)
-            making = self._making[index]
-            sample = whole_sample(making.prompt, number, response)
-            making.samples[response.request_id] = sample
+            samples.append(whole_sample(self._making[index].prompt, number, response))
+        self._arrived(samples)
+
+    def _arrived(self, samples: Sequence[Sample]) -> None:
+        arrived = []
+        for sample in samples:
+            making = self._making[sample.prompt_index]
+            making.samples[sample.sample_id] = sample
             arrived.append((sample, making.prompt))
-            self.newest_version = max(self.newest_version, int(sample.policy_versions.max(initial=-1)))
         self._judge(arrived)
 
     def _judge(self, arrived: Sequence[tuple[Sample, Prompt]]) -> None:
@@ -176,10 +236,18 @@ class InFlight:
         return sum(self._making[i].size - len(self._making[i].verdicts) for i in indices)
 
     def missing(self, indices: Iterable[int]) -> tuple[list[str], list[str]]:
-        """(ids of the samples of these groups without a response, those without a verdict)."""
+        """(ids of the samples of these groups without a response, those without a verdict); for people."""
         groups = [self._making[index] for index in indices]
         unanswered = [name for making in groups for name in making.ids() if name not in making.samples]
+        if self._episodes is not None:
+            unanswered = [self._episodes.told(name) for name in unanswered]
         return unanswered, [n for making in groups for n in making.ids() if n not in making.verdicts]
+
+    def waits_for_environments(self, index: int) -> bool:
+        """Whether nothing but environments is to answer before a group's responses are whole."""
+        making, episodes = self._making[index], self._episodes
+        unanswered = [name for name in making.ids() if name not in making.samples]
+        return episodes is not None and all(map(episodes.waits, unanswered))
 
     def whole(self) -> list[int]:
         """Indices of the groups that have all verdicts, smallest first."""
@@ -201,6 +269,9 @@ class InFlight:
             if name in making.samples:
                 sample, verdict = making.samples[name], making.verdicts.get(name)
                 samples.append(sample if verdict is None else sample.with_verdict(verdict))
+            elif self._episodes is not None:
+                begun = {request.request_id: so_far for request, so_far in self._put_off}
+                samples.append(self._episodes.partial(name, self._drafts.so_far(name) or begun.get(name)))
             elif so_far := self._drafts.so_far(name):
                 samples.append(whole_sample(making.prompt, number, so_far))
         return Group(making.prompt, tuple(samples))
@@ -208,16 +279,31 @@ class InFlight:
     def restore(self, groups: Sequence[Group], sampling: Sampling) -> None:
         """Goes on with groups that `partial` gave, of this process or of another: reward workers get what has no verdict, and
         everything else waits, parked, for `go_on`."""
-        unjudged, parked = [], Status.PARKED
-        self._remember([group.prompt for group in groups], sampling)
-        for group in groups:
-            making = self._making[group.prompt.index]
-            so_far = {sample.sample_id: response_of(sample) for sample in group.samples}
-            self._drafts.take(so_far.get(name) or Response.empty(name, parked) for name in making.ids())
-            for sample in (s for s in group.samples if s.status is not parked):
-                making.samples[sample.sample_id] = sample
-                if sample.verdict is None:
-                    unjudged.append((sample, group.prompt))
-                else:
-                    making.verdicts[sample.sample_id] = sample.verdict
-        self._judge(unjudged)
+        requested = self._remember([group.prompt for group in groups], sampling).requests()
+        self._resting = set(self._making)
+        before = {sample.sample_id: sample for group in groups for sample in group.samples}
+        whole = [sample for sample in before.values() if sample.status is not Status.PARKED]
+        for sample in whole:
+            making = self._making[sample.prompt_index]
+            making.samples[sample.sample_id] = sample
+            if sample.verdict is not None:
+                making.verdicts[sample.sample_id] = sample.verdict
+        self._go_on_from(before, [r for r in requested if not self._is_whole(r.request_id)])
+        self._judge([(s, self._making[s.prompt_index].prompt) for s in whole if s.verdict is None])
+
+    def _is_whole(self, name: str) -> bool:
+        return name in self._making[sample_of(name)[0]].samples
+
+    def _go_on_from(self, before: Mapping[str, Sample], requests: Sequence[Request]) -> None:
+        """What these requests are to become was so far in `before`."""
+        if self._episodes is not None:
+            for request in requests:
+                prompt = self._making[sample_of(request.request_id)[0]].prompt
+                self._episodes.begin(prompt, request, before.get(request.request_id))
+            return
+        names = [request.request_id for request in requests]
+        self._drafts.ask(requests)
+        self._drafts.take(
+            response_of(before[name]) if name in before else Response.empty(name, Status.PARKED)
+            for name in names
+        )

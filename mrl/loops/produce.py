@@ -36,7 +36,7 @@ COUNTS: tuple[str, ...] = (
 )
 """Added up from one step's groups to the next."""
 
-HOLDERS: tuple[str, ...] = ("engines", "verdicts", "slots")
+HOLDERS: tuple[str, ...] = ("engines", "environments", "verdicts", "slots")
 """What the oldest group may wait for, and with it all admission; slots: a step and its sync, the group being ready."""
 
 
@@ -191,7 +191,9 @@ class Producer:
         head = self._ledger.head()
         if head is None or head.index not in self._in_flight:
             return "slots"
-        return "engines" if self._in_flight.num_unanswered([head.index]) else "verdicts"
+        if not self._in_flight.num_unanswered([head.index]):
+            return "verdicts"
+        return "environments" if self._in_flight.waits_for_environments(head.index) else "engines"
 
     def _count(self, name: str, value: float) -> None:
         self._counts[name] += value

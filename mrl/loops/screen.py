@@ -15,6 +15,7 @@ from mrl.config.sections.algorithm import FilterSection
 from mrl.errors import RewardError, RolloutError
 from mrl.loops import nan_guard
 from mrl.loops.collect import has_reward, trainable
+from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.staleness import oldest, policy_versions
 from mrl.samples import Group, Status, VerdictKind
 
@@ -128,9 +129,9 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
     samples = [s for g in groups for s in g.samples]
     scored = [s for s in samples if has_reward(s)]
     if not scored:
-        return {"rollout/samples": float(len(samples))}
+        return {"rollout/samples": float(len(samples))} | episode_metrics(samples)
     rewards = np.array([s.verdict.value for s in scored if s.verdict is not None])
-    lengths = np.array([len(s.response_tokens) for s in scored])
+    lengths = np.array([s.loss_mask.sum() for s in scored])
     high, low = rewards.max(), rewards.min()
     return {
         "reward/mean": float(rewards.mean()),
@@ -138,6 +139,7 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/min": float(low),
         **_parts(scored),
         **_by_domain(scored),
+        **episode_metrics(samples),
         "rollout/samples": float(len(samples)),
         "rollout/response_tokens_mean": float(lengths.mean()),
         "rollout/response_tokens_p99": float(np.percentile(lengths, 99)),

@@ -106,6 +106,20 @@ METRICS = {
     "rollout/truncated_frac": Metric("share", "Share of the samples cut off at rollout.max_response_tokens."),
     "rollout/aborted": Metric("samples", "Samples that were aborted."),
     "rollout/failed": Metric("samples", "Samples whose generation failed."),
+    "agent/episodes": Metric("samples", "Episodes generated for the step."),
+    "agent/turns": Metric("1", "Mean number of the policy's turns in them."),
+    "agent/env_seconds_p99": Metric(
+        "s", "99th percentile of an environment's seconds for the answer to a turn."
+    ),
+    "agent/retries": Metric(
+        "1", "Times that one of them began anew after a fault that the policy cannot have caused."
+    ),
+    "agent/restarted": Metric(
+        "1", "Times that one of them began anew because a resumed run's environment said something else."
+    ),
+    "agent/ended_by/<end>": Metric(
+        "samples", "Episodes that ended for this reason (mrl/agents/episode.py, EndedBy)."
+    ),
     "stream/slots_used": Metric(
         "groups",
         "Groups on their way as the step took its own; a step whose result no engine serves counts as a batch.",
@@ -120,7 +134,8 @@ METRICS = {
         "tokens", "Tokens of prompts and responses that engines compute again to go on with them."
     ),
     "stream/held_by/<holder>": Metric(
-        "share", "Share of the pumps' time in which the oldest group waited for engines, verdicts or slots."
+        "share",
+        "Share of the pumps' time in which the oldest group waited for engines, environments, verdicts or slots.",
     ),
     "pool/bytes": Metric(
         "bytes", "Bytes of the judged groups that no served version is made of, as the step took its own."

@@ -72,10 +72,21 @@ def _row(step: int, kind: str, group: Group, sample: Sample) -> dict[str, object
         "verdict": verdict.kind.value if verdict else None,
         "reason": verdict.reason if verdict else None,
         "parts": dict(verdict.parts) if verdict else {},
+        **_episode(sample),
     }
 
 
+def _episode(sample: Sample) -> dict[str, object]:
+    transcript = sample.transcript
+    if transcript is None:
+        return {}
+    turns = [
+        {"said": turn.text, "observed": turn.observation, "reward": turn.reward} for turn in transcript.turns
+    ]
+    return {"opening": transcript.opening, "turns": turns, "ended_by": transcript.ended_by}
+
+
 def _span(sample: Sample) -> list[int] | None:
-    """The smallest and the largest version of the tokens; None without tokens."""
-    versions = sample.policy_versions
+    """The smallest and the largest version of the policy's tokens; None without any."""
+    versions = sample.policy_versions[sample.loss_mask]
     return [int(versions.min()), int(versions.max())] if len(versions) else None

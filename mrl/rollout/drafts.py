@@ -64,6 +64,11 @@ class Drafts:
         """What came so far of each request that no engine has now, by prompt and sample."""
         return [self._so_far[name] for name in sorted(self._parked, key=sample_of)]
 
+    def num_context(self, request_id: str) -> int:
+        """Tokens that an engine computes before it goes on with a request."""
+        so_far = self._so_far.get(request_id)
+        return len(self._asked[request_id].prompt_tokens) + (len(so_far.tokens) if so_far else 0)
+
     def so_far(self, request_id: str) -> Response | None:
         """What came so far of a request; None where nothing did, or where its response is whole."""
         return self._so_far.get(request_id)
@@ -115,7 +120,7 @@ def joined(so_far: Response, more: Response) -> Response:
 def whole_sample(prompt: Prompt, sample_index: int, response: Response) -> Sample:
     """The sample of a response, or of its part so far; RolloutError where an engine ran other tokens than those before its
     segment."""
-    _require_ran(prompt, response)
+    require_ran(prompt.tokens, response)
     return Sample(
         prompt_index=prompt.index,
         sample_index=sample_index,
@@ -144,11 +149,13 @@ def response_of(sample: Sample) -> Response:
     )
 
 
-def _require_ran(prompt: Prompt, response: Response) -> None:
+def require_ran(before: np.ndarray, response: Response) -> None:
+    """RolloutError where an engine ran other tokens before one of the response's segments than `before` [T] int32 and the
+    response's own up to there."""
     for segment in response.segments:
-        before = np.concatenate([prompt.tokens, response.tokens[: segment.start]])
-        if prompt_digest(before) != segment.prompt_digest:
+        context = np.concatenate([before, response.tokens[: segment.start]])
+        if prompt_digest(context) != segment.prompt_digest:
             raise RolloutError(
                 f"sample {response.request_id}: engine {segment.engine} ran other tokens before position {segment.start} of the "
-                f"response than the {len(before)} of its prompt and earlier segments (request {segment.attempt})"
+                f"response than the {len(context)} of its prompt and earlier segments (request {segment.attempt})"
             )

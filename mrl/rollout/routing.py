@@ -16,6 +16,8 @@ class Router:
         self._load = [0] * num_engines
         self._held = [0] * num_engines
         self._engine_of: dict[int, int] = {}
+        self._home: dict[int, int] = {}
+        """The engine that had a prompt's last request since the last park: an episode's next turn finds its cache there."""
         self._unfinished: collections.Counter[int] = collections.Counter()
 
     def send(self, prompt: int, num_requests: int) -> int:
@@ -28,11 +30,13 @@ class Router:
         return engine
 
     def ended(self, prompt: int) -> None:
-        """A request of the prompt came back, finished or parked; without any other the prompt may go elsewhere next time."""
+        """A request of the prompt came back, finished or parked; without any other the prompt may go elsewhere after a park,
+        when caches are empty."""
         self._load[self._engine_of[prompt]] -= 1
         self._unfinished[prompt] -= 1
         if not self._unfinished[prompt]:
-            del self._unfinished[prompt], self._engine_of[prompt]
+            del self._unfinished[prompt]
+            self._home[prompt] = self._engine_of.pop(prompt)
 
     def engine_of(self, prompt: int) -> int | None:
         """The engine of a prompt's unfinished requests; None without any."""
@@ -44,6 +48,7 @@ class Router:
 
     def hold(self) -> None:
         """All unfinished requests wait in their engines, until `go_on`."""
+        self._home.clear()
         self._held = [held + load for held, load in zip(self._held, self._load, strict=True)]
         self._load = [0] * len(self._load)
 
@@ -52,4 +57,6 @@ class Router:
         self._held = [0] * len(self._held)
 
     def _choose(self, prompt: int) -> int:
-        return prompt % len(self._load) if self._by_index else self._load.index(min(self._load))
+        if self._by_index:
+            return prompt % len(self._load)
+        return self._home.get(prompt, self._load.index(min(self._load)))

@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mrl.agents.episode import EndedBy, Episode, Limits, State
 from mrl.errors import RolloutError
+from mrl.samples import Prompt, Segment, Status, Turn
 
-WIDE = Limits(max_turns=100, max_context=10_000)
+WIDE = Limits(max_turns=100, max_context=10_000, max_tokens=10_000, max_turn_tokens=10_000)
+PROMPT = Prompt(4, np.asarray([1, 2], np.int32), "", None, domain="games", tag="t")
 
 
 def _turn(episode: Episode, tokens: list[int], *, version: int = 3, is_cut: bool = False) -> None:
     count = len(tokens)
-    episode.add_turn(
-        np.asarray(tokens, np.int32),
-        np.full(count, -0.5, np.float32),
-        np.full(count, version, np.int32),
-        is_cut=is_cut,
-    )
+    segments = [Segment(0, count, version, 0, 0, 0)] if count else []
+    logprobs = np.full(count, -0.5, np.float32)
+    episode.add_turn(np.asarray(tokens, np.int32), logprobs, segments, text=str(tokens), is_cut=is_cut)
+
+
+def _observe(episode: Episode, tokens: list[int], **answer: Any) -> None:
+    episode.answered("said", **answer)
+    episode.observe(np.asarray(tokens, np.int32))
 
 
 def test_two_turns() -> None:
-    episode = Episode(np.asarray([1, 2], np.int32), WIDE)
+    episode = Episode(PROMPT.tokens, WIDE, opening="begin")
     assert episode.state is State.WANTS_TOKENS and episode.context().tolist() == [1, 2]
     _turn(episode, [5, 6])
     assert episode.state is State.WANTS_STEP
-    episode.observe(np.asarray([7, 8, 9], np.int32), reward=0.25)
+    _observe(episode, [7, 8, 9], reward=0.25, seconds=2.0)
     assert episode.state is State.WANTS_TOKENS and episode.context().tolist() == [1, 2, 5, 6, 7, 8, 9]
     _turn(episode, [10], version=4)
-    episode.reward(1.0)
-    episode.end(EndedBy.ENV_DONE)
-    assert episode.response().tolist() == [5, 6, 7, 8, 9, 10]
-    assert episode.loss_mask().tolist() == [True, True, False, False, False, True]
-    assert episode.versions().tolist() == [3, 3, -1, -1, -1, 4]
-    assert episode.logprobs().tolist() == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5]
-    rewards = episode.turn_rewards()
-    assert rewards is not None and rewards.tolist() == [0.0, 0.25, 0.0, 0.0, 0.0, 1.0]
+    episode.answered("", reward=1.0)
+    episode.end(EndedBy.ENV_DONE, "right")
+    sample = episode.sample(PROMPT, 3, status=Status.FINISHED, text="words")
+    assert sample.sample_id == "4.3" and (sample.domain, sample.tag) == ("games", "t")
+    assert sample.response_tokens.tolist() == [5, 6, 7, 8, 9, 10]
+    assert sample.loss_mask.tolist() == [True, True, False, False, False, True]
+    assert sample.policy_versions.tolist() == [3, 3, -1, -1, -1, 4]
+    assert sample.rollout_logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5]
+    assert [(s.start, s.end, s.version) for s in sample.segments] == [(0, 2, 3), (5, 6, 4)]
+    transcript = episode.transcript(faults=1)
+    assert transcript.turns == (Turn(0, 2, "[5, 6]", "said", 0.25, 2.0), Turn(5, 6, "[10]", "", 1.0))
+    assert (transcript.opening, transcript.ended_by, transcript.reason) == ("begin", "env_done", "right")
+    assert (transcript.faults, transcript.restarts) == (1, 0)
 
 
 def test_random_episodes_are_the_concatenation_of_their_parts() -> None:
@@ -50,34 +61,64 @@ def test_random_episodes_are_the_concatenation_of_their_parts() -> None:
             wrote, said = ([rng.randrange(50) for _ in range(rng.randint(1, 6))] for _ in range(2))
             before = episode.context().tolist()
             _turn(episode, wrote)
-            episode.observe(np.asarray(said, np.int32))
+            _observe(episode, said)
             wanted += wrote + said
             mask += [True] * len(wrote) + [False] * len(said)
             assert episode.context().tolist()[: len(before)] == before
         assert episode.context().tolist() == wanted
-        assert episode.loss_mask().tolist() == mask and (episode.versions() < 0).tolist() == [
-            not m for m in mask
-        ]
-        assert episode.turn_rewards() is None
+        sample = episode.sample(PROMPT, 0, status=Status.FINISHED, text="")
+        assert sample.loss_mask.tolist() == mask
+        assert (sample.policy_versions < 0).tolist() == [not m for m in mask]
 
 
 @pytest.mark.parametrize(
     ("limits", "ended_by", "length"),
     [
-        (Limits(max_turns=1, max_context=100), EndedBy.TURN_LIMIT, 2),
-        (Limits(max_turns=9, max_context=6), EndedBy.CONTEXT_LIMIT, 2),
-        (Limits(max_turns=9, max_context=7), None, 4),
+        ({"max_turns": 1}, EndedBy.TURN_LIMIT, 2),
+        ({"max_context": 6}, EndedBy.CONTEXT_LIMIT, 2),
+        ({"max_context": 7}, None, 4),
+        ({"max_tokens": 4}, EndedBy.CONTEXT_LIMIT, 2),
+        ({"max_tokens": 5}, None, 4),
+        ({"max_turn_tokens": 1}, None, 4),
     ],
 )
 def test_limits_end_an_episode_before_what_nobody_would_answer(
-    limits: Limits, ended_by: EndedBy | None, length: int
+    limits: dict[str, int], ended_by: EndedBy | None, length: int
 ) -> None:
-    episode = Episode(np.asarray([1, 2], np.int32), limits)
+    episode = Episode(np.asarray([1, 2], np.int32), dataclasses.replace(WIDE, **limits))
     _turn(episode, [3, 4])
-    episode.observe(np.asarray([5, 6], np.int32), reward=0.5)
+    _observe(episode, [5, 6], reward=0.5)
     assert (episode.ended_by, episode.num_tokens) == (ended_by, length)
-    rewards = episode.turn_rewards()
-    assert rewards is not None and rewards[1] == 0.5, "the last turn keeps its reward"
+    assert episode.turns[0].reward == 0.5, "the last turn keeps its reward"
+    assert ended_by is not None or episode.budget >= 1
+
+
+def test_what_a_turn_may_have() -> None:
+    limits = Limits(max_turns=9, max_context=12, max_tokens=8, max_turn_tokens=5)
+    episode = Episode(np.asarray([1, 2], np.int32), limits)
+    assert episode.budget == 5
+    _turn(episode, [3, 4])
+    _observe(episode, [5, 6])
+    assert episode.budget == 4
+    episode = Episode(np.arange(6, dtype=np.int32), dataclasses.replace(limits, max_turn_tokens=8))
+    assert episode.budget == 6
+
+
+def test_one_bad_call_too_many() -> None:
+    episode = Episode(np.asarray([1], np.int32), dataclasses.replace(WIDE, max_bad_calls=1))
+    for ended_by in (None, EndedBy.BAD_CALL):
+        _turn(episode, [2])
+        episode.answered("no such tool")
+        episode.bad_call()
+        assert episode.ended_by is ended_by
+        if ended_by is None:
+            episode.observe(np.asarray([3], np.int32))
+
+
+def test_what_a_limit_ended_is_truncated_and_what_we_ended_has_failed() -> None:
+    kinds = {status: {end.value for end in EndedBy if end.status is status} for status in Status}
+    assert kinds[Status.TRUNCATED] == {"turn_limit", "context_limit", "token_limit"}
+    assert kinds[Status.FAILED] == {end.value for end in EndedBy if end.is_ours}
 
 
 def test_a_turn_that_is_cut_ends_it_and_the_first_reason_stays() -> None:
@@ -86,13 +127,14 @@ def test_a_turn_that_is_cut_ends_it_and_the_first_reason_stays() -> None:
     episode.end(EndedBy.ENV_CRASHED)
     assert episode.ended_by is EndedBy.TOKEN_LIMIT and not EndedBy.TOKEN_LIMIT.is_ours
     with pytest.raises(RolloutError, match="an answer of the environment came for an episode that is ended"):
-        episode.observe(np.asarray([4], np.int32))
+        episode.answered("late")
 
 
 def test_out_of_turn_and_without_sense() -> None:
     episode = Episode(np.asarray([1], np.int32), WIDE)
-    with pytest.raises(RolloutError, match="an episode that is wants_tokens"):
-        episode.observe(np.asarray([2], np.int32))
+    for answer in (lambda: episode.answered(""), lambda: episode.observe(np.asarray([2], np.int32))):
+        with pytest.raises(RolloutError, match="an episode that is wants_tokens"):
+            answer()
     with pytest.raises(RolloutError, match="without tokens"):
         _turn(episode, [])
     _turn(episode, [2])
@@ -100,7 +142,7 @@ def test_out_of_turn_and_without_sense() -> None:
         _turn(episode, [3])
     for reward in (float("nan"), float("inf")):
         with pytest.raises(RolloutError, match=r"gave the reward (nan|inf) to turn 1"):
-            episode.observe(np.asarray([3], np.int32), reward=reward)
+            episode.answered("", reward=reward)
     assert episode.turns[0].reward is None and episode.num_tokens == 1
 
 

@@ -27,6 +27,7 @@ from mrl.data.stream import PromptStream
 from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
+from mrl.loops.episodes import Episodes
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
@@ -49,6 +50,7 @@ from mrl.samples import (
     VerdictKind,
 )
 from tests.support.samples import make_response
+from tests.support.table_environment import Returns, digits
 
 VOCAB, LONGEST = 6, 4
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -193,6 +195,8 @@ class TableEngines:
         """Of every request that is at work; below LONGEST responses finish at different polls."""
         self.at_once = 1 << 30
         """Requests at work; the others wait."""
+        self.speaks: Callable[[Sequence[int]], str] = lambda tokens: ""
+        """The text of a response's tokens."""
         self.damage = torch.zeros(VOCAB, VOCAB)
         """Added to what a sync moves."""
         self.dies: Exception | None = None
@@ -258,8 +262,14 @@ class TableEngines:
         opened.logprobs.append(float(row[token]))
 
     def _response(self, opened: _Open, status: Status) -> Response:
+        text = "" if status is Status.PARKED else self.speaks([*opened.request.own_tokens, *opened.tokens])
         return make_response(
-            opened.request, opened.tokens, logprobs=opened.logprobs, version=self.version, status=status
+            opened.request,
+            opened.tokens,
+            logprobs=opened.logprobs,
+            version=self.version,
+            status=status,
+            text=text,
         )
 
 
@@ -292,15 +302,25 @@ class TableRun:
     """A loop over the table."""
 
     def __init__(
-        self, config: Config, *, first_step: int = 0, should_stop: Callable[[], str | None] = lambda: None
+        self,
+        config: Config,
+        *,
+        first_step: int = 0,
+        should_stop: Callable[[], str | None] = lambda: None,
+        episodes: Callable[[], Episodes] | None = None,
     ) -> None:
+        """`episodes`: makes what answers the policy's turns, whose rewards are then the run's."""
         self.engines, clock, self._config = TableEngines(config), PhaseClock(), config
-        self.rewards = EvenIsRight()
+        self.rewards, self._episodes = EvenIsRight() if episodes is None else Returns(), episodes
         self.train = self.engines.train
         self.groups: list[Sequence[Group]] = []
         """Of each step."""
         self._folder = RunFolder(config.run_folder)
-        in_flight = InFlight(self.engines, self.rewards, clock, run_seed=0)
+        if episodes is not None:
+            self.engines.speaks = digits
+        in_flight = InFlight(
+            self.engines, self.rewards, clock, run_seed=0, episodes=None if episodes is None else episodes()
+        )
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         rows = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
         prompts = PromptStream(rows, seed=1)
@@ -329,7 +349,7 @@ class TableRun:
         """A new start of the same run, from its last checkpoint; state travels as bytes."""
         state, table = self.train.saved[max(self.train.saved)]
         self._folder.close()
-        run = TableRun(self._config, first_step=int(state["next_step"]))
+        run = TableRun(self._config, first_step=int(state["next_step"]), episodes=self._episodes)
         with torch.no_grad():
             run.train.table.copy_(table)
         run.loop.restore(pickle.loads(pickle.dumps(state)))

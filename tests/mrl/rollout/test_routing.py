@@ -30,7 +30,7 @@ def test_what_waits_since_a_park_counts_again_when_it_goes_on() -> None:
     assert router.send(4, 1) == 0, "the parked one goes where its siblings wait"
 
 
-def test_a_prompts_requests_stay_together_until_the_last_came_back() -> None:
+def test_a_prompts_requests_stay_with_their_engine_until_a_park() -> None:
     router = Router(2, by_index=False)
     assert [router.send(4, 3), router.send(5, 1)] == [0, 1]
     router.ended(4)
@@ -38,5 +38,13 @@ def test_a_prompts_requests_stay_together_until_the_last_came_back() -> None:
     for _ in range(3):
         router.ended(4)
     assert (router.load(0), router.load(1)) == (0, 1)
-    router.send(6, 2)
-    assert router.send(4, 1) == 1, "nothing of it ran any more"
+    assert router.send(6, 2) == 0
+    assert router.send(5, 1) == 1 and router.send(4, 1) == 0, (
+        "an episode's next turn, though engine 1 has less to do"
+    )
+    for prompt in (4, 5, 5, 6, 6):
+        router.ended(prompt)
+    router.send(7, 1)
+    router.hold()
+    router.go_on()
+    assert router.send(4, 1) == 1, "no cache is left after a park"

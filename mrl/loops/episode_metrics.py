@@ -1,0 +1,27 @@
+"""What a step tells of its episodes."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+
+from mrl.samples import Sample
+
+
+def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """The metrics `agent/...` of a step's samples, those without a reward too; none where no sample is an episode."""
+    episodes = [s.transcript for s in samples if s.transcript is not None]
+    if not episodes:
+        return {}
+    ends = collections.Counter(episode.ended_by for episode in episodes)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return {
+        "agent/episodes": float(len(episodes)),
+        "agent/turns": len(turns) / len(episodes),
+        "agent/env_seconds_p99": float(np.percentile([t.seconds for t in turns], 99)) if turns else 0.0,
+        "agent/retries": float(sum(episode.faults for episode in episodes)),
+        "agent/restarted": float(sum(episode.restarts for episode in episodes)),
+        **{f"agent/ended_by/{name}": float(count) for name, count in sorted(ends.items())},
+    }

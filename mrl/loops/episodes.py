@@ -1,0 +1,338 @@
+"""Samples that are episodes: the policy's turns from the engines and the answers of environments, one after the other.
+
+| event | leads to |
+|---|---|
+| a sample is asked | its environment is opened |
+| an environment opened, or answered a turn | the next turn's request, on all tokens of the episode so far; or the end |
+| a turn is whole | what the engine says it ran is compared with the episode's tokens; then a step of the environment, or the end |
+| a fault of ours | the episode begins anew, at most agent.retries times; then it ends without a reward |
+
+An episode that waits for its environment holds neither an engine nor the driver. One that a resumed run goes on with repeats
+its turns as they were recorded before a fresh environment, which must say what it said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mrl.agents.answer import Answer
+from mrl.agents.episode import EndedBy, Episode, Limits, State
+from mrl.agents.render import Observation, TurnRenderer
+from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
+from mrl.rollout.drafts import require_ran
+from mrl.rollout.request import Request, Response, request_id, sample_of, seed_of_request
+from mrl.samples import Prompt, Sample, Status, Transcript, Turn
+
+
+class Environments(Protocol):
+    """The processes of the environments (mrl/agents/pool.py), an episode by its key; only `poll` waits."""
+
+    def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None: ...
+
+    def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None: ...
+
+    def close(self, key: str) -> None: ...
+
+    def poll(self, timeout_seconds: float) -> list[Answer]: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What all episodes of a run share."""
+
+    environment: str
+    limits: Limits
+    retries: int
+    format: Format
+    tools: Mapping[str, Mapping[str, Any]]
+    """The JSON schema of each tool's arguments, by its name."""
+    replayable: bool = True
+    """Whether the environment says the same again; without it a resumed run begins its episodes anew."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Open:
+    """An episode that has not ended."""
+
+    prompt: Prompt
+    asked: Request
+    """How its turns are drawn."""
+    episode: Episode
+    record: Sample | None
+    """What it was when a run before ended, until it is that again."""
+    attempt: int = 0
+    """Of the next request."""
+    faults: int = 0
+    restarts: int = 0
+    waits: bool = True
+    """For its environment."""
+    key: str = ""
+    """Of its environment; no two that it has have the same."""
+
+    def sample(self, status: Status) -> Sample:
+        """As it is now."""
+        transcript = self.episode.transcript(faults=self.faults, restarts=self.restarts)
+        number = sample_of(self.asked.request_id)[1]
+        made = self.episode.sample(self.prompt, number, status=status, text=text_of(transcript))
+        return dataclasses.replace(made, transcript=transcript)
+
+
+class Episodes:
+    """The open episodes of a run. What events lead to is taken with `take_asked` and `take_ended`."""
+
+    def __init__(
+        self, environments: Environments, renderer: TurnRenderer, rules: Rules, *, run_seed: int
+    ) -> None:
+        self._environments, self._renderer, self._rules = environments, renderer, rules
+        self._run_seed = run_seed
+        self._open: dict[str, _Open] = {}
+        self._by_key: dict[str, _Open] = {}
+        self._asked: list[tuple[Request, Response | None]] = []
+        self._ended: list[Sample] = []
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def begin(self, prompt: Prompt, request: Request, record: Sample | None = None) -> None:
+        """Opens the environment of a sample. `request` says how its turns are drawn; `record` is what `partial` gave of it."""
+        opened = _Open(prompt, request, Episode(prompt.tokens, self._rules.limits), record)
+        if record is not None:
+            assert record.transcript is not None, "a partial episode has its transcript"
+            opened.attempt = _attempts(record)
+            opened.faults, opened.restarts = record.transcript.faults, record.transcript.restarts
+            if not self._rules.replayable and record.transcript.turns:
+                opened.record, opened.restarts = None, opened.restarts + 1
+        self._open[request.request_id] = opened
+        self._begin(opened)
+
+    def poll(self, timeout_seconds: float) -> None:
+        """Takes the answers of environments that are there, or the first ones within the time."""
+        for answer in self._environments.poll(timeout_seconds):
+            if (opened := self._by_key.get(answer.key)) is not None:
+                opened.waits = False
+                self._answer(opened, answer)
+
+    def turns(self, responses: Iterable[Response]) -> None:
+        """Takes turns that are whole. RolloutError where an engine ran other tokens than the episode has."""
+        for response in responses:
+            opened = self._open[response.request_id]
+            if response.status in (Status.FAILED, Status.ABORTED) or not response.segments:
+                self._fault(opened, EndedBy.ENGINE_LOST, f"generation {response.status.value}")
+                continue
+            require_ran(opened.episode.context(), response)
+            opened.attempt = response.segments[-1].attempt + 1
+            self._turn(opened, response)
+
+    def take_asked(self) -> list[tuple[Request, Response | None]]:
+        """The turns to ask for, each with what came of it before the run was resumed."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def take_ended(self) -> list[Sample]:
+        """The samples of the episodes that have ended."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Episodes that wait for their environment."""
+        return sum(opened.waits for opened in self._open.values())
+
+    def waits(self, name: str) -> bool:
+        """Whether a sample waits for its environment."""
+        return name in self._open and self._open[name].waits
+
+    def told(self, name: str) -> str:
+        """A sample that is not whole, with its turn and what it waits for; for people."""
+        opened = self._open[name]
+        return f"{name} at turn {len(opened.episode.turns)}, {'its environment' if opened.waits else 'an engine'}"
+
+    def partial(self, name: str, so_far: Response | None) -> Sample:
+        """An open episode as a PARKED sample; `so_far`: what came of the turn that was parked."""
+        opened = self._open[name]
+        if opened.record is not None:  # it is not yet again what it was
+            return opened.record
+        sample = opened.sample(Status.PARKED)
+        return sample if so_far is None else _with_tail(sample, so_far)
+
+    # -- an episode's way ----------------------------------------------------------------------------------------
+
+    def _begin(self, opened: _Open) -> None:
+        index, _ = sample_of(opened.asked.request_id)
+        opened.episode, opened.waits = Episode(opened.prompt.tokens, self._rules.limits), True
+        opened.key = f"{opened.asked.request_id}/{opened.faults + opened.restarts}"
+        self._by_key[opened.key] = opened
+        # All samples of a prompt begin alike.
+        seed = seed_of_request(self._run_seed, request_id(index, 0)) & 0x7FFFFFFF
+        task = dict(opened.prompt.metadata)
+        self._environments.open(opened.key, self._rules.environment, task, seed)
+
+    def _answer(self, opened: _Open, answer: Answer) -> None:
+        if answer.ended_by is not None and answer.ended_by.is_ours:
+            self._fault(opened, answer.ended_by, answer.reason)
+        elif not answer.turn:
+            self._opened(opened, answer)
+        else:
+            said = [Observation(m["content"], m["role"]) for m in answer.messages]  # type: ignore[arg-type]
+            told = "\n".join(observation.text for observation in said)
+            opened.episode.answered(told, reward=answer.reward, seconds=answer.seconds)
+            if answer.ended_by is not None:
+                opened.episode.end(answer.ended_by, answer.reason)
+            self._observe(opened, said or [Observation("")])
+
+    def _opened(self, opened: _Open, answer: Answer) -> None:
+        """The first observation, where there is one, is the prompt."""
+        if answer.messages:
+            tokens = self._renderer.opening(answer.messages)
+            said = "\n".join(message["content"] for message in answer.messages)
+            opened.episode = Episode(tokens, self._rules.limits, opening=said)
+        if opened.episode.budget < 1:
+            opened.episode.end(EndedBy.CONTEXT_LIMIT, "the prompt leaves no token for a turn")
+        self._go_on(opened)
+
+    def _turn(self, opened: _Open, response: Response) -> None:
+        episode, text = opened.episode, response.text
+        cut = response.status is Status.TRUNCATED
+        episode.add_turn(response.tokens, response.logprobs, response.segments, text=text, is_cut=cut)
+        if episode.state is State.ENDED:
+            self._end(opened)
+            return
+        calls = calls_in(text, self._rules.format, self._rules.tools) if self._rules.tools else []
+        if bad := [call.reason for call in calls if isinstance(call, BadCall)]:
+            episode.answered("\n".join(bad))
+            episode.bad_call()
+            self._observe(opened, [Observation(reason, "tool") for reason in bad])
+        else:
+            opened.waits = True
+            self._environments.step(opened.key, text, [c for c in calls if isinstance(c, ToolCall)])
+
+    def _observe(self, opened: _Open, said: Sequence[Observation]) -> None:
+        episode = opened.episode
+        if episode.state is not State.ENDED:
+            episode.observe(self._renderer.after(episode.last_token, said))
+        self._go_on(opened)
+
+    def _go_on(self, opened: _Open) -> None:
+        """Repeats the next recorded turn, or asks for a new one, or ends the episode."""
+        episode, record = opened.episode, opened.record
+        if record is not None and not _repeats(episode, record):
+            opened.record, opened.restarts = None, opened.restarts + 1
+            self._begin_anew(opened)
+        elif episode.state is State.ENDED:
+            self._end(opened)
+        elif record is not None and len(episode.turns) < len(_turns(record)):
+            turn = _turns(record)[len(episode.turns)]
+            again = _part(record, turn.start, turn.end, Status.FINISHED)
+            self._turn(opened, dataclasses.replace(again, text=turn.text))
+        else:
+            self._ask(opened)
+
+    def _ask(self, opened: _Open) -> None:
+        """The next turn, which a resumed run goes on with where it was."""
+        record, opened.record = opened.record, None
+        start, so_far = opened.episode.num_tokens, None
+        if record is not None and len(record.response_tokens) > start:
+            so_far = _part(record, start, len(record.response_tokens), Status.PARKED)
+        request = dataclasses.replace(
+            opened.asked,
+            prompt_tokens=opened.episode.context(),
+            max_tokens=opened.episode.budget,
+            attempt=opened.attempt,
+            seed=seed_of_request(self._run_seed, opened.asked.request_id, opened.attempt),
+        )
+        self._asked.append((request, so_far))
+
+    def _fault(self, opened: _Open, by: EndedBy, reason: str) -> None:
+        """Something of ours failed: the episode begins anew, or is given up."""
+        if opened.faults >= self._rules.retries:
+            opened.episode.end(by, reason)
+            self._end(opened)
+        else:
+            opened.faults += 1
+            self._begin_anew(opened)
+
+    def _begin_anew(self, opened: _Open) -> None:
+        self._close(opened)
+        self._begin(opened)
+
+    def _end(self, opened: _Open) -> None:
+        ended_by = opened.episode.ended_by
+        assert ended_by is not None, "only an episode that has ended is closed"
+        self._close(opened)
+        del self._open[opened.asked.request_id]
+        self._ended.append(opened.sample(ended_by.status))
+
+    def _close(self, opened: _Open) -> None:
+        opened.waits = False
+        del self._by_key[opened.key]
+        self._environments.close(opened.key)
+
+
+def text_of(transcript: Transcript) -> str:
+    """What was said, one after the other, as a judge reads it."""
+    said = (part for turn in transcript.turns for part in (turn.text, turn.observation))
+    return "\n".join(part for part in said if part)
+
+
+# -- what a checkpoint has of an episode ---------------------------------------------------------------------------
+
+
+def _turns(record: Sample) -> tuple[Turn, ...]:
+    return record.transcript.turns if record.transcript is not None else ()
+
+
+def _attempts(record: Sample) -> int:
+    """Requests that were made for it."""
+    return max((segment.attempt + 1 for segment in record.segments), default=0)
+
+
+def _part(record: Sample, start: int, end: int, status: Status) -> Response:
+    """The tokens `start` to `end` of its response, as an engine gave them."""
+    segments = tuple(
+        dataclasses.replace(s, start=s.start - start, end=s.end - start)
+        for s in record.segments
+        if start <= s.start < end
+    )
+    tokens, logprobs = record.response_tokens[start:end], record.rollout_logprobs[start:end]
+    return Response(record.sample_id, tokens, logprobs, segments, status)
+
+
+def _with_tail(sample: Sample, so_far: Response) -> Sample:
+    """An episode's sample with a turn that was begun."""
+    start, count = len(sample.response_tokens), len(so_far.tokens)
+    moved = tuple(dataclasses.replace(s, start=s.start + start, end=s.end + start) for s in so_far.segments)
+    return dataclasses.replace(
+        sample,
+        response_tokens=np.concatenate([sample.response_tokens, so_far.tokens]),
+        loss_mask=np.concatenate([sample.loss_mask, np.ones(count, np.bool_)]),
+        rollout_logprobs=np.concatenate([sample.rollout_logprobs, so_far.logprobs]),
+        policy_versions=np.concatenate([sample.policy_versions, so_far.policy_versions]),
+        segments=sample.segments + moved,
+    )
+
+
+def _repeats(episode: Episode, record: Sample) -> bool:
+    """Whether an episode stands where its record did after as many turns."""
+    count = episode.num_tokens
+    if not np.array_equal(episode.prompt_tokens, record.prompt_tokens):
+        return False
+    if (expected := _next_turn(record, len(episode.turns))) is None:
+        return True  # its environment had not answered yet
+    return count == expected and np.array_equal(episode.response(), record.response_tokens[:count])
+
+
+def _next_turn(record: Sample, number: int) -> int | None:
+    """The position of the first token of a turn, begun or not; None where what stands before it is not known."""
+    turns = _turns(record)
+    if number < len(turns):
+        return turns[number].start
+    end, length = turns[-1].end if turns else 0, len(record.response_tokens)
+    if turns and length == end:
+        return None
+    own = np.flatnonzero(record.loss_mask[end:])
+    return end + int(own[0]) if len(own) else length

@@ -1,0 +1,108 @@
+"""Episodes on real engines: the command trains, with an environment in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.observe.metrics_log import read
+from tests.launch.command import Command, run
+from tests.support import chat_tokenizers
+from tests.tiny_models import write_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a chat template, and rows for `Counting`."""
+    folder = tmp_path_factory.mktemp("acting")
+    tokenizer = chat_tokenizers.qwen()
+    write_model(folder / "model", served=True, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(str(folder / "model"))
+    rows = [
+        {"prompt": [{"role": "user", "content": f"count {n}"}], "answer": "", "turns": 1 + n % 4}
+        for n in range(24)
+    ]
+    for name, part in (("train", rows[:16]), ("validation", rows[16:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return folder
+
+
+def words(acting: Path, folder: Path, name: str, *more: str) -> list[str]:
+    """One token in three ends a turn of the random model."""
+    stop = list(range(0, 360, 3))
+    return [
+        str(ROOT / "configs/quickstart.yaml"),
+        f"run={{name: {name}, folder: {folder}}}",
+        f"model={{path: {acting}/model, max_length: 256}}",
+        f"data={{train: {acting}/train.jsonl, validation: {acting}/validation.jsonl, max_prompt_tokens: 64}}",
+        f"agent={{environment: '{Path(__file__).parent}/environments.py:Counting', max_turn_tokens: 24}}",
+        "reward={kind: environment}",
+        f"rollout={{max_response_tokens: 180, stop_token_ids: {stop}}}",
+        "training={layout: {ep: 1, dp: 1}, optimizer: {lr: 1e-3}}",
+        "loop.prompts_per_step=4",
+        "loop.samples_per_prompt=4",
+        "loop.validation={every_steps: 2, num_prompts: 8}",
+        "loop.max_rollout_mismatch=1e-4",
+        *more,
+    ]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_episodes_are_trained_on_policy(acting: Path, tmp_path: Path) -> None:
+    """What the engine ran is what is trained on, turn by turn: a difference ends the run, and so does a token's log-prob that the
+    trainer does not find again behind the same observations."""
+    run("train", *words(acting, tmp_path, "run", "loop.steps=2"), log=tmp_path / "run.log", seconds=500)
+    rows, samples = read(tmp_path / "run/metrics.jsonl"), rows_of(tmp_path / "run")
+    assert len(rows) == 3
+    for row in rows[1:]:
+        assert row["agent/episodes"] == 16 and row["agent/turns"] > 1.2 and row["reward/mean"] > 0
+        assert row["agent/retries"] == row["agent/restarted"] == row["reward/no_reward_frac"] == 0
+        assert row["agent/ended_by/env_done"] >= 8, "most turns end by themselves"
+    assert {s["kind"] for s in samples} == {"train", "validation"}
+    for sample in samples:
+        assert sample["turns"] and sample["reward"] == pytest.approx(
+            sum(t["reward"] or 0 for t in sample["turns"])
+        )
+        for number, turn in enumerate(sample["turns"][:-1], 1):
+            assert turn["observed"] == f"{number} é語👩 <|im_end|> {len(turn['said'])}"
+    assert any(len(s["turns"]) > 2 for s in samples)
+
+
+@pytest.mark.slow
+def test_a_killed_stream_goes_on_with_its_episodes(acting: Path, tmp_path: Path) -> None:
+    """The driver dies in its third sync: what a checkpoint has of episodes is repeated before fresh environments, none differs."""
+    more = words(acting, tmp_path, "run", "loop.schedule=stream", "stream.max_age=2", "loop.steps=6")
+    more += [
+        "loop.checkpoint={every_steps: 1}",
+        "logging.samples_per_step=1000",
+        "agent.options={seconds: 0.2}",
+    ]
+    more += ["rollout.max_num_seqs=6"]
+    killed = Command("train", *more, log=tmp_path / "killed.log", environment={"MRL_FAULT": "sync:driver:3"})
+    try:
+        assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
+        killed.assert_nothing_left()
+    finally:
+        killed.end()
+    run("train", *more, log=tmp_path / "run.log", seconds=500)
+    assert "resuming at step 4" in (tmp_path / "run.log").read_text()
+    rows = read(tmp_path / "run/metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(7))
+    assert max(row["policy/age_steps"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
+    assert sum(row["agent/restarted"] + row["agent/retries"] for row in rows[1:]) == 0
+    later = [s for s in rows_of(tmp_path / "run") if s["step"] > 3 and s["kind"] == "train"]
+    over = [s for s in later if s["policy_versions"][0] < 3 <= s["policy_versions"][1]]
+    assert any(len(s["turns"]) > 1 for s in over), (
+        "no episode was begun before the death and went on after it"
+    )

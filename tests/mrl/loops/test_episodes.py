@@ -1,0 +1,283 @@
+"""Episodes over a table of a policy and an environment of a few lines, under both schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.agents.episode import EndedBy, Limits
+from mrl.errors import RolloutError
+from mrl.loops.collect import sampling_of
+from mrl.loops.episodes import Episodes, Rules
+from mrl.loops.in_flight import InFlight
+from mrl.observe.phases import PhaseClock
+from mrl.pool.group_bytes import decode, encode
+from mrl.rollout.request import Request, Response, Round
+from mrl.samples import Group, Prompt, Sample, Status
+from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
+from tests.support.table_environment import DigitRenderer, Returns, TableEnvironments, digits
+
+LIMITS = Limits(max_turns=8, max_context=200, max_tokens=200, max_turn_tokens=4, max_bad_calls=1)
+RULES = Rules("table", LIMITS, retries=2, format="json", tools={})
+PROMPTS = [Prompt(n, np.array([n], np.int32), "", None, metadata={"row": n}) for n in range(4)]
+
+
+def episodes_over(environments: TableEnvironments, **rules: Any) -> Episodes:
+    return Episodes(environments, DigitRenderer(), dataclasses.replace(RULES, **rules), run_seed=0)  # type: ignore[arg-type]
+
+
+def in_flight_over(
+    config: Any, environments: TableEnvironments, engines: TableEngines | None = None, **rules: Any
+) -> tuple[InFlight, TableEngines]:
+    if engines is None:
+        engines = TableEngines(config)
+        engines.sync(0)
+    engines.speaks = digits
+    episodes = episodes_over(environments, **rules)
+    return InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes), engines
+
+
+def finished(in_flight: InFlight, *, polls: int = 60) -> list[Group]:
+    """All groups, whole."""
+    for _ in range(polls):
+        in_flight.poll(0.0)
+    return [in_flight.take(prompt.index) for prompt in PROMPTS]
+
+
+def check_tokens(sample: Sample) -> None:
+    """Turns and what was said between them make up the response, and each segment lies in one turn."""
+    transcript, at = sample.transcript, 0
+    assert transcript is not None and transcript.turns
+    for number, turn in enumerate(transcript.turns, 1):
+        assert turn.start == at and sample.loss_mask[turn.start : turn.end].all()
+        assert turn.text == "".join(map(str, sample.response_tokens[turn.start : turn.end]))
+        at = turn.end
+        if number < len(transcript.turns):
+            said = [5, *map(int, turn.observation), 4]
+            assert sample.response_tokens[at : at + len(said)].tolist() == said
+            assert not sample.loss_mask[at : at + len(said)].any()
+            at += len(said)
+    assert at == len(sample.response_tokens)
+    covered = np.concatenate([np.arange(s.start, s.end) for s in sample.segments])
+    assert covered.tolist() == np.flatnonzero(sample.loss_mask).tolist()
+    for segment in sample.segments:
+        assert set(sample.policy_versions[segment.start : segment.end]) == {segment.version}
+    assert [s.attempt for s in sample.segments] == sorted({s.attempt for s in sample.segments})
+
+
+STREAM = ("loop.schedule=stream", "stream.max_age=2")
+
+
+@pytest.mark.parametrize("words", [(), STREAM], ids=["on_policy", "stream"])
+def test_a_run_of_episodes(tmp_path: Path, words: Sequence[str]) -> None:
+    """Every token of a step is a turn's or an answer's, rewards stand on the turns' last tokens, and what ended is counted."""
+    config = config_of(tmp_path, {"estimator": {"name": "grpo"}}, "loop.steps=6", *words)
+    environments = TableEnvironments(lateness=2)
+    run = TableRun(config, episodes=lambda: episodes_over(environments))
+    run.engines.tokens_per_poll, run.engines.at_once = 1, 7
+    assert run.finished() == "done"
+    samples = [s for groups in run.groups for group in groups for s in group.samples]
+    assert len(samples) == 6 * 16
+    for sample in samples:
+        check_tokens(sample)
+        assert sample.transcript is not None and sample.transcript.ended_by == "env_done"
+        verdict, turns = sample.verdict, sample.transcript.turns
+        assert verdict is not None and verdict.token_values is not None
+        assert verdict.value == sum(turn.reward or 0.0 for turn in turns)
+        assert np.flatnonzero(~np.isnan(verdict.token_values)).tolist() == [turn.end - 1 for turn in turns]
+    turns = [len(s.transcript.turns) for s in samples if s.transcript]
+    assert max(turns) == 4 and min(turns) == 1
+    if words:
+        assert any(len(s.segments) > len(s.transcript.turns) for s in samples if s.transcript), (
+            "none was parked"
+        )
+        assert any(len(set(s.policy_versions[s.loss_mask])) > 1 for s in samples)
+    row = run.rows()[-1]
+    assert row["agent/ended_by/env_done"] == row["agent/episodes"] == 16 and row["agent/turns"] > 1
+    assert row["agent/env_seconds_p99"] == 0.5 and row["agent/retries"] == 0
+    left = set(environments.open_games)
+    assert left.isdisjoint(f"{s.sample_id}/0" for s in samples) and (words or not left)
+    begun = {(key.partition(".")[0], seed) for key, name, _, seed in environments.opened if name == "table"}
+    assert len({index for index, _ in begun}) == len(begun) >= 24, (
+        "a prompt's samples begin alike, prompts do not"
+    )
+
+
+def test_a_first_observation_is_the_prompt(tmp_path: Path) -> None:
+    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), TableEnvironments(opens_with="321"))
+    in_flight.ask(PROMPTS, sampling_of(config))
+    for group in finished(in_flight):
+        for sample in group.samples:
+            assert sample.prompt_tokens.tolist() == [3, 2, 1]
+            assert sample.transcript is not None and sample.transcript.opening == "321"
+            check_tokens(sample)
+
+
+@pytest.mark.parametrize(
+    ("limits", "ended_by", "status"),
+    [
+        ({"max_turns": 1}, "turn_limit", Status.TRUNCATED),
+        ({"max_tokens": 5}, "context_limit", Status.TRUNCATED),
+        ({"max_context": 6}, "context_limit", Status.TRUNCATED),
+    ],
+)
+def test_limits(tmp_path: Path, limits: dict[str, int], ended_by: str, status: Status) -> None:
+    rules: dict[str, Any] = {"limits": dataclasses.replace(LIMITS, **limits)}
+    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), TableEnvironments(), **rules)
+    in_flight.ask(PROMPTS, sampling_of(config))
+    ends = {(s.transcript.ended_by, s.status) for g in finished(in_flight) for s in g.samples if s.transcript}
+    assert (ended_by, status) in ends and ends <= {(ended_by, status), ("env_done", Status.FINISHED)}
+
+
+def test_faults_of_ours_begin_anew_and_are_never_scored(tmp_path: Path) -> None:
+    """One episode fails once, one always; the first is drawn again with streams of its own."""
+    faults = {
+        f"{name}/{n}": EndedBy.ENV_CRASHED for name, count in (("0.0", 1), ("1.2", 3)) for n in range(count)
+    }
+    environments = TableEnvironments(faults=faults)
+    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), environments)
+    in_flight.ask(PROMPTS, sampling_of(config))
+    samples = {s.sample_id: s for group in finished(in_flight) for s in group.samples}
+    once, always = samples["0.0"], samples["1.2"]
+    assert once.transcript is not None and once.transcript.faults == 1 and once.status is Status.FINISHED
+    assert once.segments[0].attempt == 1 and once.verdict is not None and once.verdict.value is not None
+    check_tokens(once)
+    assert always.transcript is not None and always.transcript.ended_by == "env_crashed"
+    assert always.transcript.faults == 2 and always.transcript.reason == "as the test says"
+    assert always.status is Status.FAILED and always.verdict is not None and always.verdict.value is None
+    others = [s for s in samples.values() if s not in (once, always)]
+    assert all(s.transcript and s.transcript.faults == 0 and s.status is Status.FINISHED for s in others)
+    assert not environments.open_games
+
+
+def test_what_another_engine_ran_is_an_error(tmp_path: Path) -> None:
+    """The second turn's engine saw one token fewer than the episode has."""
+
+    class Forgetful(TableEngines):
+        def submit(self, requested: Any) -> None:
+            requests = [
+                r for each in requested for r in (each.requests() if isinstance(each, Round) else [each])
+            ]
+            super().submit([self._shortened(r) if r.attempt else r for r in requests])
+
+        def _shortened(self, request: Request) -> Request:
+            return dataclasses.replace(request, prompt_tokens=request.prompt_tokens[1:])
+
+    config = config_of(tmp_path, {})
+    engines = Forgetful(config)
+    engines.sync(0)
+    in_flight, _ = in_flight_over(config, TableEnvironments(), engines)
+    in_flight.ask(PROMPTS, sampling_of(config))
+    with pytest.raises(RolloutError, match="ran other tokens before position 0 of the response"):
+        finished(in_flight)
+
+
+def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
+    """A turn that begins with 0 makes no readable call, one that begins with 1 a good one; two bad turns end an episode."""
+    words = {"0": '{"name": "ad', "1": '{"name": "add", "arguments": {"a": 1}}'}
+
+    config = config_of(tmp_path, {})
+    environments, engines = TableEnvironments(), TableEngines(config)
+    engines.sync(0)
+    schema = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
+    in_flight, _ = in_flight_over(config, environments, engines, tools={"add": schema})
+    engines.speaks = lambda tokens: words.get(digits(tokens[:1]), digits(tokens))
+    in_flight.ask(PROMPTS, dataclasses.replace(sampling_of(config), num_samples=32))
+    samples = [s for group in finished(in_flight) for s in group.samples]
+    transcripts = [s.transcript for s in samples if s.transcript is not None]
+    bad = [turn for t in transcripts for turn in t.turns if turn.text == words["0"]]
+    assert bad and all("no JSON" in turn.observation and turn.reward is None for turn in bad)
+    ended = [t for t in transcripts if t.ended_by == "bad_call"]
+    assert ended and all(sum(turn.text == words["0"] for turn in t.turns) == 2 for t in ended)
+    made = [call for turns in environments.calls.values() for calls in turns for call in calls]
+    good = [turn for t in transcripts for turn in t.turns if turn.text == words["1"]]
+    assert len(made) == len(good) > 0 and all(dict(call.arguments) == {"a": 1} for call in made)
+
+
+def halves(
+    config: Any, first_rules: Callable[[], TableEnvironments], second: TableEnvironments, **rules: Any
+) -> tuple[list[Group], list[Group], list[Sample]]:
+    """Groups that go on where they were parked, those that a new process goes on with, and what it was given."""
+    sampling = sampling_of(config)
+    one, engines = in_flight_over(config, first_rules())
+    engines.tokens_per_poll, engines.at_once = 1, 5
+    one.ask(PROMPTS, sampling)
+    for _ in range(12):
+        one.poll(0.0)
+    one.park()
+    made = [one.partial(prompt.index) for prompt in PROMPTS]
+    other, _ = in_flight_over(config, second, **rules)
+    other.restore([decode(encode(group), PROMPTS.__getitem__) for group in made], sampling)
+    again = [other.partial(prompt.index) for prompt in PROMPTS]
+    assert [encode(g) for g in again] == [encode(g) for g in made] or rules, (
+        "what was restored is saved alike"
+    )
+    one.go_on([], sampling)
+    other.go_on([], sampling)
+    return finished(one), finished(other), [s for group in made for s in group.samples]
+
+
+def test_episodes_of_a_checkpoint_go_on_from_their_bytes(tmp_path: Path) -> None:
+    """Ended, half a turn, between two turns and at the environment: each ends as where nothing was interrupted."""
+    config = config_of(tmp_path, {})
+    ours, theirs, given = halves(config, TableEnvironments, TableEnvironments(lateness=3))
+    parked = [s for s in given if s.status is Status.PARKED]
+    assert any(s.transcript and s.transcript.turns for s in parked) and len(parked) < len(given)
+    begun = [
+        s
+        for s in parked
+        if s.transcript and s.segments and s.segments[-1].end > max([0, *(t.end for t in s.transcript.turns)])
+    ]
+    assert begun, "no turn was parked"
+    assert [encode(group) for group in ours] == [encode(group) for group in theirs]
+    for group in theirs:
+        for sample in group.samples:
+            check_tokens(sample)
+            assert sample.transcript is not None and sample.transcript.restarts == 0
+
+
+@pytest.mark.parametrize("why", ["it says something else", "it is not replayable"])
+def test_an_episode_whose_environment_does_not_repeat_itself_begins_anew(tmp_path: Path, why: str) -> None:
+    class Otherwise(TableEnvironments):
+        def open(self, key: str, environment: str, task: Any, seed: int) -> None:
+            super().open(key, environment, task, seed + (why == "it says something else"))
+
+    rules = {} if why == "it says something else" else {"replayable": False}
+    _, theirs, given = halves(config_of(tmp_path, {}), TableEnvironments, Otherwise(), **rules)
+    parked = {
+        s.sample_id: s for s in given if s.status is Status.PARKED and s.transcript and s.transcript.turns
+    }
+    restarted = [s for g in theirs for s in g.samples if s.transcript and s.transcript.restarts]
+    assert restarted and {s.sample_id for s in restarted} <= set(parked)
+    if rules:
+        assert len(restarted) == len(parked)
+    for sample in restarted:
+        check_tokens(sample)
+        before = [s.attempt for s in parked[sample.sample_id].segments]
+        assert sample.segments[0].attempt > max(before), "no stream is drawn from twice"
+
+
+def test_a_failed_generation_begins_anew(tmp_path: Path) -> None:
+    class Failing(TableEngines):
+        failed = 0
+
+        def poll(self, timeout_seconds: float) -> list[Response]:
+            responses = super().poll(timeout_seconds)
+            if responses and not self.failed:
+                self.failed += 1
+                return [Response.empty(responses[0].request_id, Status.FAILED), *responses[1:]]
+            return responses
+
+    config = config_of(tmp_path, {})
+    engines = Failing(config)
+    engines.sync(0)
+    in_flight, _ = in_flight_over(config, TableEnvironments(), engines)
+    in_flight.ask(PROMPTS, sampling_of(config))
+    samples = [s for group in finished(in_flight) for s in group.samples]
+    assert sum(s.transcript.faults for s in samples if s.transcript) == 1
+    assert all(s.status is Status.FINISHED for s in samples)

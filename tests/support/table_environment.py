@@ -1,0 +1,112 @@
+"""An environment of a few lines in this process, behind the protocol of the environments' processes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.agents.answer import Answer
+from mrl.agents.episode import EndedBy
+from mrl.agents.render import Observation
+from mrl.agents.tool_calls import ToolCall
+from mrl.rewards.contract import no_reward
+from mrl.rewards.kinds.environment import return_of
+from mrl.samples import Prompt, Sample, Status, Verdict
+
+
+@dataclasses.dataclass
+class _Game:
+    rng: random.Random
+    length: int
+    turns: int = 0
+
+
+class TableEnvironments:
+    """Games of one to four turns. Each turn is answered with a digit out of the task's seed and the turn's own text, and has a
+    reward by that text's length; an answer comes `lateness` polls after its turn."""
+
+    def __init__(
+        self, *, lateness: int = 1, opens_with: str = "", faults: Mapping[str, EndedBy] | None = None
+    ) -> None:
+        """`faults`: the end that a key's first turn makes."""
+        self._lateness, self._opens_with, self._faults = lateness, opens_with, dict(faults or {})
+        self.open_games: dict[str, _Game] = {}
+        self.opened: list[tuple[str, str, Mapping[str, Any], int]] = []
+        self.calls: collections.defaultdict[str, list[Sequence[ToolCall]]] = collections.defaultdict(list)
+        self._answers: list[tuple[int, Answer]] = []
+        self._polls = 0
+
+    def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
+        rng = random.Random(seed)
+        self.open_games[key] = _Game(rng, rng.randint(1, 4))
+        self.opened.append((key, environment, task, seed))
+        messages = ({"role": "user", "content": self._opens_with},) if self._opens_with else ()
+        self._say(Answer(key, 0, messages))
+
+    def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
+        game = self.open_games[key]
+        game.turns += 1
+        self.calls[key].append(calls)
+        if key in self._faults:
+            self._say(Answer(key, game.turns, ended_by=self._faults[key], reason="as the test says"))
+            return
+        done = game.turns == game.length
+        digit = (game.rng.randrange(6) + len(text)) % 6
+        said = () if done else ({"role": "tool" if calls else "user", "content": str(digit)},)
+        ended_by = EndedBy.ENV_DONE if done else None
+        self._say(Answer(key, game.turns, said, len(text) / 8, done, ended_by, seconds=0.5))
+
+    def close(self, key: str) -> None:
+        del self.open_games[key]
+        self._answers = [(due, answer) for due, answer in self._answers if answer.key != key]
+
+    def poll(self, timeout_seconds: float) -> list[Answer]:
+        self._polls += 1
+        ready = [answer for due, answer in self._answers if due <= self._polls]
+        self._answers = [(due, answer) for due, answer in self._answers if due > self._polls]
+        return ready
+
+    def _say(self, answer: Answer) -> None:
+        self._answers.append((self._polls + self._lateness, answer))
+
+
+class DigitRenderer:
+    """Texts of digits as tokens; a 5 stands before what the environment says, and a 4 behind it."""
+
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
+        return np.array([int(c) for message in messages for c in message["content"]], np.int32)
+
+    def after(self, last_token: int, observations: Sequence[Observation]) -> np.ndarray:
+        digits = [int(c) for observation in observations for c in observation.text if c.isdigit()]
+        return np.array([5, *digits, 4], np.int32)
+
+
+def digits(tokens: Sequence[int]) -> str:
+    """Their text."""
+    return "".join(map(str, tokens))
+
+
+class Returns:
+    """The rewards that environments gave."""
+
+    def __init__(self) -> None:
+        self._verdicts: list[tuple[str, Verdict]] = []
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
+        for sample, _ in pairs:
+            failed = sample.status is Status.FAILED
+            verdict = no_reward("failed") if failed else return_of(sample)
+            assert verdict is not None, "every sample is an episode"
+            self._verdicts.append((sample.sample_id, verdict))
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def flush_groups(self, prompts: Collection[int]) -> None:
+        pass
