@@ -31,7 +31,7 @@ from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.vllm import in_place
-from mrl.resharding.vllm.trace import name_loaders, quantised_block, without_source
+from mrl.resharding.vllm.trace import aliases, name_loaders, quantised_block, without_source
 
 _PROCESS = "process_weights_after_loading"
 _POISON = 0xFF
@@ -74,6 +74,8 @@ class _Loading:
         self._block = quantised_block(model_config)
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
+        self._tied: set[str] = set()
+        """Parameters that are another module's: the output layer of a model that shares it with the embedding."""
         self._packed: set[torch.nn.Module] = set()
         self._processing = _Processing()
 
@@ -88,8 +90,12 @@ class _Loading:
 
     def finish(self) -> None:
         self._processing.stop()
-        _require_complete(self._model, self._model_config, self._expected, self._loaded)
+        _require_complete(self._model, self._expected - self._tied, self._loaded)
         finalize_layerwise_reload(self._model, self._model_config)
+        for (
+            name
+        ) in self._tied:  # its module loaded nothing, and may have made something of the weights of before
+            in_place.process(self._model.get_submodule(name.rpartition(".")[0]))
         for module in self._model.modules():
             self._pack(module)
 
@@ -105,10 +111,12 @@ class _Loading:
     def _begin(self) -> dict[str, Any]:
         """The model's parameters in loader layout."""
         name_loaders(self._model)
+        shared = aliases(self._model)
         initialize_layerwise_reload(self._model)
         self._processing.start(self._model)
         parameters = dict(self._model.named_parameters())
         self._expected = {name for name in parameters if not without_source(name)}
+        self._tied = self._expected.intersection(shared)
         return parameters
 
 
@@ -155,7 +163,7 @@ class PlanLoader(_Loading):
                 have = "absent" if parameter is None else f"{tuple(parameter.shape)} {parameter.dtype}"
                 wrong.append(f"{target.name}: planned {target.shape} {target.dtype}, here {have}")
         self._loaded = {t.name for t in tables.targets}
-        missing = self._expected - self._loaded - _tied(self._expected, self._model_config)
+        missing = self._expected - self._loaded - self._tied
         if wrong or (missing and not tables.whole):
             raise WeightSyncError(
                 f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
@@ -234,14 +242,11 @@ class PlanLoader(_Loading):
             raise WeightSyncError(f"{name}: something was written into the padding at its end")
 
 
-def _require_complete(
-    model: torch.nn.Module, model_config: Any, expected: set[str], loaded: set[str]
-) -> None:
+def _require_complete(model: torch.nn.Module, expected: set[str], loaded: set[str]) -> None:
     """WeightSyncError unless every parameter was loaded and every module whole, through the loaders that the
     reload counts and defers. Rows that pad the vocabulary come from no tensor and need not be loaded."""
-    tied = _tied(expected, model_config)
-    missing, partial, passed_by = expected - loaded - tied, [], []
-    holders = {name.rpartition(".")[0] for name in expected & loaded - tied}
+    missing, partial, passed_by = expected - loaded, [], []
+    holders = {name.rpartition(".")[0] for name in expected & loaded}
     for name, module in model.named_modules():
         info = get_layerwise_info(module)
         total = info.load_numel_total or 0
@@ -270,10 +275,3 @@ def put_back(model: torch.nn.Module) -> None:
     for module in model.modules():
         if get_layerwise_info(module).can_load():
             in_place.restore(module)
-
-
-def _tied(names: set[str], model_config: Any) -> set[str]:
-    """The output layer of a model that shares it with the embedding."""
-    if not getattr(model_config.hf_config, "tie_word_embeddings", False):
-        return set()
-    return {name for name in names if name.endswith("lm_head.weight")}

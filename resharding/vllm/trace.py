@@ -69,7 +69,7 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
     """Run model.load_weights over meta tensors and record its copies."""
     import torch
 
-    aliases = _aliases(model)
+    shared = aliases(model)
     fed = [
         (t.name, t.as_stored(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")))
         for t in checkpoint
@@ -89,7 +89,7 @@ def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
             for name, p in parameters.items()
             if not without_source(name)
         }
-    return Trace(tuple(recorder.records), shapes, aliases, tuple(recorder.unexpected))
+    return Trace(tuple(recorder.records), shapes, shared, tuple(recorder.unexpected))
 
 
 class _Feeding:
@@ -147,14 +147,16 @@ def _require_agreed_forms(trace: Trace, checkpoint: Sequence[CheckpointTensor]) 
         raise WeightSyncError(f"the engine quantises other tensors than weight syncs do: {sorted(wrong)[:8]}")
 
 
-def _aliases(model: Any) -> tuple[str, ...]:
+def aliases(model: Any) -> tuple[str, ...]:
+    """The names under which parameters appear again: a tied output layer's, and those of modules with two places.
+    Ask outside of a reload, which gives each module its own tensors."""
     seen: dict[int, str] = {}
-    aliases = []
+    again = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) in seen:
-            aliases.append(name)
+            again.append(name)
         seen.setdefault(id(parameter), name)
-    return tuple(aliases)
+    return tuple(again)
 
 
 @contextmanager

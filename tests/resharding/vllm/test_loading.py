@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
@@ -19,9 +20,7 @@ from mrl.resharding.vllm.trace import manifest
 
 pytestmark = pytest.mark.integration
 
-CONFIG: Any = types.SimpleNamespace(
-    hf_config=types.SimpleNamespace(tie_word_embeddings=False), dtype=torch.float32
-)
+CONFIG: Any = types.SimpleNamespace(hf_config=types.SimpleNamespace(), dtype=torch.float32)
 TENSORS = {
     "first.weight": torch.randn(3, 4),
     "first.bias": torch.randn(3),
@@ -78,10 +77,34 @@ class ZeroesWhatItCopies(Model):
         super().fill(parameter, tensor.zero_() if tensor.shape == (3,) else tensor)
 
 
-def reload(model: Model) -> None:
+class Layer(torch.nn.Module):
+    """A module whose tensors a method of vLLM makes."""
+
+    quant_method: UnquantizedEmbeddingMethod
+    weight: torch.nn.Parameter
+
+
+class Tied(Model):
+    """An output layer that is the embedding, each with what vLLM makes of its weight for the machine's products."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.method, self.embedding, self.head = UnquantizedEmbeddingMethod(), Layer(), Layer()
+        for module in (self.embedding, self.head):
+            module.quant_method = self.method
+            loader = {"weight_loader": default_weight_loader}
+            self.method.create_weights(module, 64, [128], 64, 128, torch.float32, **loader)
+        record_metadata_for_reloading(self)
+        self.embedding.weight.data.normal_()
+        self.head.weight = self.embedding.weight
+        for module in (self.embedding, self.head):
+            self.method.process_weights_after_loading(module)
+
+
+def reload(model: Model, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
     loader = TensorLoader(model, CONFIG)
     loader.start([])
-    loader.load(list(TENSORS.items()))
+    loader.load(list(tensors.items()))
     loader.finish()
 
 
@@ -92,6 +115,14 @@ def test_a_reload_brings_every_tensor(kind: type[Model]) -> None:
     reload(model)
     assert all(torch.equal(dict(model.named_parameters())[name], w) for name, w in TENSORS.items())
     assert model.second.weight is kept
+
+
+def test_a_tied_output_layer_computes_with_what_a_reload_brought() -> None:
+    """On CPU vLLM packs an output layer's weight beside it, and a reload that brings the embedding alone passes it by."""
+    model, hidden, weight = Tied(), torch.randn(2, 64), torch.randn(128, 64)
+    reload(model, {"embedding.weight": weight})
+    assert model.head.weight is model.embedding.weight
+    torch.testing.assert_close(model.method.apply(model.head, hidden), hidden @ weight.T)
 
 
 def test_a_copy_past_the_loader_is_an_error_by_name() -> None:
