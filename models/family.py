@@ -70,6 +70,13 @@ class Family:
     """Whether config.json may say that only a share of each head is turned."""
     output_gate: ClassVar[bool] = False
     """Whether the projection to queries also gives a gate of each head's output."""
+    carried: ClassVar[tuple[str, ...]] = ()
+    """The prefixes of a folder's tensors that nobody trains or serves and that an export has as the folder has
+    them."""
+    engine_class: ClassVar[str] = ""
+    """The class by which vLLM serves the model of text, where folders name one that holds a model of images too."""
+    engine_packages: ClassVar[tuple[str, ...]] = ()
+    """What that class imports beside vLLM's own requirements on CPU."""
     exported: ClassVar[Mapping[str, Any]] = {}
     """The keys that config.json of an exported folder has other values of, because of what is not trained."""
 
@@ -103,7 +110,7 @@ class Family:
         return 0
 
     def untrained(self, hf: HfConfig) -> tuple[str, ...]:
-        """The prefixes of checkpoint tensors that a folder may have and that nobody trains or serves."""
+        """The prefixes of checkpoint tensors that a folder may have and that nobody trains, serves or exports."""
         return ()
 
     def unsupported(self, hf: HfConfig) -> list[str]:
@@ -145,7 +152,7 @@ class Family:
             "qk_layernorm": self.qk_norm(hf),
             "add_qkv_bias": self.qkv_bias(hf),
             "attention_output_gate": self.output_gate,
-            "ffn_hidden_size": field(hf, "intermediate_size"),
+            "ffn_hidden_size": field(hf, "intermediate_size", self.expert_width_key),
             "layernorm_epsilon": hf.get("rms_norm_eps", 1e-6),
             "init_method_std": hf.get("initializer_range", 0.02),
         }

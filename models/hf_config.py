@@ -41,6 +41,13 @@ HARMLESS = frozenset({
 """The keys that change nothing of what training and serving compute, whatever they say."""
 
 
+def language_model(hf: HfConfig) -> dict[str, Any]:
+    """What config.json says of the model of text: in a folder with a model of images too the keys of `text_config`
+    among its own; elsewhere all of it."""
+    own = {key: value for key, value in hf.items() if key != "text_config"}
+    return own | dict(hf.get("text_config") or {}) | {key: hf[key] for key in ("model_type",) if key in hf}
+
+
 class Noted(Mapping[str, Any]):
     """A config.json that notes which of its keys are asked for."""
 

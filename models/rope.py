@@ -15,11 +15,12 @@ from mrl.models.hf_config import HfConfig, field
 
 SCALED = {"factor", "original_max_position_embeddings"}
 KEYS = {
-    "default": set(),
+    "default": {"mrope_section", "mrope_interleaved"},
     "yarn": SCALED | {"mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"},
     "llama3": SCALED | {"low_freq_factor", "high_freq_factor"},
 }
-"""Kind of the embedding -> the keys of its settings that are read, beside those that every kind has."""
+"""Kind of the embedding -> the keys of its settings that are read, beside those that every kind has. Sections are of
+positions in images; those of text are the same in all of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mrl.samples import TrainBatch
+from tests.support.image_folders import config_beside_images, pack_experts
 
 VOCAB = 131
 """Odd on purpose: any tensor-parallel layout pads the vocabulary."""
@@ -91,17 +92,25 @@ DELTA_NET: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
     "full_attention_interval": 4,
-    "shared_expert_intermediate_size": 96,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+QWEN35_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": None,
+}  # fmt: skip
+SHARED = {"shared_expert_intermediate_size": 96}
+SECTIONS = DELTA_NET | {
+    "rope_parameters": DELTA_NET["rope_parameters"] | {"mrope_section": [1, 1, 0], "mrope_interleaved": True},
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
-    "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
+    "qwen2_moe": ("Qwen2Moe", EXPERTS | SHARED | {"norm_topk_prob": False}),
     "llama": ("Llama", {"rope_parameters": LLAMA3}),
     "llama_tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
-    "qwen3_next": ("Qwen3Next", EXPERTS | DELTA_NET),
+    "qwen3_next": ("Qwen3Next", EXPERTS | SHARED | DELTA_NET),
+    "qwen3_5": ("Qwen3_5", SECTIONS | {"tie_word_embeddings": True}),
+    "qwen3_5_moe": ("Qwen3_5Moe", QWEN35_EXPERTS | SHARED | SECTIONS),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "deepseek_v3": ("DeepseekV3", LATENT),
     "olmoe": ("Olmoe", {"hidden_size": 128, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2}),
@@ -121,6 +130,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """A model type, or one with the form that sets it apart -> the prefix of transformers' classes, and the fields that its config
 adds to COMMON. tests/mrl/training/test_family_matrix.py tests each."""
+BESIDE_IMAGES = ("qwen3_5", "qwen3_5_moe")
+"""Whose folders are as they are published, with a model of images."""
 SERVED: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
 """Widths that vLLM's CPU kernels take of every family, where its own fields do not say otherwise."""
 
@@ -132,6 +143,8 @@ def tiny_config(model_type: str, *, served: bool = False, **changes: Any) -> Any
     fields = {"num_hidden_layers": 4, "tie_word_embeddings": False, "initializer_range": 0.1} | COMMON
     prefix, own = FAMILIES[model_type]
     fields |= (SERVED if served else {}) | own | changes
+    if model_type in BESIDE_IMAGES:
+        return config_beside_images(prefix, fields)
     return getattr(transformers, f"{prefix}Config")(**fields)
 
 
@@ -149,7 +162,8 @@ def write_model(
 
     torch.manual_seed(seed)
     config = tiny_config(model_type, served=served, **changes)
-    model: Any = getattr(transformers, f"{FAMILIES[model_type][0]}ForCausalLM")(config)
+    kind = "ForConditionalGeneration" if model_type in BESIDE_IMAGES else "ForCausalLM"
+    model: Any = getattr(transformers, FAMILIES[model_type][0] + kind)(config)
     model.to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -159,6 +173,8 @@ def write_model(
             if name.endswith("e_score_correction_bias"):  # float32 in folders of any type
                 buffer.data = 0.1 * torch.randn(buffer.shape)
     model.save_pretrained(folder)
+    if model_type in BESIDE_IMAGES:
+        pack_experts(folder)
     if model_type == "kimi_k2":  # of which transformers knows the classes alone
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))

@@ -41,7 +41,7 @@ def export_run(
     if out is None:
         hf_config = read_config(source)
         export.weights_of(checkpoint, source, hf_config, lora)
-        files = export.plan_files(hf_config, dtype=dtype, file_bytes=size)
+        files = export.plan_files(source, hf_config, dtype=dtype, file_bytes=size)
     else:
         card = _card(Path(run_folder), config, step=step_of(checkpoint), dtype=dtype)
         files = export.export_checkpoint(

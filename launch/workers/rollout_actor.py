@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrl.config.root import Config
@@ -130,9 +128,11 @@ class RolloutActor:
     def engine_ranks(self) -> list[EngineRank]:
         """This engine's ranks, or this dp rank's. Their weights must be mapped: the loaders read a module's map of
         experts."""
+        from mrl.training.hf.folder import read_config
+
         on_slot = self._config.sync.transport == "auto"
         addresses = self.engine.prepare_sync(None if on_slot else self.address())
-        config = json.loads((Path(self._config.model.path) / "config.json").read_text(encoding="utf-8"))
+        config = read_config(self._config.model.path)
         manifests = self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
         parts = zip(addresses, self.engine.devices(), manifests, strict=True)
         return [EngineRank(*part) for part in parts]

@@ -13,6 +13,7 @@ from mrl.models.families.mixtral import Mixtral
 from mrl.models.families.olmoe import Olmoe
 from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
+from mrl.models.families.qwen3_5 import Qwen35, Qwen35Moe
 from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.families.refused import reason
 from mrl.models.family import Family
@@ -24,6 +25,8 @@ _ALL: tuple[Family, ...] = (
     Qwen3(),
     Qwen3Moe(),
     Qwen3Next(),
+    Qwen35(),
+    Qwen35Moe(),
     Llama(),
     Mixtral(),
     DeepseekV3(),

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from mrl.config.sections.model import NewModelSection
 from mrl.errors import ConfigError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.family import Family
@@ -65,6 +66,17 @@ class GptOss(Family):
             "clamped_swiglu": (ALPHA, LIMIT),
             "moe_router_score_function": "softmax",
             "moe_router_pre_softmax": False,  # HF: a softmax over the chosen logits
+        }
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        """Windows of an eighth of the length, YaRN that stretches half of it twofold."""
+        stretched = {"factor": 2.0, "original_max_position_embeddings": max(max_length // 2, 1)}
+        return {
+            "intermediate_size": new.expert_size,
+            "num_local_experts": new.num_experts,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "sliding_window": max(max_length // 8, 1),
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "truncate": False, **stretched},
         }
 
     # Where tensors lie

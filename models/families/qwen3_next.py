@@ -71,14 +71,8 @@ class Qwen3Next(Qwen3Moe):
         }
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """Delta nets with as many key heads as attention has, two value heads each, all of `model.new.head_dim`."""
-        return super().new_fields(new, max_length) | {
-            "shared_expert_intermediate_size": new.expert_size,
-            "linear_num_key_heads": new.num_kv_heads,
-            "linear_num_value_heads": 2 * new.num_kv_heads,
-            "linear_key_head_dim": new.head_dim,
-            "linear_value_head_dim": new.head_dim,
-        }
+        shared = {"shared_expert_intermediate_size": new.expert_size}
+        return super().new_fields(new, max_length) | shared | delta_net.new_fields(new)
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
         if not self.is_delta_net(hf, _number(layer)):

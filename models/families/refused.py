@@ -7,10 +7,6 @@ from mrl.models.hf_config import HfConfig
 _INDEXER = "its attention sees the tokens that an indexer chooses (DeepSeek sparse attention), which is not computed here"
 _IMAGES = "images are not trained here, and its text model's tensors have other names"
 
-_PROJECTIONS = (
-    "its delta nets' projections lie in other tensors than Qwen3-Next's, which are not read here yet"
-)
-
 REFUSED: dict[str, tuple[str, str]] = {
     "deepseek_v32": (_INDEXER, "deepseek_v3"),
     "glm_moe_dsa": (_INDEXER, "deepseek_v3"),
@@ -28,10 +24,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "qwen2_5_vl": (_IMAGES, "qwen2"),
     "qwen3_vl": (_IMAGES, "qwen3"),
     "qwen3_vl_moe": (_IMAGES, "qwen3_moe"),
-    "qwen3_5": (_IMAGES, "qwen3_next"),
-    "qwen3_5_moe": (_IMAGES, "qwen3_next"),
-    "qwen3_5_text": (_PROJECTIONS, "qwen3_next"),
-    "qwen3_5_moe_text": (_PROJECTIONS, "qwen3_next"),
     "mllama": (_IMAGES, "llama"),
     "gemma3_text": ("it has windows, norms after each block and scaled embeddings", "qwen3"),
     "mistral": (

@@ -11,6 +11,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.models.facts import Facts
+from mrl.models.hf_config import language_model
 from mrl.models.tensors import BLOCK, Row
 from mrl.prepare.new_model import hf_config
 from mrl.resharding.planner.quantised import quantises
@@ -49,6 +50,6 @@ def find_facts(model: ModelSection) -> Facts:
 
 def _read(path: Path, origin: str) -> Facts:
     try:
-        return Facts(json.loads(path.read_text(encoding="utf-8")), origin)
+        return Facts(language_model(json.loads(path.read_text(encoding="utf-8"))), origin)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not readable JSON: {error}") from error

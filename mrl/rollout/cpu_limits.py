@@ -3,6 +3,7 @@ engine starts. Pure."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from mrl.errors import ConfigError
 from mrl.models import rope
 from mrl.models.families import FAMILIES
 from mrl.models.family import Family
-from mrl.models.hf_config import HfConfig, field
+from mrl.models.hf_config import HfConfig, field, language_model
 
 _CPU_MULTIPLE = 32
 """vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
@@ -21,7 +22,7 @@ _CPU_LATENT = 576
 
 def overrides(model_path: str) -> dict[str, Any]:
     """What vLLM's reading of a folder's config.json is overridden with on CPU."""
-    return rotary_overrides(json.loads((Path(model_path) / "config.json").read_text()))
+    return rotary_overrides(language_model(json.loads((Path(model_path) / "config.json").read_text())))
 
 
 def rotary_overrides(config: HfConfig) -> dict[str, Any]:
@@ -39,12 +40,18 @@ def rotary_overrides(config: HfConfig) -> dict[str, Any]:
 
 def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
     """ConfigError when the shapes of a model's folder do not fit vLLM's CPU kernels at this tensor-parallel size."""
-    config = json.loads((Path(model_path) / "config.json").read_text())
+    config = language_model(json.loads((Path(model_path) / "config.json").read_text()))
     check_cpu_shapes(config, tp=tp, expert_parallel=expert_parallel, name=model_path)
 
 
 def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, name: str) -> None:
     """ConfigError when a config.json asks for shapes that vLLM's CPU kernels lack; `name` says which model it is."""
+    family = FAMILIES.get(config.get("model_type", ""))
+    if absent := [p for p in (family.engine_packages if family else ()) if not importlib.util.find_spec(p)]:
+        raise ConfigError(
+            f"vLLM's class of {config['model_type']} imports {', '.join(absent)}, which requirements/cpu.lock leaves out; "
+            "install what goes with the installed torch (torchvision 0.28.0 with torch 2.13.0)"
+        )
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
     head_dim = config.get("head_dim") or hidden // heads
     problems = []
@@ -55,7 +62,6 @@ def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, 
             )
     elif head_dim % _CPU_MULTIPLE:
         problems.append(f"head_dim = {head_dim}")
-    family = FAMILIES.get(config.get("model_type", ""))
     size_key = family.expert_width_key if family else Family.expert_width_key
     if expert_size := config.get(size_key):
         slices = 1 if expert_parallel else tp

@@ -9,7 +9,7 @@ from typing import Any
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
-from mrl.models.hf_config import QUANTIZATION, stored_block
+from mrl.models.hf_config import QUANTIZATION, language_model, stored_block
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
 
@@ -18,7 +18,7 @@ def overrides(
     rollout: RolloutSection, model_path: str, *, on_cpu: bool, real_weights: bool
 ) -> dict[str, Any]:
     """What vLLM's reading of config.json is overridden with. ConfigError where the model, its split or the machine cannot."""
-    hf = json.loads((Path(model_path) / "config.json").read_text())
+    hf = language_model(json.loads((Path(model_path) / "config.json").read_text()))
     settings = quantised.engine_settings(hf["num_hidden_layers"])
     if rollout.quantization == "none":
         # Wide weights will come, unless the folder's own are read; some folders do not say that routers are wide.

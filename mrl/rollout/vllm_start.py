@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, RolloutError
-from mrl.rollout import cpu_limits, engine_arguments, environment, quantised
+from mrl.rollout import cpu_limits, engine_arguments, environment, quantised, text_part
 from mrl.rollout.part import Part
 
 _CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
@@ -61,6 +61,7 @@ def arguments(
 
     seqs = rollout.max_num_seqs
     overrides = quantised.overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
+    overrides |= text_part.overrides(model_path)
     if on_cpu:
         overrides |= cpu_limits.overrides(model_path)
     return EngineArgs(

@@ -158,7 +158,7 @@ class TrainedModel:
         targets = [(local, parameter.data) for local, parameter in self._located]
         left_out = folder.load_folder(path, self.family, self.hf_config, targets)
         if left_out and self.place.rank == 0 and not self._is_critic:
-            prefixes = ", ".join(self.family.untrained(self.hf_config))
+            prefixes = ", ".join((*self.family.untrained(self.hf_config), *self.family.carried))
             log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)
 
     def loaded_boxes(self) -> ReadBoxes | None:

@@ -15,6 +15,7 @@ from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.launch.commands.check import check_policy
 from mrl.models.families import family_of
+from mrl.models.hf_config import language_model
 from tests.support.recipes import RECIPES, cases
 
 
@@ -27,7 +28,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder.mkdir()
         text = published.read_text()
         (folder / "config.json").write_text(text)
-        names = [t.name for t in family_of(json.loads(text)).checkpoint_tensors(json.loads(text))]
+        hf = language_model(json.loads(text))
+        names = [t.name for t in family_of(hf).checkpoint_tensors(hf)]
         (folder / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": dict.fromkeys(names, "all.safetensors")})
         )

@@ -114,6 +114,7 @@ QWEN3_NEXT = QWEN2_MOE | {
     "model_type": "qwen3_next", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
     "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+QWEN35_MOE = QWEN3_NEXT | {"model_type": "qwen3_5_moe"}
 
 LAYOUTS = [
     (QWEN3, Layout()),
@@ -130,6 +131,7 @@ LAYOUTS = [
     (QWEN2, Layout(tp=4, pp=2)),
     (QWEN2_MOE, Layout(tp=2, pp=2, ep=2)),
     (QWEN3_NEXT, Layout(tp=4, pp=2, ep=2)),
+    (QWEN35_MOE, Layout(tp=4, pp=2, ep=2)),
 ]
 
 

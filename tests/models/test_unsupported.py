@@ -12,6 +12,7 @@ from mrl.errors import ConfigError
 from mrl.models.engine_rows import Shard
 from mrl.models.families import FAMILIES, family_of, require_trainable
 from mrl.models.families.refused import REFUSED
+from mrl.models.hf_config import language_model
 from tests import tiny_models
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
@@ -42,7 +43,8 @@ INT4 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"wei
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in PUBLISHED.iterdir() if path.is_dir()))
 def test_published_models_are_implemented(folder: str) -> None:
-    require_trainable(json.loads((PUBLISHED / folder / "config.json").read_text(encoding="utf-8")))
+    hf = json.loads((PUBLISHED / folder / "config.json").read_text(encoding="utf-8"))
+    require_trainable(language_model(hf))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: st
 def test_a_key_that_nobody_reads_is_named(family: str, tmp_path: Path) -> None:
     """Of the config.json that transformers writes for each family, nothing is refused."""
     tiny_models.tiny_config(family).save_pretrained(tmp_path)
-    hf = json.loads((tmp_path / "config.json").read_text())
+    hf = language_model(json.loads((tmp_path / "config.json").read_text()))
     require_trainable(hf | {"router_warmth": None, "use_cache": False})
     with pytest.raises(ConfigError, match=r"config\.json says router_warmth = 3: .* is implemented without"):
         require_trainable(hf | {"router_warmth": 3})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,13 @@ from mrl.resharding.transfer import gather, gather_plan
 from mrl.resharding.transfer.gather_plan import GatherPlan
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
+from mrl.training.hf.folder import read_config
+from tests.support.image_folders import text_alone
 
 
 def stacks(folder: Path) -> dict[str, CheckpointTensor]:
     """The tensors of a folder that it has transposed and stacked, by name."""
-    hf = json.loads((folder / "config.json").read_text())
+    hf = read_config(folder)
     return {t.name: t for t in family_of(hf).checkpoint_tensors(hf) if t.stack}
 
 
@@ -28,7 +29,7 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
     """A folder's tensors as trainer ranks hold them: of a stack, rows."""
     from safetensors.torch import load_file
 
-    weights = load_file(folder / "model.safetensors")
+    weights = text_alone(load_file(folder / "model.safetensors"))
     for name, tensor in stacks(folder).items():
         parts = weights[name]
         rows = parts.transpose(1, 2) if parts.ndim == 3 else parts

@@ -25,6 +25,7 @@ QWEN3_MOE = {
 """A model that is no random one: small, and every layer of experts."""
 FAMILIES = (
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "mixtral", "deepseek_v3", "glm4_moe"),
+    *("qwen3_5", "qwen3_5_moe"),
     *("olmoe", "minimax_m2", "gpt_oss"),
 )
 
@@ -76,12 +77,12 @@ def random_config(rng: random.Random, family: str) -> dict:
         "head_dim": rng.choice([2, 4]),
         "tie_word_embeddings": rng.random() < 0.3,
     }
-    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
+    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe"):
         hf |= {"num_experts": rng.choice([4, 6, 8]), "moe_intermediate_size": rng.choice([8, 16])}
         hf |= {"mlp_only_layers": rng.choice([[], [1]])}
-    if family in ("qwen2_moe", "qwen3_next"):
+    if family in ("qwen2_moe", "qwen3_next", "qwen3_5_moe"):
         hf |= {"shared_expert_intermediate_size": rng.choice([0, 8, 16])}
-    if family == "qwen3_next":
+    if family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         keys = rng.choice([2, 4])
         hf |= {"linear_num_key_heads": keys, "linear_num_value_heads": keys * rng.choice([1, 2])}
         hf |= {

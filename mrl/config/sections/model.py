@@ -10,7 +10,10 @@ from mrl.section import Section
 class NewModelSection(Section):
     """A small random model and its tokenizer, made on the spot when the model's folder does not exist."""
 
-    family: Literal["qwen3_moe", "qwen3", "qwen3_next", "mixtral", "deepseek_v3", "glm4_moe"] = "qwen3_moe"
+    family: Literal[
+        "qwen3_moe", "qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen2", "qwen2_moe", "llama", "mixtral",
+        "deepseek_v3", "glm4_moe", "olmoe", "minimax_m2", "gpt_oss",
+    ] = "qwen3_moe"  # fmt: skip
     """Model type."""
     tokenizer: Literal["characters", "chat", "bpe"] = "characters"
     """characters: one token per character of the files; chat: the same with a mark for each role and a chat template; bpe:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,15 +17,15 @@ import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from mrl.errors import CheckpointError
+from mrl.errors import CheckpointError, ConfigError
 from mrl.files import commit_folder, start_folder, sync, write_durably
 from mrl.models.families import family_of
+from mrl.models.folder_form import FolderForm, FolderTensor
 from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
-from mrl.models.tensors import CheckpointTensor
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
 from mrl.training.hf.adapted import AdaptedWeights
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.folder import describe, read_config, read_whole, tensor_files
 
 FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
@@ -36,7 +36,9 @@ INDEX = "model.safetensors.index.json"
 class Files:
     """Which tensors of a folder lie in which of its files."""
 
-    tensors: dict[str, CheckpointTensor]
+    tensors: dict[str, FolderTensor]
+    carried: dict[str, Path]
+    """Those of its tensors that are a source's as they are -> the source's file."""
     split: StateDictSplit
 
     @property
@@ -50,17 +52,32 @@ class Files:
         return int(self.split.metadata["total_size"])
 
     @property
-    def members(self) -> dict[str, list[CheckpointTensor]]:
+    def members(self) -> dict[str, list[FolderTensor]]:
         """File name -> its tensors."""
         files = self.split.filename_to_tensors
         return {file: [self.tensors[name] for name in names] for file, names in files.items()}
 
 
-def plan_files(hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
-    """The files of an export of `dtype` (torch spelling), from config.json alone: no weight is read."""
-    tensors = {t.name: t for t in family_of(hf_config).checkpoint_tensors(hf_config, dtype=dtype)}
+def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
+    """The files of an export of `dtype` (torch spelling), from config.json and the names of the tensors in `source`,
+    if it has some: no weight is read. ConfigError where it lacks those that an export carries along."""
+    family, stored = family_of(hf_config), _files_of(source)
+    carried = {name: file for name, file in stored.items() if name.startswith(family.carried)}
+    if "vision_config" in hf_config and not carried:
+        raise ConfigError(
+            f"{source} has no tensors under {', '.join(family.carried)}, which its config.json describes and an export "
+            "carries along; download them again"
+        )
+    checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
+    found = [*FolderForm.of(stored).tensors(checkpoint), *FolderForm().tensors(describe(carried))]
+    tensors = {tensor.name: tensor for tensor in found}
     shapes = {name: _empty(tensor, device="meta") for name, tensor in tensors.items()}
-    return Files(tensors, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
+    return Files(tensors, carried, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
+
+
+def _files_of(source: Path) -> dict[str, Path]:
+    """tensor_files() of a source, which may be without weights: a checkpoint has them."""
+    return tensor_files(source) if any(source.glob("*.safetensors*")) else {}
 
 
 def export_checkpoint(
@@ -80,12 +97,12 @@ def export_checkpoint(
     where checkpoint and source are of two models, and where `out` exists.
     """
     hf_config = read_config(source)
-    files = plan_files(hf_config, dtype=dtype, file_bytes=file_bytes)
+    files = plan_files(source, hf_config, dtype=dtype, file_bytes=file_bytes)
     weights = weights_of(checkpoint, source, hf_config, lora)
     require_new(out)
     partial = start_folder(out)
     for name, tensors in files.members.items():
-        _write_file(partial / name, tensors, weights)
+        _write_file(partial / name, tensors, weights, files.carried)
     if files.split.is_sharded:
         index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
         write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
@@ -152,22 +169,20 @@ def _require_same_elements(
 
 
 def _write_file(
-    path: Path,
-    tensors: Iterable[CheckpointTensor],
-    weights: Weights,
+    path: Path, tensors: Sequence[FolderTensor], weights: Weights, carried: Mapping[str, Path]
 ) -> None:
     """Fills one file's tensors and writes them; they are all of the weights that memory holds."""
-    tensors = list(tensors)
-    values = {tensor.name: _empty(tensor) for tensor in tensors}
-    weights.fill(values)
-    for tensor in tensors:
-        values[tensor.name] = tensor.as_stored(values[tensor.name]).contiguous()
-    save_file(values, path, metadata={"format": "pt"})
+    trained = [tensor for tensor in tensors if tensor.name not in carried]
+    values = {tensor.name: _empty(tensor) for tensor in trained}
+    weights.fill({k: part for tensor in trained for k, part in tensor.split(values[tensor.name]).items()})
+    stored = {tensor.name: tensor.as_stored(values[tensor.name]).contiguous() for tensor in trained}
+    stored |= read_whole({t.name: carried[t.name] for t in tensors if t.name in carried})
+    save_file(stored, path, metadata={"format": "pt"})
     sync(path)
 
 
-def _empty(tensor: CheckpointTensor, device: str = "cpu") -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+def _empty(tensor: FolderTensor, device: str = "cpu") -> torch.Tensor:
+    return torch.empty(tensor.filled_shape, dtype=getattr(torch, tensor.dtype), device=device)
 
 
 def require_new(path: Path) -> None:
@@ -186,9 +201,15 @@ def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[
             shutil.copy2(file, folder / file.name)
     text = (source / "config.json").read_text()
     config = json.loads(text)
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    exported = config | {name: value for name, value in changes.items() if name in config} | {key: dtype}
+    exported = _changed(config, changes) | {"torch_dtype" if "torch_dtype" in config else "dtype": dtype}
     exported.pop(QUANTIZATION, None)  # what is written is wide, whatever was read
+    if own := config.get("text_config"):
+        exported["text_config"] = _changed(own, {"torch_dtype": dtype, "dtype": dtype, **changes})
     if exported != config:
         text = json.dumps(exported, indent=2) + "\n"
     write_durably(folder / "config.json", text.encode())
+
+
+def _changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with other values of those keys of `changes` that it has."""
+    return config | {name: value for name, value in changes.items() if name in config}

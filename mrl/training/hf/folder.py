@@ -19,17 +19,18 @@ from torch import Tensor
 
 from mrl.errors import ConfigError
 from mrl.models.family import Family
-from mrl.models.hf_config import HfConfig, stored_block
+from mrl.models.folder_form import FolderForm, Home
+from mrl.models.hf_config import HfConfig, language_model, stored_block
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.boxes import Box
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json as a dict; ConfigError when it cannot be read or is not JSON."""
+    """What config.json says of the model of text; ConfigError when it cannot be read or is not JSON."""
     path = Path(folder) / "config.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return language_model(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; give a folder in Hugging Face format") from None
     except OSError as error:
@@ -80,7 +81,7 @@ def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tup
         family.checkpoint_tensors(hf_config),
         folder=folder,
         tied=bool(hf_config.get("tie_word_embeddings", False)),
-        untrained=family.untrained(hf_config),
+        untrained=(*family.untrained(hf_config), *family.carried),
         block=stored_block(read_config(folder)),
     )
     return files, left_out
@@ -100,7 +101,8 @@ def check_names(
     `block`: edge of the blocks that linear weights are quantised in, whose scales must then be there; 0 where
     none are. Returns the names that are left out because they begin with one of `untrained`.
     """
-    names = {tensor.name for tensor in quantised.checkpoint(expected, block)}
+    form = FolderForm.of(files)
+    names = {form.name(tensor.name) for tensor in quantised.checkpoint(expected, block)}
     left_out = {name for name in files if name.startswith(untrained)}
     present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
     if missing := sorted(names - present):
@@ -149,19 +151,36 @@ def _stored_boxes(
     block: int,
 ) -> Iterator[tuple[int, Tensor]]:
     """(index, stored values, made wide where they are quantised), file by file and by name."""
-    tensors = {tensor.name: tensor for tensor in expected}
+    homes = FolderForm.of(files).homes(expected)
     by_file: dict[Path, list[int]] = defaultdict(list)
     for index in sorted(range(len(boxes)), key=lambda n: boxes[n][0]):
-        by_file[files[boxes[index][0]]].append(index)
+        by_file[files[homes[boxes[index][0]].tensor.name]].append(index)
     for indices in by_file.values():
         with _OpenFiles(files) as opened:
             for index in indices:
                 name, (start, shape) = boxes[index]
-                tensor = tensors[name]
-                values = _values(opened.slice(name, tensor.stored_shape), tensor, start, shape)
+                home = homes[name]
+                values = _values(opened.slice(home.tensor.name, home.tensor.shape), home, start, shape)
                 if block and quantised.quantises(name):
-                    values = _widened(values, opened.slice(name + SCALES), start, shape, block)
+                    scales = opened.slice(home.tensor.name + SCALES)
+                    values = _widened(values, scales, start, shape, block)
                 yield index, values
+
+
+def describe(files: Mapping[str, Path]) -> list[CheckpointTensor]:
+    """These tensors as the files have them; reads no weights."""
+    with _OpenFiles(files) as opened:
+        stored = {name: opened.slice(name) for name in files}
+        return [
+            CheckpointTensor(name, tuple(s.get_shape()), str(s[:0].dtype).removeprefix("torch."))
+            for name, s in stored.items()
+        ]
+
+
+def read_whole(files: Mapping[str, Path]) -> dict[str, Tensor]:
+    """These tensors, to the last bit."""
+    with _OpenFiles(files) as opened:
+        return {name: opened.slice(name)[:] for name in files}
 
 
 class _OpenFiles(ExitStack):
@@ -183,8 +202,11 @@ class _OpenFiles(ExitStack):
         return stored
 
 
-def _values(stored: Any, tensor: CheckpointTensor, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+def _values(stored: Any, home: Home, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
     """A box of a checkpoint tensor from safetensors' slice of what the folder has."""
+    if home.tensor.packed:
+        return stored[home.box(start, shape)][0]
+    tensor = home.tensor.parts[0][0]
     if not tensor.stack:
         return stored[_slices(start, shape)]
     share, end, columns = tensor.shape[0] // tensor.stack, start[0] + shape[0], _slices(start[1:], shape[1:])

@@ -16,10 +16,13 @@ from mrl.models.facts import Facts
 from mrl.models.families import family_of
 
 PUBLISHED = {
-    # Elements in the published safetensors, without those of multi-token-prediction layers; correction biases counted.
+    # Elements in the published safetensors, without those of multi-token-prediction layers and of models of images;
+    # correction biases counted. Qwen3.5's are of the sizes that transformers has as defaults (configs/models/README.md).
     "Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
     "Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
     "Qwen3-Next-80B-A3B-Instruct": (79_674_391_296, 3_874_929_408),
+    "Qwen3.5-9B": (8_953_803_264, 8_953_803_264),
+    "Qwen3.5-35B-A3B": (34_660_610_688, 3_454_988_928),
     "DeepSeek-V3": (671_026_419_200, 37_552_297_472),
     "Qwen2.5-7B": (7_615_616_512, 7_615_616_512),
     "Qwen1.5-MoE-A2.7B": (14_315_784_192, 2_689_173_504),

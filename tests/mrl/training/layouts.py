@@ -20,6 +20,10 @@ from tests.tiny_models import random_batch, reference_logprobs, write_model
 CORRECTION = "e_score_correction_bias"
 """How the name of a router's correction bias ends in a folder."""
 
+BOUNDS = (5e-6, 5e-5)
+"""Of the metrics of two updates, relative. Gradient norms of tens: a few parts in a million are the rounding of float32
+sums; and Adam's first step is near lr x sign(gradient), whose sign is rounding where a gradient is nearly 0."""
+
 
 def name_of(layout: dict[str, int]) -> str:
     return "-".join(f"{axis}{size}" for axis, size in layout.items()) or "one"
@@ -52,9 +56,8 @@ def check_layout(
     results = run_ranks(scenarios.forward_update_export, world, *arguments, stand_ins=stand_ins)
     check_forward(results, folder, bound=1e-5)
     for result in results:
-        for ours, theirs in zip(result["metrics"], one_rank["metrics"], strict=True):
-            # gradient norms of tens: a few parts in a million are the rounding of float32 sums
-            assert ours == pytest.approx(theirs, rel=5e-6, abs=2e-5)
+        for bound, ours, theirs in zip(BOUNDS, result["metrics"], one_rank["metrics"], strict=True):
+            assert ours == pytest.approx(theirs, rel=bound, abs=2e-5)
         for index, offset, size in result["spans"]:
             assert offset >= 0 and offset + size <= result["memory"][index]
     original, loaded = (load_file(f / "model.safetensors") for f in (folder, out / "loaded"))

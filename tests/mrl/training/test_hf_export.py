@@ -7,46 +7,19 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as torch_checkpoint
 from safetensors.torch import load_file
 
 from mrl.errors import CheckpointError, ConfigError
 from mrl.launch.commands.export import export_run
-from mrl.models.families import family_of
-from mrl.models.layout import Layout
-from mrl.models.tensors import LOCAL
 from mrl.training.hf import export
 from mrl.training.hf import folder as hf_folder
-from mrl.training.hf.folder import box
 from tests.golden_run import GOLDEN, ROOT
 from tests.mrl.training.scenarios import digests_of_folder
+from tests.support.checkpoints import write_checkpoint
 from tests.tiny_models import write_model
-
-
-def write_checkpoint(folder: Path, source: Path) -> None:
-    """The weights of a model folder as a distributed checkpoint with tensors of their own for every layer and expert width."""
-    hf_config, weights = hf_folder.read_config(source), {}
-    for file in set(hf_folder.tensor_files(source).values()):
-        weights |= load_file(file)
-    state: dict[str, Any] = {}
-    experts: dict[str, list[torch.Tensor]] = {}
-    for local in family_of(hf_config).local_tensors(hf_config, Layout(), Layout().place(0), spec=LOCAL):
-        value = torch.empty(local.shape)
-        for piece in local.pieces:
-            box(value, piece.local_start, piece.shape).copy_(
-                box(weights[piece.tensor], piece.start, piece.shape)
-            )
-        if ".local_experts." in local.name:
-            layer, _, rest = local.name.partition(".local_experts.")
-            experts.setdefault(f"{layer}.experts.{rest.partition('.')[2]}", []).append(value)
-        else:
-            state[local.name] = value
-    state |= {key: torch.stack(values) for key, values in experts.items()}
-    torch_checkpoint.save(state, checkpoint_id=folder, no_dist=True)
 
 
 def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Path, tmp_path: Path) -> None:
@@ -103,8 +76,8 @@ and three outside; of DeepSeek-V3: 61 of seven for attention and two norms, thre
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_has_its_published_tensors_and_sizes(name: str) -> None:
-    hf_config = hf_folder.read_config(ROOT / "configs/models" / name)
-    files = export.plan_files(hf_config, dtype="bfloat16")
+    folder = ROOT / "configs/models" / name
+    files = export.plan_files(folder, hf_folder.read_config(folder), dtype="bfloat16")
     assert (len(files.tensors), files.num_parameters, files.num_bytes) == PUBLISHED[name]
     sizes = [
         sum(math.prod(t.shape) * getattr(torch, t.dtype).itemsize for t in m) for m in files.members.values()

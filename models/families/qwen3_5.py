@@ -1,0 +1,94 @@
+"""Qwen3.5, dense and with experts: Qwen3-Next's layers with their projections in other tensors, in folders that
+also hold a model of images.
+
+Text alone is trained and served: the model of images stays as the folder has it, and exports carry it along. Text
+has the same position in all three sections of its rotary embedding, which so is a plain one. Source:
+transformers 5.19, models/{qwen3_5,qwen3_5_moe}; vLLM 0.32, model_executor/models/qwen3_5.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mrl.config.sections.model import NewModelSection
+from mrl.models import delta_net
+from mrl.models.delta_net import DeltaNet, sections
+from mrl.models.families.qwen3_next import Qwen3Next
+from mrl.models.hf_config import HfConfig
+from mrl.models.tensors import Segment
+
+
+class Qwen35(Qwen3Next):
+    """Dense Qwen3.5."""
+
+    model_type = "qwen3_5"
+    aliases = ("qwen3_5_text",)
+    engine_class = "Qwen3_5ForCausalLM"
+    engine_packages = ("torchvision",)
+    expert_count_keys = ()
+    implemented = {
+        **Qwen3Next.implemented,
+        "attn_output_gate": (None, True),
+        "output_gate_type": (None, "silu", "swish"),
+        "norm_topk_prob": (None, True),
+    }
+    harmless = (
+        *Qwen3Next.harmless,
+        "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+        "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
+        "mamba_ssm_dtype",  # of an engine's states, which reads it itself
+        "mlp_only_layers",
+    )  # fmt: skip
+    exported = {"mtp_num_hidden_layers": 0}
+    carried = ("model.visual.",)
+
+    def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
+        return bool(self.expert_count_keys)
+
+    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
+        return super().transformer_fields(hf) | {"moe_router_pre_softmax": False}
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        """A model of text alone."""
+        return {"model_type": "qwen3_5_text", **delta_net.new_fields(new)}
+
+    def projected(self, net: DeltaNet, name: str, head: int) -> list[Segment]:
+        """Queries, keys and values lie one after the other in one tensor; gates, b and a have their own."""
+        values, share = net.share * net.value_width, net.share
+        return [
+            *sections(net, f"{name}.in_proj_qkv.weight", head),
+            Segment(f"{name}.in_proj_z.weight", head * values, values),
+            Segment(f"{name}.in_proj_b.weight", head * share, share),
+            Segment(f"{name}.in_proj_a.weight", head * share, share),
+        ]
+
+    def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[Segment]]:
+        qkv, starts = f"{name}.in_proj_qkv.weight", (0, net.keys, 2 * net.keys)
+        parts = [
+            Segment(qkv, at, size) for at, size in zip(starts, (net.keys, net.keys, net.values), strict=True)
+        ]
+        return {
+            "in_proj_qkvz": [*parts, Segment(f"{name}.in_proj_z.weight", 0, net.values)],
+            "in_proj_ba": [
+                Segment(f"{name}.in_proj_{gate}.weight", 0, net.value_heads) for gate in ("b", "a")
+            ],
+        }
+
+
+class Qwen35Moe(Qwen35):
+    """Qwen3.5 with experts, in every layer."""
+
+    model_type = "qwen3_5_moe"
+    aliases = ("qwen3_5_moe_text",)
+    engine_class = "Qwen3_5MoeForCausalLM"
+    expert_count_keys = Qwen3Next.expert_count_keys
+
+    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
+        return super().new_fields(new, max_length) | {
+            "model_type": "qwen3_5_moe_text",
+            "intermediate_size": None,
+            "num_experts": new.num_experts,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "moe_intermediate_size": new.expert_size,
+            "shared_expert_intermediate_size": new.expert_size,
+        }

@@ -1,0 +1,134 @@
+"""Under which names and in which tensors a Hugging Face folder holds what the name tables list. Pure.
+
+The tables know a model of text, each expert of which has tensors of its own. A folder that holds a model of images
+too has those of text under a prefix; and some hold a layer's experts in two tensors [experts, rows, columns], each
+expert's gate above its up. Qwen3.5 is published so; transformers 5.19 writes each expert by itself. Which form a
+folder has its own names say, so that both are read, and an export has the form of the folder that training began
+from. (gpt-oss has one form alone, which its tables know: `CheckpointTensor.stack`.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from mrl.models.tensors import CheckpointTensor
+
+_TEXT, _TEXT_BESIDE_IMAGES = "model.", "model.language_model."
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_PACKED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FolderTensor:
+    """One tensor of a folder, and the checkpoint tensors that lie in it."""
+
+    name: str
+    parts: tuple[tuple[CheckpointTensor, ...], ...]
+    """Those of each expert, by rows one above the other; one of one where none are packed."""
+    packed: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """torch spelling without the prefix."""
+        return self.parts[0][0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in the folder.
+
+        >>> gate, up = (CheckpointTensor(name, (32, 64), "bfloat16") for name in ("gate", "up"))
+        >>> FolderTensor("gate_up_proj", ((gate, up),) * 8, packed=True).shape
+        (8, 64, 64)
+        """
+        first = self.parts[0]
+        if not self.packed:
+            return first[0].stored_shape
+        return (len(self.parts), sum(part.shape[0] for part in first), *first[0].shape[1:])
+
+    @property
+    def filled_shape(self) -> tuple[int, ...]:
+        """The shape of the values that split() and as_stored() take."""
+        return self.shape if self.packed else self.parts[0][0].shape
+
+    def split(self, values: Any) -> dict[str, Any]:
+        """The checkpoint tensors as views of torch `values` [*filled_shape]."""
+        if not self.packed:
+            return {self.parts[0][0].name: values}
+        return {
+            member.name: rows
+            for members, part in zip(self.parts, values, strict=True)
+            for member, rows in zip(members, part.split([m.shape[0] for m in members]), strict=True)
+        }
+
+    def as_stored(self, values: Any) -> Any:
+        """The view of torch `values` [*filled_shape] that the folder has."""
+        return values if self.packed else self.parts[0][0].as_stored(values)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Home:
+    """Where a folder holds a checkpoint tensor: as `tensor`, or as the rows from `row` of one of its parts."""
+
+    tensor: FolderTensor
+    part: int
+    row: int
+
+    def box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """The box of the checkpoint tensor in a packed folder tensor; its first axis has size 1."""
+        rows, *columns = (slice(a, a + n) for a, n in zip(start, shape, strict=True))
+        moved = slice(rows.start + self.row, rows.stop + self.row)
+        return (slice(self.part, self.part + 1), moved, *columns)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FolderForm:
+    """How the names of a folder differ from those of the tables."""
+
+    beside_images: bool = False
+    packed_experts: bool = False
+
+    @classmethod
+    def of(cls, names: Collection[str]) -> FolderForm:
+        """The form of a folder with tensors of these names."""
+        return cls(
+            beside_images=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
+            packed_experts=any(name.endswith(".experts.gate_up_proj") for name in names),
+        )
+
+    def name(self, tensor: str) -> str:
+        """The folder's name of a checkpoint tensor, packed or not.
+
+        >>> FolderForm(True, True).name("model.layers.0.mlp.experts.3.up_proj.weight")
+        'model.language_model.layers.0.mlp.experts.gate_up_proj'
+        """
+        if self.packed_experts and (expert := _EXPERT.fullmatch(tensor)):
+            tensor = f"{expert[1]}.{_PACKED[expert[3]]}"
+        if self.beside_images and tensor.startswith(_TEXT):
+            tensor = _TEXT_BESIDE_IMAGES + tensor.removeprefix(_TEXT)
+        return tensor
+
+    def tensors(self, checkpoint: Iterable[CheckpointTensor]) -> list[FolderTensor]:
+        """The folder's tensors, of the checkpoint's in the order of experts, gate before up."""
+        found: dict[str, dict[str, list[CheckpointTensor]]] = {}
+        for tensor in checkpoint:
+            expert = _EXPERT.fullmatch(tensor.name) if self.packed_experts else None
+            parts = found.setdefault(self.name(tensor.name), {})
+            parts.setdefault(expert[2] if expert else "", []).append(tensor)
+        return [
+            FolderTensor(name, tuple(map(tuple, parts.values())), packed="" not in parts)
+            for name, parts in found.items()
+        ]
+
+    def homes(self, checkpoint: Iterable[CheckpointTensor]) -> dict[str, Home]:
+        """Checkpoint tensor -> where it lies."""
+        result = {}
+        for tensor in self.tensors(checkpoint):
+            for number, members in enumerate(tensor.parts):
+                row = 0
+                for member in members:
+                    result[member.name] = Home(tensor, number, row)
+                    row += member.shape[0]
+        return result

@@ -1,0 +1,39 @@
+"""Distributed checkpoints made of folders, without ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.models.tensors import LOCAL
+from mrl.training.hf import folder as hf_folder
+from mrl.training.hf.folder import box
+from tests.support.image_folders import text_alone
+
+
+def write_checkpoint(folder: Path, source: Path) -> None:
+    """The weights of a model folder as a distributed checkpoint with tensors of their own for every layer and expert width."""
+    hf_config, weights = hf_folder.read_config(source), {}
+    for file in set(hf_folder.tensor_files(source).values()):
+        weights |= text_alone(load_file(file))
+    state: dict[str, Any] = {}
+    experts: dict[str, list[torch.Tensor]] = {}
+    for local in family_of(hf_config).local_tensors(hf_config, Layout(), Layout().place(0), spec=LOCAL):
+        value = torch.empty(local.shape)
+        for piece in local.pieces:
+            box(value, piece.local_start, piece.shape).copy_(
+                box(weights[piece.tensor], piece.start, piece.shape)
+            )
+        if ".local_experts." in local.name:
+            layer, _, rest = local.name.partition(".local_experts.")
+            experts.setdefault(f"{layer}.experts.{rest.partition('.')[2]}", []).append(value)
+        else:
+            state[local.name] = value
+    state |= {key: torch.stack(values) for key, values in experts.items()}
+    save(state, checkpoint_id=folder, no_dist=True)

@@ -1,0 +1,72 @@
+"""Tiny folders as Qwen3.5 is published: a model of text beside one of images, and a layer's experts in two tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+IMAGES: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_position_embeddings": 16, "patch_size": 4,
+}  # fmt: skip
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def config_beside_images(prefix: str, fields: dict[str, Any]) -> Any:
+    """transformers' config of a model of images whose model of text has these fields."""
+    import transformers
+
+    images = IMAGES | {"out_hidden_size": fields["hidden_size"]}
+    tied = fields["tie_word_embeddings"]
+    kind = getattr(transformers, f"{prefix}Config")
+    return kind(text_config=fields, vision_config=images, tie_word_embeddings=tied)
+
+
+def pack_experts(folder: Path) -> None:
+    """Rewrites a folder whose experts transformers wrote each by itself."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    parts: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
+    for name in [name for name in weights if _EXPERT.fullmatch(name)]:
+        layer, number, part = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]
+        stored = f"{layer}.{'down' if part == 'down' else 'gate_up'}_proj"
+        parts.setdefault(stored, {})[int(number), part] = weights.pop(name)
+    for name, own in parts.items():
+        numbers = sorted({number for number, _ in own})
+        kinds = ("down",) if "down_proj" in name else ("gate", "up")
+        weights[name] = torch.stack([torch.cat([own[n, kind] for kind in kinds]) for n in numbers])
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def text_alone(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of the model of text under the names that they have in a folder without images, each expert by
+    itself; those of other folders as they are."""
+    result = {}
+    for name, values in weights.items():
+        layer, packed, part = name.replace("model.language_model.", "model.").rpartition(".experts.")
+        if name.startswith("model.visual."):
+            continue
+        if not packed or part not in ("gate_up_proj", "down_proj") or "model.language_model." not in name:
+            result[name.replace("model.language_model.", "model.")] = values
+            continue
+        kinds = ("down",) if part == "down_proj" else ("gate", "up")
+        for number, own in enumerate(values):
+            for kind, rows in zip(kinds, own.chunk(len(kinds)), strict=True):
+                result[f"{layer}.experts.{number}.{kind}_proj.weight"] = rows.contiguous()
+    return result
+
+
+def text_twin(folder: Path, out: Path) -> Path:
+    """A folder of the model of text alone, as vLLM reads it by itself; the folder where it holds nothing else."""
+    config = json.loads((folder / "config.json").read_text())
+    if "text_config" not in config:
+        return folder
+    out.mkdir()
+    kind = config["architectures"][0].replace("ConditionalGeneration", "CausalLM")
+    (out / "config.json").write_text(json.dumps(config["text_config"] | {"architectures": [kind]}))
+    save_file(text_alone(load_file(folder / "model.safetensors")), out / "model.safetensors")
+    return out
