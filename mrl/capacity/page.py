@@ -16,6 +16,7 @@ RECIPES = {
     "qwen3_next_80b_a3b": "8x80gb",
     "qwen3_235b_a22b": "8x80gb",
     "deepseek_v3": "8x141gb",
+    "kimi_k2": "8x141gb",
 }
 """Recipe -> the hardware that its own layout is for."""
 

@@ -16,7 +16,7 @@ from mrl.training.optimizer import learning_rate
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted(path.stem for path in (CONFIGS / "algorithm").glob("*.yaml"))
-LARGE = ("qwen3_30b_a3b", "glm_4_5_air", "qwen3_next_80b_a3b", "qwen3_235b_a22b", "deepseek_v3")
+LARGE = ("qwen3_30b_a3b", "glm_4_5_air", "qwen3_next_80b_a3b", "qwen3_235b_a22b", "deepseek_v3", "kimi_k2")
 
 
 def random_batch() -> TrainBatch:

@@ -81,9 +81,9 @@ def test_recipe_fits_its_hardware_and_can_be_trained(
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_no_plan_says_that_a_recipe_fits_hardware_that_it_does_not(recipe: str) -> None:
-    """Of the sizes of memory the smaller one is too small for the largest model, in float8 as well."""
+    """Of the sizes of memory the smaller one is too small for the largest models, in float8 as well."""
     plan = capacity_report(load([CONFIGS / f"{recipe}.yaml"]), load_hardware("8x80gb"))
-    assert plan.fits == (recipe != "deepseek_v3")
+    assert plan.fits == (recipe not in ("deepseek_v3", "kimi_k2"))
     assert plan.fits == (not plan.tree["errors"])
 
 

@@ -24,6 +24,7 @@ RECIPES = {
 SLOW_RECIPES = {
     "qwen3_next_80b_a3b": ("qwen3_next", "{tp: 2, pp: 2, ep: 2}"),
     "deepseek_v3": ("deepseek_v3", "{tp: 2, pp: 2, ep: 2}"),
+    "kimi_k2": ("deepseek_v3", "{tp: 2, pp: 2, ep: 2}"),
     "glm_4_5_air": ("glm4_moe", "{tp: 2, pp: 2, ep: 2}"),
     "qwen3_235b_a22b": ("qwen3_moe", "{tp: 2, pp: 2, ep: 2}"),
 }

@@ -11,6 +11,7 @@ RECIPES = {
     "qwen3_next_80b_a3b": (4, "8x80gb"),
     "qwen3_235b_a22b": (16, "8x80gb"),
     "deepseek_v3": (32, "8x141gb"),
+    "kimi_k2": (32, "8x141gb"),
 }
 """Recipe -> nodes and hardware of its own layout."""
 
