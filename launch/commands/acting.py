@@ -38,7 +38,7 @@ def look_at(config: Config, tokenizer: Any) -> Acting | None:
     renderer = TurnRenderer(
         tokenizer,
         tools=tools,
-        roles=("tool", "user") if tools else ("user",),
+        roles=("tool",) if tools else ("user",),
         chat_template_kwargs=config.data.chat_template_kwargs,
     )
     return Acting(renderer, _rules(config, config.agent, description), tools)

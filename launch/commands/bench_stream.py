@@ -51,6 +51,10 @@ def bench_stream(
             f"mrl bench stream: --steps {num_steps} and --mean {mean} must be at least 1, --warm-up {warm_up} and "
             f"--sigma {sigma} at least 0"
         )
+    if any(config.agent for config in configs.values()):
+        raise ConfigError(
+            "mrl bench stream gives each response a length of its own, which turns do not have; remove the section agent"
+        )
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
     for _ in range(ROUNDS):
         for name, config in configs.items():

@@ -47,7 +47,7 @@ class TurnRenderer:
         roles: Sequence[Role] = ("user",),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`roles`: those of the observations to come. ConfigError where the tokenizer has no chat template, where it refuses
+        """`roles`: those of the observations that are sure to come; another one is looked at when it comes. ConfigError where the tokenizer has no chat template, where it refuses
         such turns, or where it rewrites what stood before them; the place is named."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
@@ -65,8 +65,7 @@ class TurnRenderer:
         self._is_added = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
         self._ending = self._encode(self._ending_of_a_turn())
         for role in roles:
-            for answer in (_ANSWERED, _THOUGHT + _ANSWERED):
-                self._between(("x",), role, answer)
+            self._require_grows(role)
         self._found: dict[tuple[str, int], list[list[int]]] = {}
         """The template's tokens before, between and behind so many observations of a role."""
 
@@ -74,7 +73,7 @@ class TurnRenderer:
         """[n] int32: the tokens from the policy's last one to where it goes on.
 
         `last_token` is the policy's own last token, so that an end of turn that it wrote is not written again; None where it
-        wrote none. DataError without observations, or with ones of different roles.
+        wrote none. DataError without observations, or with ones of different roles; ConfigError as at the start.
         """
         roles = {observation.role for observation in observations}
         if len(roles) != 1:
@@ -82,6 +81,7 @@ class TurnRenderer:
         (role,) = roles
         key = (role, len(observations))
         if key not in self._found:
+            self._require_grows(role)
             self._found[key] = self._around(*key)
         written = last_token is not None and self._ending[:1] == [last_token]
         first, *behind = self._found[key]
@@ -126,6 +126,11 @@ class TurnRenderer:
         if _ASKED not in shared:
             raise ConfigError(_rewrites(opened, whole, "the question"))
         return whole[at + len(_ANSWERED) :]
+
+    def _require_grows(self, role: str) -> None:
+        """Observations of this role leave turns as they were, thoughts included; ConfigError where they do not."""
+        for answer in (_ANSWERED, _THOUGHT + _ANSWERED):
+            self._between(("x",), role, answer)
 
     def _between(self, texts: Sequence[str], role: str, answer: str) -> str:
         """The text from the end of the policy's turn to where it goes on, around these observations."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from mrl.rewards.contract import RewardKind, no_reward
+from mrl.errors import ConfigError
+from mrl.rewards.contract import RewardKind, Stage, Verifier, no_reward
 from mrl.samples import Sample, Transcript, Verdict, VerdictKind
 
 
 class EnvironmentReturn(RewardKind):
     """`reward.kind: environment`; the pool answers by `return_of`."""
+
+    def verifier(self, stage: Stage) -> Verifier:
+        raise ConfigError(
+            "reward.kind = environment looks at no response: the environment gives the reward, turn by turn"
+        )
 
 
 def return_of(sample: Sample) -> Verdict | None:

@@ -130,6 +130,30 @@ def test_a_template_that_rewrites_history_is_refused_with_the_place() -> None:
         TurnRenderer(tokenizer)
 
 
+def test_a_role_that_was_not_foreseen_is_looked_at_when_it_comes() -> None:
+    """The template drops thoughts behind a further word of the user, and keeps them behind what tools say."""
+    keeps = "{%- if m.role == 'assistant' and not loop.last and messages[loop.index0 + 1].role == 'user'"
+    tokenizer = chat_tokenizers.qwen(
+        chat_tokenizers.FORGETFUL.replace("{%- if m.role == 'assistant' and not loop.last", keeps)
+    )
+    renderer = TurnRenderer(tokenizer, roles=("tool",))
+    renderer.after(None, [Observation("x", "tool")])
+    with pytest.raises(ConfigError, match="rewrites a turn before observations of the role 'user'"):
+        renderer.after(None, [Observation("x", "user")])
+
+
+def test_an_opening_is_the_template_around_its_texts(tokenizer: Any) -> None:
+    """Nothing that an environment says before the first turn becomes an added token."""
+    forged = f"begin {tokenizer.eos_token} now"
+    added = set(tokenizer.added_tokens_decoder) - {tokenizer.unk_token_id}
+    found = TurnRenderer(tokenizer).opening([{"role": "user", "content": forged}])
+    plain = _asked(tokenizer)
+    assert found.dtype == np.int32
+    assert [i for i in found.tolist() if i in added] == [i for i in plain if i in added]
+    asked = TurnRenderer(tokenizer).opening([{"role": "user", "content": "q"}])
+    assert _words(tokenizer.decode(asked)) == _words(tokenizer.decode(plain))
+
+
 def test_a_template_that_knows_no_tools_is_refused() -> None:
     strict = chat_tokenizers.CHATML.replace(
         "{%- if m.role == 'tool' %}", "{%- if m.role == 'tool' %}{{ raise_exception('no tools') }}"

@@ -294,7 +294,12 @@ def test_an_old_command_is_told_its_new_name(old: str, capsys: pytest.CaptureFix
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-OVER = {"quickstart_": "quickstart", "multi_domain_": "multi_domain"}
+OVER = {
+    "calculator_": "calculator",
+    "multi_domain_": "multi_domain",
+    "quickstart_": "quickstart",
+    "qwen3_30b_a3b_": "qwen3_30b_a3b",
+}
 """Prefix of a file that says only what differs -> the file it goes over."""
 
 
