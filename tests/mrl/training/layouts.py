@@ -29,17 +29,21 @@ def name_of(layout: dict[str, int]) -> str:
     return "-".join(f"{axis}{size}" for axis, size in layout.items()) or "one"
 
 
-def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) -> None:
-    """Every sample's log-probs and entropies are those of transformers, and come from exactly one rank."""
+def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) -> float:
+    """Every sample's log-probs and entropies are those of transformers, and come from exactly one rank; returns the
+    largest difference of a log-prob."""
     batch = random_batch(10, seed=1)
     logprobs, entropy = reference_logprobs(folder, batch, temperature=scenarios.TEMPERATURE)
     found = [result for result in results if result["arrays"] is not None]
     assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
+    gaps = []
     for result in found:
         spans = [np.arange(batch.cu_seqlens[i], batch.cu_seqlens[i + 1]) for i in result["samples"]]
         index = np.concatenate(spans)
         np.testing.assert_allclose(result["arrays"]["logprobs"], logprobs[index], atol=bound)
         np.testing.assert_allclose(result["arrays"]["entropy"], entropy[index], atol=bound)
+        gaps.append(np.abs(result["arrays"]["logprobs"] - logprobs[index]).max())
+    return float(max(gaps))
 
 
 def check_layout(
@@ -49,12 +53,13 @@ def check_layout(
     out: Path,
     stand_ins: Path | None = None,
     **changes: Any,
-) -> list[dict[str, Any]]:
-    """Against one rank's results; returns those of the layout's ranks."""
+) -> tuple[list[dict[str, Any]], float]:
+    """Against one rank's results; returns those of the layout's ranks, and the largest difference of a log-prob from
+    transformers'."""
     world = LayoutSection(**layout).world_size
     arguments = str(folder), layout, str(out), changes
     results = run_ranks(scenarios.forward_update_export, world, *arguments, stand_ins=stand_ins)
-    check_forward(results, folder, bound=1e-5)
+    gap = check_forward(results, folder, bound=1e-5)
     for result in results:
         for bound, ours, theirs in zip(BOUNDS, result["metrics"], one_rank["metrics"], strict=True):
             assert ours == pytest.approx(theirs, rel=bound, abs=2e-5)
@@ -68,15 +73,16 @@ def check_layout(
         # Adam's first steps are near lr x sign(gradient): where a gradient is nearly 0 its sign is rounding.
         close = (trained[name] - theirs).abs() < 1e-5
         assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"
-    return results
+    return results, gap
 
 
 def check_family(
     family: str, layout: dict[str, int], one_rank_of: OneRank, out: Path, **changes: Any
-) -> None:
+) -> float:
     """check_layout, and the routers: the margins are those of one rank, correction biases stay as they are."""
     folder, expected = one_rank_of.of(family)
-    for result in check_layout(layout, folder, expected, out, **changes):
+    results, gap = check_layout(layout, folder, expected, out, **changes)
+    for result in results:
         if result["arrays"] is not None and layout.get("dp", 1) == 1:
             margins = result["arrays"]["router_margin"], expected["arrays"]["router_margin"]
             np.testing.assert_allclose(*margins, atol=1e-5)
@@ -85,6 +91,7 @@ def check_family(
     assert bool(biases) == bool(family_of(json.loads((folder / "config.json").read_text())).correction)
     for bias in biases:  # frozen, and float32 whatever the weights are
         assert before[bias].any() and torch.equal(before[bias], after[bias]), bias
+    return gap
 
 
 class OneRank:

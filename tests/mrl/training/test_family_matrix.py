@@ -7,7 +7,7 @@ A family takes part by its entry in tests/tiny_models.py. CI runs the short form
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mrl.resharding.planner.topology import Topology
 from mrl.training.hf.folder import read_config
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
+from tests.mrl.training.gaps import GAP
 from tests.mrl.training.layouts import OneRank, check_family, check_forward
 from tests.resharding.feeding import Feeder, read, stacks
 from tests.resharding.leasing import LeasedRank, spread
@@ -31,6 +32,8 @@ from tests.support.image_folders import text_twin
 from tests.tiny_models import FAMILIES, write_model
 
 pytestmark = pytest.mark.integration
+
+RecordProperty = Callable[[str, object], None]
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "one": {},
@@ -79,14 +82,14 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("family", "layout"), list(cases()))
 def test_trains_as_transformers_computes(
-    family: str, layout: str, one_rank_of: OneRank, tmp_path: Path
+    family: str, layout: str, one_rank_of: OneRank, tmp_path: Path, record_property: RecordProperty
 ) -> None:
     """Log-probs, gradient norms over layouts, the export of what was loaded and of what was trained."""
     if layout != "one":
-        check_family(family, LAYOUTS[layout], one_rank_of, tmp_path)
+        record_property(GAP, check_family(family, LAYOUTS[layout], one_rank_of, tmp_path))
         return
     folder, result = one_rank_of.of(family)
-    check_forward([result], folder, bound=1e-5)
+    record_property(GAP, check_forward([result], folder, bound=1e-5))
     losses = [metrics["loss"] for metrics in result["metrics"]]
     assert losses[1] < losses[0]
 
