@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mrl.models.layout import Layout
-from tests.tiny_models import COMMON, FAMILIES, LLAMA3, PLAIN, tiny_config, write_model
+from tests.support.image_folders import text_alone
+from tests.tiny_models import BESIDE_IMAGES, COMMON, FAMILIES, LLAMA3, PLAIN, tiny_config, write_model
 
 LAYOUTS = {
     "one": Layout(),
@@ -55,14 +57,21 @@ def lengthened(rotary: dict[str, Any], *, factor: float, original: int) -> dict[
 
 
 def config(family: str) -> dict[str, Any]:
-    """config.json of the tiny model."""
-    found = tiny_config(family, **changes(family)).to_dict()
-    return found | ({"model_type": family} if family == "kimi_k2" else {})
+    """config.json of the tiny model; of its model of text, where it has one of images beside it."""
+    found = tiny_config(family, **changes(family))
+    text = getattr(found, "text_config", found).to_dict()
+    return text | ({"model_type": family} if family == "kimi_k2" else {})
 
 
 def write(folder: Path, family: str) -> Path:
-    """A folder with random weights."""
-    return write_model(folder, family, **changes(family))
+    """A folder with random weights, of text alone."""
+    write_model(folder, family, **changes(family))
+    if family in BESIDE_IMAGES:
+        weights = text_alone(load_file(folder / "model.safetensors"))
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        architecture = {"architectures": [f"{FAMILIES[family][0]}ForCausalLM"]}
+        (folder / "config.json").write_text(json.dumps(config(family) | architecture))
+    return folder
 
 
 def write_numbered(folder: Path, family: str) -> Path:
