@@ -1,0 +1,79 @@
+"""Many episodes of an environment that fails now and then, in every way: each fault is counted once and none is scored."""
+
+from __future__ import annotations
+
+import collections
+import random
+import time
+
+import psutil
+import pytest
+
+from mrl.agents.answer import Answer
+from mrl.agents.deadlines import Deadlines
+from mrl.agents.episode import EndedBy
+from mrl.agents.pool import EnvironmentPool
+from mrl.agents.registry import EnvironmentSpec
+from tests.support.environments import FILE
+
+STEP_SECONDS = 5.0
+IN_A_HUNDRED = {"raise": 3, "hang": 2, "exit": 2, "huge": 1, "nan": 1}
+COUNTED = {"raise": "raised", "hang": "deadline", "exit": "exited", "huge": "oversized", "nan": "reward"}
+PATIENCE = 300.0
+
+
+def faults_of(episodes: int) -> list[str]:
+    """The fault of each episode; none of most."""
+    faults = [fault for fault, share in IN_A_HUNDRED.items() for _ in range(share * episodes // 100)]
+    faults += [""] * (episodes - len(faults))
+    random.Random(0).shuffle(faults)
+    return faults
+
+
+def played(pool: EnvironmentPool, faults: list[str], open_at_once: int) -> dict[str, list[Answer]]:
+    """All episodes to their ends; the answers of each."""
+    waiting = collections.deque(enumerate(faults))
+    found: dict[str, list[Answer]] = {}
+    heard = time.monotonic()
+    while waiting or pool.num_open:
+        while waiting and pool.num_open < open_at_once:
+            number, fault = waiting.popleft()
+            found[str(number)] = []
+            pool.open(str(number), "faulty", {"fault": fault, "at": 1 + number % 3}, number)
+        for answer in pool.poll(1.0):
+            heard = time.monotonic()
+            found[answer.key].append(answer)
+            pool.step(answer.key, "go") if answer.ended_by is None else pool.close(answer.key)
+        assert time.monotonic() < heard + PATIENCE, "nothing is heard any more"
+    return found
+
+
+def held(pid: int) -> int:
+    """Bytes that are a process' own."""
+    return psutil.Process(pid).memory_full_info().uss
+
+
+@pytest.mark.parametrize("episodes", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_faults_are_counted_and_never_scored(episodes: int) -> None:
+    faults = faults_of(episodes)
+    deadlines = Deadlines(reset_seconds=STEP_SECONDS, step_seconds=STEP_SECONDS, close_seconds=1.0)
+    with EnvironmentPool({"faulty": EnvironmentSpec(FILE + "Faulty")}, deadlines) as pool:
+        played(pool, [""] * 32, 32)
+        (host,) = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()]
+        before = held(host.pid)
+        found = played(pool, faults, 32)
+        grown = held(host.pid) - before
+        counts = dict(pool.faults())
+    assert counts == {COUNTED[fault]: count * episodes // 100 for fault, count in IN_A_HUNDRED.items()}
+    for number, fault in enumerate(faults):
+        *before_last, last = found[str(number)]
+        assert all(answer.ended_by is None for answer in before_last)
+        if not fault:
+            assert last.ended_by is EndedBy.ENV_DONE and last.turn == 3 and last.reward == 1.0
+            continue
+        assert last.ended_by is not None and last.ended_by.is_ours, "never scored"
+        assert last.fault is not None and last.fault.value == COUNTED[fault] and last.reward is None
+        assert last.turn == 1 + number % 3
+    assert max(answer.seconds for answers in found.values() for answer in answers) <= 2 * STEP_SECONDS
+    assert grown < 4 * 2**20, f"the host holds {grown} bytes more"
+    assert not host.is_running() or host.status() == psutil.STATUS_ZOMBIE
