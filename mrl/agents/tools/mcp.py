@@ -1,0 +1,116 @@
+"""The tools of a server that speaks the Model Context Protocol over its standard input and output, by the official `mcp` package
+(extra `agents`). Source: https://modelcontextprotocol.io/specification, sections Tools and Transports.
+
+A server belongs to one episode: it starts with the episode's environment and ends with it, however that ends. What a tool says of its
+failure is told to the policy; a server that cannot be had, or does not answer, is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from mrl.agents.environment import Unreachable
+from mrl.agents.tools.tool import ToolError
+from mrl.errors import ConfigError
+
+_START_SECONDS = 60.0
+
+
+class McpServer:
+    """A running server."""
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, seconds: float = 20.0
+    ) -> None:
+        """`command` starts it, with HOME, PATH and the like of this process' variables, and `env`. `seconds`: of one call. ConfigError
+        without the package; Unreachable where no server comes of it."""
+        try:
+            from anyio.from_thread import start_blocking_portal
+        except ImportError as error:
+            raise ConfigError("tools of MCP servers need the package mcp: pip install mrl[agents]") from error
+        self._seconds = seconds
+        self._stack = contextlib.ExitStack()
+        try:
+            self._portal = self._stack.enter_context(start_blocking_portal())
+            session = self._portal.wrap_async_context_manager(_session(command, env or {}))
+            self._session = self._stack.enter_context(session)
+            listed = self._portal.call(self._session.list_tools)
+        except ImportError as error:
+            self._stack.close()
+            raise ConfigError("tools of MCP servers need the package mcp: pip install mrl[agents]") from error
+        except Exception as error:
+            self._stack.close()
+            raise Unreachable(f"the MCP server {list(command)}: {_first(error)!r}") from error
+        self._is_open = True
+        self.tools = [McpTool(self, tool) for tool in listed.tools]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What the tool says. ToolError where it says that it failed, Unreachable where it says nothing in time."""
+        try:
+            result = self._portal.call(self._asked, name, dict(arguments))
+        except TimeoutError as error:
+            raise Unreachable(f"the MCP tool {name}: no answer within {self._seconds:g} s") from error
+        except Exception as error:
+            raise Unreachable(f"the MCP tool {name}: {_first(error)!r}") from error
+        said = "\n".join(
+            part.text if part.type == "text" else f"[{part.type} left out]" for part in result.content
+        )
+        if result.is_error:
+            raise ToolError(said)
+        return said
+
+    def close(self) -> None:
+        """Ends the server; nothing where that was done."""
+        if self._is_open:
+            self._is_open = False
+            self._stack.close()
+
+    async def _asked(self, name: str, arguments: dict[str, Any]) -> Any:
+        import anyio
+
+        with anyio.fail_after(self._seconds):
+            return await self._session.call_tool(name, arguments)
+
+
+class McpTool:
+    """One tool of a server."""
+
+    def __init__(self, server: McpServer, tool: Any) -> None:
+        self._server = server
+        self.name, self.description = str(tool.name), str(tool.description or "")
+        self.parameters: dict[str, Any] = dict(tool.input_schema)
+
+    def run(self, **arguments: Any) -> str:
+        """As `McpServer.call`."""
+        return self._server.call(self.name, arguments)
+
+    def close(self) -> None:
+        """Ends the server, with all its tools."""
+        self._server.close()
+
+
+@contextlib.asynccontextmanager
+async def _session(command: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[Any]:
+    import anyio
+    from mcp.client.session import ClientSession
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    # It ends with this process, also where that is killed.
+    lifeline = ["-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
+    path = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    parameters = StdioServerParameters(command=sys.executable, args=lifeline, env={**path, **env})
+    async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
+        with anyio.fail_after(_START_SECONDS):
+            await session.initialize()
+        yield session
+
+
+def _first(error: BaseException) -> BaseException:
+    """What a group of errors is about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
