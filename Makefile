@@ -11,10 +11,11 @@ export PIP_ROOT_USER_ACTION := ignore
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs
 
-.PHONY: help quickstart quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
+.PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
+	@echo "make calculator   the same for a policy that may use a tool"
 	@echo "make setup-cuda   install on a machine with NVIDIA GPUs (docs/on-gpus.md)"
 	@echo "make quickstart-gpu  the same task on one GPU"
 	@echo "make test         install, then the whole test suite"
@@ -67,6 +68,16 @@ quickstart-dapo quickstart-ppo: quickstart-%: setup work/quickstart/sft/config.j
 	$(BIN)/mrl train configs/quickstart.yaml configs/quickstart_$*.yaml
 	$(BIN)/mrl report runs/quickstart_$*
 
+work/calculator/train.jsonl: | setup
+	$(BIN)/mrl make calculator --out work/calculator
+
+work/calculator/sft/config.json: work/calculator/train.jsonl
+	$(BIN)/mrl sft configs/calculator.yaml configs/calculator_model.yaml
+
+calculator: setup work/calculator/sft/config.json
+	$(BIN)/mrl train configs/calculator.yaml
+	$(BIN)/mrl report runs/calculator
+
 quickstart-gpu: setup-cuda
 	$(BIN)/mrl make arithmetic --out work/quickstart
 	test -e work/quickstart_gpu/sft/config.json || $(BIN)/mrl sft configs/quickstart.yaml configs/quickstart_gpu.yaml configs/quickstart_gpu_model.yaml
@@ -116,4 +127,4 @@ lock:
 	$(BIN)/uv pip compile -q --no-annotate --no-header --python-version 3.12 --python-platform x86_64-manylinux_2_28 requirements/cuda.in -o requirements/cuda.lock
 
 clean:
-	rm -rf runs work/quickstart
+	rm -rf runs work/quickstart work/calculator
