@@ -131,7 +131,7 @@ def _screened(parts: Parts, config: Config, groups: list[Group]) -> None:
 def _trained(parts: Parts, config: Config, groups: list[Group]) -> None:
     batch = parts("packing", lambda: pack(groups))
     batch = batch.with_arrays(age=parts("ages of packed tokens", lambda: ages(groups, version=0)))
-    parts("checking numbers, twice", lambda: [nan_guard.check_batch(batch) for _ in range(2)])
+    parts("checking numbers", lambda: nan_guard.check_batch(batch, batch.arrays))
     state = AlgorithmState.of(config.algorithm)
     batch, _ = parts(
         "rewards to advantages", lambda: shape_and_estimate(config.algorithm, batch, groups, state=state)

@@ -117,7 +117,7 @@ class StubTrainActor(TrainActor):
         """The policy has not moved: the engine's log-probs are the trainer's."""
         time.sleep(self._pace.update_seconds)
         logprobs = shard.arrays["rollout_logprobs"]
-        return {"loss": 0.0}, {"logprobs": logprobs, "entropy": np.zeros_like(logprobs)}
+        return {"loss": 0.0}, {"logprobs": logprobs}
 
     def update(self, shard: TrainBatch, divisors: Mapping[str, float], role: Role) -> dict[str, float]:
         raise AssertionError("one update a step measures the engine too, and goes through accumulate")

@@ -88,13 +88,14 @@ class TrainActor:
     def forward(
         self, batch: TrainBatch, *, role: Role, temperature: float, with_router_margins: bool
     ) -> dict[str, np.ndarray] | None:
-        """MegatronWorker.forward() of a batch that brings handles of its routes."""
-        return self.worker.forward(
+        """MegatronWorker.forward() of a batch that brings handles of its routes, as far as the driver reads it."""
+        arrays = self.worker.forward(
             self._with_routes(batch, role),
             role=role,
             temperature=temperature,
             with_router_margins=with_router_margins,
         )
+        return None if arrays is None else _sent(arrays)
 
     def forward_recording(
         self, batch: TrainBatch, *, temperature: float
@@ -106,7 +107,7 @@ class TrainActor:
         if arrays is None:
             return None
         block = route_blocks.kept(arrays.pop("routes"))
-        return arrays, route_blocks.of_samples(block, batch.lengths().tolist())
+        return _sent(arrays), route_blocks.of_samples(block, batch.lengths().tolist())
 
     def update(self, batch: TrainBatch, denominators: Mapping[str, float], role: Role) -> dict[str, float]:
         """One optimizer step of a role with its configured objective."""
@@ -124,13 +125,14 @@ class TrainActor:
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """The first half of the policy's update, with the log-probs and router margins it was computed
         from."""
-        return self.worker.accumulate(
+        metrics, arrays = self.worker.accumulate(
             self._with_routes(batch, "policy"),
             self._objectives["policy"],
             denominators,
             temperature=self._config.rollout.temperature,
             with_router_margins=True,
         )
+        return metrics, None if arrays is None else _sent(arrays)
 
     def _with_routes(self, batch: TrainBatch, role: Role) -> TrainBatch:
         """The batch with its routes, where the role takes any."""
@@ -194,3 +196,8 @@ class TrainActor:
             self._weight_sync.close()
         if hasattr(self, "worker"):
             self.worker.close()
+
+
+def _sent(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the driver reads of a pass; entropies are told by the objective's metrics."""
+    return {name: values for name, values in arrays.items() if name != "entropy"}

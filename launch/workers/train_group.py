@@ -97,8 +97,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         temperature: float = 1.0,
         with_router_margins: bool = False,
     ) -> dict[str, np.ndarray]:
-        """Per-token arrays [N] of one role: logprobs and entropy (and router_margin), or a critic's
-        values."""
+        """Per-token arrays [N] of one role: logprobs (and router_margin), or a critic's values."""
         parts, results = self._on_shards(
             batch,
             lambda actor, shard: actor.forward(

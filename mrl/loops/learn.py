@@ -120,16 +120,17 @@ class Learner:
             if self._config.algorithm.needs_values:
                 arrays["values"] = self._train.forward(batch, role="critic")["values"]
             step.batch = batch.with_arrays(**arrays)
-            nan_guard.check_batch(step.batch)
+            nan_guard.check_batch(step.batch, step.batch.arrays)
 
     def _estimate(self, step: Step) -> None:
         """Rewards become advantages of the batch's tokens."""
         assert step.batch is not None
+        given = step.batch.arrays
         with self._clock.phase("estimate"):
             step.batch, metrics = shape_and_estimate(
                 self._config.algorithm, step.batch, step.groups, state=self._algorithm
             )
-            nan_guard.check_batch(step.batch)
+            nan_guard.check_batch(step.batch, [name for name in step.batch.arrays if name not in given])
             step.metrics |= metrics
             if self._config.algorithm.needs_values:
                 step.metrics["critic/explained_variance"] = explained_variance(step.batch)
@@ -185,7 +186,7 @@ class Learner:
     def _mismatch(self, step: Step, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The engine's distance from the policy's log-probs [N] of the step's batch; an error where it is too far."""
         loop = self._config.loop
-        nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]))
+        nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]), ["logprobs"])
         measured = mismatch.measure(
             batch,
             policy["logprobs"],

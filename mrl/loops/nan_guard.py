@@ -6,7 +6,7 @@ samples; writing them down is the loop's (recorder.bad_samples).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,11 +35,12 @@ def check_rewards(groups: Sequence[Group]) -> None:
         raise BadNumbers(_message("reward", bad, "the verifier must give numbers or no verdict"), bad, groups)
 
 
-def check_batch(batch: TrainBatch) -> None:
-    """BadNumbers for per-token arrays that are not finite on a token that is trained on."""
-    for name, values in batch.arrays.items():
-        wrong = ~np.isfinite(values) & batch.loss_mask
-        if wrong.any():
+def check_batch(batch: TrainBatch, names: Iterable[str]) -> None:
+    """BadNumbers for per-token arrays of these names that are not finite on a token that is trained on."""
+    for name in names:
+        finite = np.isfinite(batch.arrays[name])
+        wrong = None if finite.all() else ~finite & batch.loss_mask
+        if wrong is not None and wrong.any():
             owners = np.searchsorted(batch.cu_seqlens, np.flatnonzero(wrong), side="right") - 1
             bad = [batch.sample_ids[b] for b in np.unique(owners)]
             advice = "the weights or the engine are damaged; the last checkpoint is from before"

@@ -59,6 +59,8 @@ def by_age(batch: TrainBatch, logprobs: np.ndarray) -> dict[str, float]:
         if own.any():
             log_w = logprobs[own].astype(np.float64) - batch.arrays["rollout_logprobs"][own]
             w = np.exp(log_w)
-            found[f"policy/ess/{age}"] = float(w.sum() ** 2 / (len(w) * (w**2).sum()))
-            found[f"policy/kl_behaviour/{age}"] = float((w - 1 - log_w).mean())
+            found[f"policy/ess/{age}"] = float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
+            w -= 1
+            w -= log_w
+            found[f"policy/kl_behaviour/{age}"] = float(w.mean())
     return found

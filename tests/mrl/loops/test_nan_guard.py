@@ -68,10 +68,10 @@ def test_a_bad_log_prob_counts_only_where_it_is_trained_on() -> None:
     batch = pack([group(0, sample(0, 0, 1.0), sample(0, 1, 0.0))])
     values = np.zeros(batch.num_tokens, np.float32)
     values[0] = np.nan
-    check_batch(batch.with_arrays(old_logprobs=values))
+    check_batch(batch.with_arrays(old_logprobs=values), ["old_logprobs"])
     values[-1] = -np.inf
     with pytest.raises(BadNumbers, match=r"old_logprobs is not finite in 1 sample\(s\): 0\.1;"):
-        check_batch(batch.with_arrays(old_logprobs=values))
+        check_batch(batch.with_arrays(old_logprobs=values), ["old_logprobs"])
 
 
 def test_a_refused_optimizer_step_ends_with_all_samples_of_its_minibatch() -> None:
@@ -88,7 +88,7 @@ def advantages(groups: list[Group], **algorithm: object) -> np.ndarray:
     if config.needs_values:
         batch = batch.with_arrays(values=np.zeros(batch.num_tokens, np.float32))
     done, _ = shape_and_estimate(config, batch, trainable(groups))
-    check_batch(done)
+    check_batch(done, done.arrays)
     return done.arrays["advantages"]
 
 
