@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import gc
 import json
 import pstats
 import statistics
@@ -117,6 +118,8 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         run_folder = RunFolder(config.run_folder)
         loop = _loop(options, config, pools, clock, run_folder, stack)
         loop.start()
+        gc.collect()
+        gc.freeze()  # as a run's start does (launch/commands/assemble.py)
         processor = Processor(clock)
         for number in range(options.steps + 2):
             if profile is not None and number == 2:
