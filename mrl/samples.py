@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from mrl.routes import Routes
+
+CACHED_TOKENS = 1 << 15
+"""Of `TrainBatch.pieces`."""
 
 Role = Literal["policy", "reference", "critic"]
 """The models of a run; the reference is the policy's frozen copy."""
@@ -238,6 +241,10 @@ class TrainBatch:
         starts, lengths = self.cu_seqlens[:-1][samples], self.lengths()[samples]
         before = np.concatenate([[0], np.cumsum(lengths)])
         return np.arange(before[-1]) + np.repeat(starts - before[:-1], lengths)
+
+    def pieces(self) -> Iterator[slice]:
+        """All tokens, so many at a time that what is made of them stays in a processor's cache."""
+        return (slice(start, start + CACHED_TOKENS) for start in range(0, self.num_tokens, CACHED_TOKENS))
 
     def spans(self, samples: np.ndarray) -> list[slice]:
         """Where the tokens of each of the given samples [S] lie."""

@@ -86,10 +86,8 @@ class Outcomes:
 
 def policy_lengths(batch: TrainBatch) -> np.ndarray:
     """[B] float64 policy tokens per sample (the mask's sum, not the span)."""
-    lengths, held = np.zeros(batch.num_samples), batch.lengths() > 0
-    if held.any():
-        lengths[held] = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1][held], dtype=np.int64)
-    return lengths
+    spans = batch.spans(np.arange(batch.num_samples))
+    return np.array([np.count_nonzero(batch.loss_mask[span]) for span in spans], dtype=np.float64)
 
 
 def _value(sample: Sample) -> float:

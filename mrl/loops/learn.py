@@ -217,9 +217,9 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
     trained = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1]) if batch.num_samples else np.zeros(0)
     fresh = batch.loss_mask & (batch.arrays.get("age", 0) == 0)
     return {
-        "num_tokens": float(batch.loss_mask.sum()),
-        "num_fresh_tokens": float(fresh.sum()),
-        "num_sequences": float((trained > 0).sum()),
+        "num_tokens": float(np.count_nonzero(batch.loss_mask)),
+        "num_fresh_tokens": float(np.count_nonzero(fresh)),
+        "num_sequences": float(np.count_nonzero(trained)),
     }
 
 

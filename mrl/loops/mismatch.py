@@ -7,6 +7,8 @@ earlier version (surplus groups of dynamic sampling) say nothing about this one 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from mrl.errors import WeightSyncError
@@ -26,16 +28,35 @@ def measure(
     `served`: [N] bool, tokens of the version that the engines said they served, right or wrong, so that a missed weight sync
     shows in the numbers; what it says of other tokens than the policy's is not read.
     """
-    mask = batch.loss_mask & served
-    diff = np.abs(batch.arrays["rollout_logprobs"] - trainer_logprobs)
-    ties = mask & (router_margins <= margin) if router_margins is not None else np.zeros_like(mask)
-    clear = diff[mask & ~ties]
+    clear, near = _Gaps(), _Gaps()
+    for piece in batch.pieces():
+        mask = batch.loss_mask[piece] & served[piece]
+        diff = np.abs(batch.arrays["rollout_logprobs"][piece] - trainer_logprobs[piece])
+        if router_margins is not None:
+            ties = mask & (router_margins[piece] <= margin)
+            near.add(diff[ties])
+            mask &= ~ties
+        clear.add(diff[mask])
     return {
-        "policy/rollout_logprob_diff_max": float(clear.max(initial=0.0)),
-        "policy/rollout_logprob_diff_mean": float(clear.mean()) if len(clear) else 0.0,
-        "policy/rollout_logprob_near_ties": float(ties.sum()),
-        "policy/rollout_logprob_near_tie_diff_max": float(diff[ties].max(initial=0.0)),
+        "policy/rollout_logprob_diff_max": clear.largest,
+        "policy/rollout_logprob_diff_mean": clear.total / max(1, clear.count),
+        "policy/rollout_logprob_near_ties": float(near.count),
+        "policy/rollout_logprob_near_tie_diff_max": near.largest,
     }
+
+
+@dataclasses.dataclass(slots=True)
+class _Gaps:
+    """Distances seen so far; one that is no number stays."""
+
+    count: int = 0
+    total: float = 0.0
+    largest: float = 0.0
+
+    def add(self, diff: np.ndarray) -> None:
+        self.count += len(diff)
+        self.total += float(diff.sum(dtype=np.float64))
+        self.largest = float(np.maximum(self.largest, diff.max(initial=0.0)))
 
 
 def check(metrics: dict[str, float], limit: float | None, *, version: int) -> None:

@@ -52,15 +52,17 @@ def by_age(batch: TrainBatch, logprobs: np.ndarray) -> dict[str, float]:
     """For every age above 0 in the batch, from `logprobs` [N] of the weights that are trained: effective sample size of the
     weights w = exp(trained - sampled log-prob) as a share of the tokens, (sum w)^2 / (n sum w^2), and the k3 estimate of
     KL(sampled || trained) per token, mean(w - 1 - log w), in nats (http://joschu.net/blog/kl-approx.html). float64."""
-    ages = batch.arrays["age"]
+    sums = np.zeros((int(batch.arrays["age"].max(initial=0)) + 1, 4))
+    for piece in batch.pieces():
+        age, trained = batch.arrays["age"][piece], batch.loss_mask[piece]
+        log_w = logprobs[piece].astype(np.float64) - batch.arrays["rollout_logprobs"][piece]
+        for aged in range(1, len(sums)):
+            own = log_w[trained & (age == aged)]
+            w = np.exp(own)
+            sums[aged] += len(w), w.sum(), np.square(w).sum(), (w - 1 - own).sum()
     found: dict[str, float] = {}
-    for age in range(1, int(ages.max(initial=0)) + 1):
-        own = batch.loss_mask & (ages == age)
-        if own.any():
-            log_w = logprobs[own].astype(np.float64) - batch.arrays["rollout_logprobs"][own]
-            w = np.exp(log_w)
-            found[f"policy/ess/{age}"] = float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
-            w -= 1
-            w -= log_w
-            found[f"policy/kl_behaviour/{age}"] = float(w.mean())
+    for aged, (count, total, squares, kl) in enumerate(sums.tolist()):
+        if count:
+            found[f"policy/ess/{aged}"] = total**2 / (count * squares)
+            found[f"policy/kl_behaviour/{aged}"] = kl / count
     return found

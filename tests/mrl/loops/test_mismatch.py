@@ -31,6 +31,24 @@ def test_tokens_of_an_earlier_version_are_left_out() -> None:
     assert measured["policy/rollout_logprob_diff_mean"] == pytest.approx(0.25)
 
 
+def test_a_long_batch_is_measured_piece_by_piece() -> None:
+    """The figures are those of all tokens at once; one that is no number is not lost in a later piece."""
+    batch = make_batch([(1, 20_000)] * 4)
+    trainer = batch.arrays["rollout_logprobs"] + np.linspace(-1, 1, batch.num_tokens, dtype=np.float32)
+    margins = np.where(np.arange(batch.num_tokens) % 7, 1.0, 0.0).astype(np.float32)
+    measured = measure(batch, trainer, margins, served=batch.loss_mask, margin=1e-5)
+    diff, near = np.abs(batch.arrays["rollout_logprobs"] - trainer), margins == 0
+    clear = diff[batch.loss_mask & ~near]
+    assert measured["policy/rollout_logprob_diff_max"] == clear.max()
+    assert measured["policy/rollout_logprob_diff_mean"] == pytest.approx(clear.mean(dtype=np.float64))
+    assert measured["policy/rollout_logprob_near_ties"] == (batch.loss_mask & near).sum()
+    assert measured["policy/rollout_logprob_near_tie_diff_max"] == diff[batch.loss_mask & near].max()
+    trainer[5] = np.nan
+    assert np.isnan(
+        measure(batch, trainer, None, served=batch.loss_mask, margin=1e-5)["policy/rollout_logprob_diff_max"]
+    )
+
+
 @pytest.mark.parametrize("found", [2e-4, float("nan")])
 def test_the_check_names_the_version(found: float) -> None:
     check({"policy/rollout_logprob_diff_max": 1e-5}, 1e-4, version=3)

@@ -91,6 +91,6 @@ def test_a_verdict_changes_nothing_else_of_a_sample() -> None:
         response_text="x",
     )
     after = before.with_verdict(verdict)
-    names = [field.name for field in dataclasses.fields(Sample)]
-    assert names[-1] == "verdict" and after.verdict is verdict and before.verdict is None
-    assert all(getattr(after, name) is getattr(before, name) for name in names[:-1])
+    names = {field.name for field in dataclasses.fields(Sample)} - {"verdict"}
+    assert after.verdict is verdict and before.verdict is None
+    assert all(getattr(after, name) is getattr(before, name) for name in names)
