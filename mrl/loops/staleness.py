@@ -17,8 +17,8 @@ def policy_versions(group: Group) -> np.ndarray:
 
 
 def token_counts(group: Group, version: int) -> np.ndarray:
-    """[oldest age + 1] the policy's tokens of one prompt by their age at `version`."""
-    return np.bincount(version - policy_versions(group))
+    """[oldest age + 1] the policy's tokens of one prompt by their age at `version`; 0 for those of a later one."""
+    return np.bincount(np.maximum(version - policy_versions(group), 0))
 
 
 def oldest(groups: Sequence[Group], version: int) -> dict[str, float]:

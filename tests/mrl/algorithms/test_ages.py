@@ -13,8 +13,9 @@ import torch
 from mrl.algorithms.objective import Objective
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.loops.staleness import by_age
+from mrl.loops.staleness import ages_of, by_age, oldest
 from mrl.samples import TrainBatch
+from tests.support.samples import make_groups, make_sample
 
 KINDS: dict[str, dict[str, Any]] = {
     "off": {"kind": "off"},
@@ -131,3 +132,23 @@ def test_sample_sizes_and_kl_by_age_are_those_of_the_formulas() -> None:
         assert found[f"policy/ess/{age}"] == pytest.approx(ess, rel=1e-9)
         assert found[f"policy/kl_behaviour/{age}"] == pytest.approx(kl, rel=1e-9)
     assert len(found) == 4, "today's tokens are the mismatch's business"
+
+
+def test_ages_are_counted_over_the_tokens_of_the_policy() -> None:
+    """Of four groups one is of today, one of a later version; what an environment wrote has no age."""
+    versions = [[3, 3, 3], [1, 2, 3], [2, 2, 2], [5, 5, 5]]
+    samples = [
+        make_sample(n, policy_versions=np.array(own, np.int32), loss_mask=np.array([True, n != 1, True]))
+        for n, own in enumerate(versions)
+    ]
+    groups = make_groups(samples)
+    assert oldest(groups, 3) == {
+        "policy/age_steps": 2.0,
+        "policy/aged_token_frac": pytest.approx(4 / 11),
+        "group/aged_frac": 0.5,
+    }
+    found = ages_of(groups, 3)
+    assert found["policy/age_mean"] == pytest.approx(5 / 11)
+    fractions = {age: found[f"policy/age_frac/{age}"] for age in (0, 1, 2)}
+    assert fractions == pytest.approx({0: 7 / 11, 1: 3 / 11, 2: 1 / 11})
+    assert oldest([], 3)["policy/age_steps"] == 0.0 and ages_of([], 3) == {}
