@@ -213,21 +213,21 @@ def batch_of_tokens(sequences: Sequence[Sequence[int]]) -> TrainBatch:
     )
 
 
-def reference_model(folder: Path) -> Any:
-    """transformers' model of a folder, in float32; by its class, since not every model_type is known there."""
+def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' model of a folder; by its class, since not every model_type is known there."""
     import transformers
 
     hf = json.loads((folder / "config.json").read_text())
     kind: Any = getattr(transformers, hf["architectures"][0])
     own = kind.config_class.from_dict(hf | {"model_type": kind.config_class.model_type})
-    return kind.from_pretrained(folder, config=own, dtype=torch.float32, attn_implementation="eager")
+    return kind.from_pretrained(folder, config=own, dtype=dtype, attn_implementation="eager")
 
 
 def reference_logprobs(
-    folder: Path, batch: TrainBatch, *, temperature: float = 1.0
+    folder: Path, batch: TrainBatch, *, temperature: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(log-probs, entropy) [N] by transformers in float32, one segment at a time."""
-    model = reference_model(folder)
+    """(log-probs, entropy) [N] by transformers in `dtype`, one segment at a time."""
+    model = reference_model(folder, dtype)
     logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
         tokens = torch.from_numpy(batch.tokens[start:end])[None]

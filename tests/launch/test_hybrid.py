@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
@@ -15,6 +17,7 @@ from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
 from mrl.rollout.request import Round, Sampling
 from tests.launch.hybrid_runs import agree, pairs_of_prompts, running, tiny_config
+from tests.mrl.training.layouts import CORRECTION
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -36,8 +39,11 @@ LAYOUTS = {
     ),
     "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
 }
+BIAS_RATE = 0.1
+"""Far enough in one update that a token's experts are others."""
+MOVING_BIASES = ("training.router_bias=sign", f"training.router_bias_rate={BIAS_RATE}")
 FAMILIES = {
-    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2),
+    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2, *MOVING_BIASES),
 }
 SLOW_FAMILIES = {
     "mixtral": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=2"),
@@ -107,7 +113,12 @@ def test_other_families_agree_after_updates(
     folder = write_model(tmp_path / family, family, hidden_size=64, head_dim=64, moe_intermediate_size=64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy2(task / "model" / name, folder / name)
-    check_agreement(tiny_config(folder, task, *(FAMILIES | SLOW_FAMILIES)[family]), tmp_path)
+    config = tiny_config(folder, task, *(FAMILIES | SLOW_FAMILIES)[family])
+    check_agreement(config, tmp_path)
+    if config.training.router_bias == "sign":  # and what agreed are biases that two updates have moved
+        before, after = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "export"))
+        moved = torch.stack([after[name] - before[name] for name in before if name.endswith(CORRECTION)])
+        assert moved.abs().max() > 1.9 * BIAS_RATE
 
 
 def check_agreement(config: Config, folder: Path) -> None:

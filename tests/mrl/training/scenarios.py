@@ -152,6 +152,11 @@ def forward_update_export(
     }
 
 
+def logprobs_of(rank: int, world: int, port: int, folder: str, dtype: str, batch: TrainBatch) -> np.ndarray:
+    """[N] of one rank."""
+    return worker(rank, world, port, folder, {}, dtype=dtype).forward(batch, temperature=1.0)["logprobs"]
+
+
 def kept_hidden_states(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
 ) -> list[tuple[int, ...]]:

@@ -140,3 +140,15 @@ def test_prediction_layers_of_a_folder_are_left_out_and_said_once(tmp_path: Path
     assert said == [[f"{folder}: 2 tensors under model.layers.2. are not trained"], []]
     assert load_file(out / "model.safetensors").keys() == tensors.keys()
     assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 0
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_5", *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen3_next", "qwen3_5_moe"))]
+)
+def test_delta_nets_in_bfloat16_are_no_further_off_than_transformers(family: str, tmp_path: Path) -> None:
+    """Of the same weights, from the log-probs of transformers in float32."""
+    folder, batch = write_model(tmp_path / family, family, dtype=torch.bfloat16), random_batch(24, longest=60)
+    exact, theirs = (reference_logprobs(folder, batch, dtype=d)[0] for d in (torch.float32, torch.bfloat16))
+    (ours,) = run_ranks(scenarios.logprobs_of, 1, str(folder), "bfloat16", batch)
+    errors = [np.sqrt(np.mean((found - exact) ** 2)) for found in (ours, theirs)]
+    assert errors[0] < 1.5 * errors[1], errors

@@ -103,7 +103,9 @@ def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) 
     folder = servable(tmp_path / family, family)
     with engine(folder, real_weights=False) as host, synced(host, folder) as (trainer, feeder, plan):
         assert planned_session(host, trainer, feeder, plan) == []
-        assert driving.worst_gap(folder, ASKED, host.call(driving.generate, ASKED)) < 1e-5
+        gap = driving.worst_gap(folder, ASKED, host.call(driving.generate, ASKED))
+        # transformers' own float32 is 1e-4 off float64 with delta nets of these widths, and 4e-6 without
+        assert gap < (5e-5 if has_delta_nets(family) else 1e-5)
 
 
 @pytest.mark.slow
