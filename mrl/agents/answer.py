@@ -46,6 +46,8 @@ _ENDS = {
     Fault.TOOL_ERROR: EndedBy.TOOL_ERROR,
     Fault.TOOL_TIMEOUT: EndedBy.TOOL_TIMEOUT,
 }
+NAMED = {ended_by: fault for fault, ended_by in _ENDS.items()}
+"""The fault of an end that has one of its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

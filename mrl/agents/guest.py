@@ -19,18 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from mrl.agents.answer import Fault, is_reward
+from mrl.agents.answer import NAMED, Fault, is_reward
 from mrl.agents.environment import EpisodeEnded, Step
-from mrl.agents.episode import EndedBy
 from mrl.agents.tool_calls import ToolCall
 from mrl.rewards.frames import frame, read_frame
-
-_NAMED = {
-    EndedBy.ENV_UNREACHABLE: Fault.UNREACHABLE,
-    EndedBy.SANDBOX_LOST: Fault.SANDBOX_LOST,
-    EndedBy.TOOL_ERROR: Fault.TOOL_ERROR,
-    EndedBy.TOOL_TIMEOUT: Fault.TOOL_TIMEOUT,
-}
 
 
 class _Wrong(Exception):
@@ -70,7 +62,7 @@ class _Guest:
         except _Wrong as wrong:
             return _fault(wrong.fault, str(wrong))
         except EpisodeEnded as ended:
-            return _fault(_NAMED.get(ended.ended_by, Fault.RAISED), _described(ended))
+            return _fault(NAMED.get(ended.ended_by, Fault.RAISED), _described(ended))
         except ConnectionError as error:
             return _fault(Fault.UNREACHABLE, _described(error))
         except Exception as error:

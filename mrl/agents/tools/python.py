@@ -14,8 +14,9 @@ from mrl.rewards.code.sandbox import find_boundary
 class Interpreter:
     """One sandboxed interpreter at a time: it starts with the first cell, and anew after one that ended it."""
 
-    def __init__(self, rules: CodeRules) -> None:
-        self._rules = rules
+    def __init__(self, *, seconds: float, memory_mib: int) -> None:
+        """`seconds` of a cell's own time, and of its processes' processor time."""
+        self._rules = CodeRules(seconds=seconds, cpu_seconds=seconds, memory_mib=memory_mib)
         self._cells: Cells | None = None
 
     def run(self, source: str) -> str:
@@ -48,9 +49,8 @@ class Python:
     parameters = arguments_schema(code={"type": "string"})
 
     def __init__(self, *, seconds: float = 10.0, memory_mib: int = 512) -> None:
-        """`seconds` of a cell's own time, and of its processor's."""
-        rules = CodeRules(seconds=seconds, cpu_seconds=seconds, memory_mib=memory_mib)
-        self._interpreter = Interpreter(rules)
+        """Of one cell."""
+        self._interpreter = Interpreter(seconds=seconds, memory_mib=memory_mib)
 
     def run(self, code: str) -> str:
         """As `Interpreter.run`."""
@@ -79,9 +79,8 @@ class Shell:
     parameters = arguments_schema(command={"type": "string"})
 
     def __init__(self, *, seconds: float = 10.0, memory_mib: int = 512) -> None:
-        """`seconds` of a command's own time, and of its processes' processor time."""
-        rules = CodeRules(seconds=seconds, cpu_seconds=seconds, memory_mib=memory_mib)
-        self._interpreter = Interpreter(rules)
+        """Of one command."""
+        self._interpreter = Interpreter(seconds=seconds, memory_mib=memory_mib)
 
     def run(self, command: str) -> str:
         """What the command printed. SandboxLost where this machine's sandbox lets no process be started, else as

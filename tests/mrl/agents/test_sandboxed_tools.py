@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mrl.agents.envs.file_repair import FileRepair, rows
 from mrl.agents.envs.python_maths import PythonMaths
+from mrl.agents.pool import EnvironmentPool
+from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.tool import ToolError
@@ -142,3 +145,17 @@ def test_a_file_that_is_left_alone_is_worth_nothing() -> None:
     for row in list(rows(3, seed=1)):
         env.reset(row, 0)
         assert env.step("done", []).reward == 0.0
+
+
+def test_an_episode_that_is_given_up_leaves_no_process() -> None:
+    with EnvironmentPool({"maths": EnvironmentSpec("python_maths")}) as pool:
+        pool.open("key", "maths", {"answer": "1"}, 0)
+        assert pool.poll(120.0)[0].fault is None
+        pool.step("key", "", [ToolCall("python", {"code": "1"})])
+        assert pool.poll(120.0)[0].messages[0]["content"] == "1\n"
+        (host,) = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()]
+        below = host.children(recursive=True)
+        pool.step("key", "", [ToolCall("python", {"code": "while True: pass"})])
+        pool.close("key")
+        _, left = psutil.wait_procs(below, timeout=60.0)
+    assert len(below) > 1 and not left
