@@ -24,6 +24,7 @@ pytestmark = pytest.mark.integration
 
 DP2 = ("rollout.dp=2", "rollout.tp=1", "rollout.expert_parallel=true")
 """One engine on both slots, its experts dealt out over its dp ranks."""
+LORA = "training.lora={rank: 4, targets: [attention, routed_experts]}"
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
@@ -81,10 +82,12 @@ SLOW_LAYOUTS = {
     "tp2-etp2-to-1": ("training.layout={tp: 2, pp: 1, ep: 1, etp: 2, dp: 1}", "rollout.tp=1"),
     "lora-ep2-dp2-to-2-offloaded": (
         "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
-        "training.lora={rank: 4, targets: [attention, routed_experts]}",
+        LORA,
         "rollout.tp=2",
         "training.offload=always",
     ),
+    "lora-pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", LORA, "rollout.tp=1"),
+    "lora-cp2-ep2-to-1": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", LORA, "rollout.tp=1"),
     "tp2-pp2-ep2-to-2": ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=2"),
 }
 
