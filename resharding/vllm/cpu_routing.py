@@ -1,7 +1,8 @@
 """vLLM's routing on CPU for sigmoid scores without groups (MiniMax-M2). Owns nothing else of vLLM.
 
 vLLM 0.32 routes sigmoid scores on CPU only where experts are in groups, and stops at an assertion elsewhere
-(layers/fused_moe/router/cpu_router.py). All experts in one group, of which one is chosen, is the same.
+(layers/fused_moe/router/cpu_router.py). All experts in one group, of which one is chosen, is the same. Its float8 experts
+name the ways of routing that they serve and leave this one out, though they take the router's choice as it is.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from typing import Any
 
 
 def allow_sigmoid_without_groups() -> None:
-    """Lets vLLM route so on CPU; routing on GPUs is another class."""
+    """Lets vLLM route so on CPU, its float8 experts too; routing on GPUs is another class."""
+    from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8
     from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
-    routing = CPURouter._compute_routing
+    routing, served = CPURouter._compute_routing, CPUExpertsFp8._supports_routing_method
 
     def one_group(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.scoring_func == "sigmoid" and not self.use_grouped_topk:
@@ -21,3 +24,6 @@ def allow_sigmoid_without_groups() -> None:
         return routing(self, *args, **kwargs)
 
     CPURouter._compute_routing = one_group  # type: ignore[method-assign]
+    CPUExpertsFp8._supports_routing_method = staticmethod(  # type: ignore[method-assign]
+        lambda method, *keys: method is RoutingMethodType.MiniMax2 or served(method, *keys)
+    )
