@@ -72,7 +72,9 @@ def check_layout(
     for name, theirs in one_rank["trained"].items():
         # Adam's first steps are near lr x sign(gradient): where a gradient is nearly 0 its sign is rounding.
         close = (trained[name] - theirs).abs() < 1e-5
-        assert close.float().mean() > 0.999, f"{name}: {(~close).sum()} elements of {close.numel()} differ"
+        assert (~close).sum() <= max(1, close.numel() // 1000), (
+            f"{name}: {(~close).sum()} elements of {close.numel()} differ"
+        )
     return results, gap
 
 

@@ -51,6 +51,8 @@ SHORT = {
     "qwen3_5_moe": ("tp2-pp2-ep2",),
     "mixtral": ("one",),
     "deepseek_v3": ("one", "cp2"),
+    "moonlight": ("cp2",),
+    "glm4_moe": ("cp2",),
     "minimax_m2": ("tp2-pp2-ep2",),
     "gpt_oss": ("one", "tp2-pp2-ep2"),
 }
