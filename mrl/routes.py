@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+Keep = Callable[[np.ndarray], Any]
+"""A block to what stands for it elsewhere."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,9 +40,27 @@ class Routes:
         """[len(self), len(numbers), k] the rows of these layers, counted among those that have experts."""
         return np.concatenate([p.block[p.start : p.stop, numbers] for p in self.pieces])
 
-    def followed_by(self, more: Routes) -> Routes:
-        """The routes of a response that went on with a further request."""
-        return Routes(self.pieces + more.pieces, self.missing + more.missing)
+
+def one_after_other(first: Routes | None, more: Routes | None) -> Routes | None:
+    """The routes of a response that went on with a further request."""
+    if first is None or more is None:
+        return first or more
+    return Routes(first.pieces + more.pieces, first.missing + more.missing)
+
+
+def in_one_block(routes: Sequence[Routes | None], keep: Keep) -> tuple[Routes | None, ...]:
+    """The same routes, whose rows are one after the other in one block; `keep` gives what stands for it."""
+    pieces = [piece for each in routes if each is not None for piece in each.pieces]
+    if not pieces:
+        return tuple(routes)
+    block, ends = keep(np.concatenate([p.block[p.start : p.stop] for p in pieces])), 0
+    moved: list[Routes | None] = []
+    for each in routes:
+        if each is not None:
+            ends += len(each)
+            each = Routes((Rows(block, ends - len(each), ends),), each.missing)
+        moved.append(each)
+    return tuple(moved)
 
 
 def kind_of(num_experts: int) -> type[np.unsignedinteger]:

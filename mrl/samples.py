@@ -161,8 +161,8 @@ class Sample:
     tag: str = ""
     segments: tuple[Segment, ...] = ()
     """Which engine produced which tokens, in order; empty where no engine did."""
-    routed_experts: np.ndarray | None = None
-    """[T_prompt + T, L, k] int16 where recorded."""
+    routes: Routes | None = None
+    """Of prompt and response, where the engine recorded them."""
     verdict: Verdict | None = None
     transcript: Transcript | None = None
     """Its turns, where it is an episode with an environment."""

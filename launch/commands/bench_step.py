@@ -66,7 +66,7 @@ class _Bench:
         self._generate([group.prompt for group in self._groups])
         generated = time.monotonic()
         parts.hybrid.rest()
-        batch = pack(trainable(self._groups))
+        batch = pack(trainable(self._groups), with_routes=parts.config.routing.replay == "engine")
         packed = time.monotonic()
         if parts.config.algorithm.recomputes_policy:
             forward = parts.hybrid.train.forward(batch, role="policy", temperature=temperature)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from mrl.config.root import Config
 from mrl.errors import RolloutError
+from mrl.launch.workers import route_blocks
 from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.part import Part
-from mrl.rollout.request import Request, ResponseBatch, Round
+from mrl.rollout.request import Request, Response, ResponseBatch, Round
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.rollout.texts import Texts
 
@@ -90,6 +91,7 @@ class RolloutActor:
             meeting=meeting,
             deterministic=self._config.loop.deterministic,
             trust_remote_code=trusted,
+            routes=self._config.routing.replay == "engine",
             on_worker_lost=self._leave,
         )
 
@@ -106,13 +108,13 @@ class RolloutActor:
         self._take(asked)
         if goes_on:
             self.engine.go_on()
-        return ResponseBatch.of(self.texts.told(self.engine.step(max_steps)))
+        return self._told(self.texts.told(self.engine.step(max_steps)))
 
     def park(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
         """What had finished, and every request that was begun, PARKED, or whole where so many steps end them all; the
         others, `asked` too, wait."""
         self._take(asked)
-        return ResponseBatch.of(self.texts.told(self.engine.park(max_steps)))
+        return self._told(self.texts.told(self.engine.park(max_steps)))
 
     def _take(self, asked: Sequence[Round | Request]) -> None:
         for each in asked:
@@ -123,7 +125,11 @@ class RolloutActor:
     def generate(self, share: Round, deadline_seconds: float) -> ResponseBatch:
         """All responses to this engine's prompts in one call, without their texts."""
         deadline = time.monotonic() + deadline_seconds
-        return ResponseBatch.of(self.engine.generate(share.requests(), deadline=deadline))
+        return self._told(self.engine.generate(share.requests(), deadline=deadline))
+
+    def _told(self, responses: Sequence[Response]) -> ResponseBatch:
+        """What the driver gets of responses: of their routes a handle."""
+        return ResponseBatch.of(responses, route_blocks.kept)
 
     def engine_ranks(self) -> list[EngineRank]:
         """This engine's ranks, or this dp rank's. Their weights must be mapped: the loaders read a module's map of

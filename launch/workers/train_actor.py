@@ -123,14 +123,14 @@ class TrainActor:
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float]
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """The first half of the policy's update, with the log-probs and router margins it was computed
-        from."""
+        """The first half of the policy's update, with the log-probs it was computed from, and the router margins where the
+        policy chose experts itself."""
         metrics, arrays = self.worker.accumulate(
             self._with_routes(batch, "policy"),
             self._objectives["policy"],
             denominators,
             temperature=self._config.rollout.temperature,
-            with_router_margins=True,
+            with_router_margins=self._config.routing.replay != "engine",
         )
         return metrics, None if arrays is None else _sent(arrays)
 

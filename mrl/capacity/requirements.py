@@ -14,7 +14,7 @@ from mrl.models.adapters import adapters
 from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
-from mrl.rollout import cpu_limits, engine_arguments, quantised
+from mrl.rollout import cpu_limits, engine_arguments, engine_routes, quantised
 
 
 def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool) -> list[str]:
@@ -27,7 +27,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
     rules: list[Callable[[], list[str]]] = [
         lambda: lengths(config, hf),
         lambda: biases(config, hf),
-        lambda: replay(config, hf),
+        lambda: replay(config, hf, gpus=gpus),
         lambda: divisions(config, hf) or _names(config, hf),
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
@@ -68,12 +68,14 @@ def biases(config: Config, hf: dict[str, Any]) -> list[str]:
     ]
 
 
-def replay(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Says so where there are no routes to replay."""
-    wanted = config.routing.replay
-    if wanted == "off" or Facts(hf, "").num_experts:
+def replay(config: Config, hf: dict[str, Any], *, gpus: bool) -> list[str]:
+    """Says so where there are no routes to replay, or where engines cannot tell them."""
+    wanted, deterministic = config.routing.replay, config.loop.deterministic
+    if wanted != "off" and not Facts(hf, "").num_experts:
+        return [f"routing.replay = {wanted}: the model has no experts to choose from; set it to off"]
+    if wanted != "engine" or not gpus:
         return []
-    return [f"routing.replay = {wanted}: the model has no experts to choose from; set it to off"]
+    return _errors_of(lambda: engine_routes.require_prefix_cache(config.rollout, deterministic=deterministic))
 
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.screen import Screen
 from mrl.pool.group_bytes import decode, encode
-from mrl.samples import Group
+from mrl.samples import Group, Prompt
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class GroupSupply:
     def __init__(self, config: Config, stream: PromptStream) -> None:
         self._config, self._stream = config, stream
         self._surplus: list[Group] = []
+        self._again: list[Prompt] = []
+        """Of surplus groups that a checkpoint held without their routes."""
         self._screen = Screen(config)
 
     def take(self, collector: Collector, *, version: int) -> Supplied:
@@ -44,7 +46,7 @@ class GroupSupply:
         while len(kept) < wanted and self._within_budget(rounds, self._screen.num_booked):
             missing = wanted - len(kept)
             fresh = collector.round(
-                self._stream.take(missing if section is None else wanted), sampling_of(self._config)
+                self._prompts(missing if section is None else wanted), sampling_of(self._config)
             )
             with collector.clock.phase("filter"):
                 screened = self._screen.look(fresh)
@@ -63,12 +65,23 @@ class GroupSupply:
         return Supplied(chosen, served, metrics)
 
     def state(self) -> dict[str, Any]:
-        """Position in the data, as JSON values, and the bytes of surplus groups."""
-        return {"stream": self._stream.state(), "surplus": [encode(group) for group in self._surplus]}
+        """Position in the data, as JSON values, and the bytes of surplus groups; without samples those that are asked anew."""
+        surplus = [*self._surplus, *(Group(prompt, ()) for prompt in self._again)]
+        return {"stream": self._stream.state(), "surplus": [encode(group) for group in surplus]}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Goes on there. Where passes take the engines' routes, which end with the processes that have them, surplus groups are
+        asked anew."""
         self._stream.restore(state["stream"])
-        self._surplus = [decode(data, self._stream.prompt_at) for data in state["surplus"]]
+        groups = [decode(data, self._stream.prompt_at) for data in state["surplus"]]
+        anew = self._config.routing.replay == "engine"
+        self._again = [group.prompt for group in groups if anew or not group.samples]
+        self._surplus = [group for group in groups if group.samples and not anew]
+
+    def _prompts(self, count: int) -> list[Prompt]:
+        """The next ones; first those that are asked anew."""
+        again, self._again = self._again[:count], self._again[count:]
+        return again + self._stream.take(count - len(again))
 
     def _within_budget(self, rounds: int, num_generated: int) -> bool:
         section = self._config.algorithm.filter

@@ -26,7 +26,7 @@ from mrl.loops import mismatch, nan_guard, staleness
 from mrl.loops.checkpoints import Saver
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
-from mrl.training.batch import ages, minibatches, pack
+from mrl.training.batch import ages, first_versions, minibatches, pack
 
 METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
 """The first word of the metrics of a role's optimizer steps."""
@@ -105,7 +105,8 @@ class Learner:
     def _recompute(self, step: Step) -> None:
         """The packed batch with reference log-probs and values by the trainer; where they need a pass of their own, also
         with old log-probs, and the engine's distance from those."""
-        batch, temperature = pack(step.groups), self._config.rollout.temperature
+        temperature = self._config.rollout.temperature
+        batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=ages(step.groups, version=step.version))
         arrays: dict[str, np.ndarray] = {}
         with self._clock.phase("recompute"):
@@ -154,8 +155,9 @@ class Learner:
         if self._config.routing.replay == "trainer":
             policy, batch = self._train.forward_recording(batch, temperature=temperature)
             return batch, policy
+        margins = not self._takes_routes_of_engine
         return batch, self._train.forward(
-            batch, role="policy", temperature=temperature, with_router_margins=True
+            batch, role="policy", temperature=temperature, with_router_margins=margins
         )
 
     # -- parts of phases -----------------------------------------------------------------------------------------
@@ -185,17 +187,25 @@ class Learner:
 
     def _mismatch(self, step: Step, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The engine's distance from the policy's log-probs [N] of the step's batch; an error where it is too far."""
-        loop = self._config.loop
+        loop, served = self._config.loop, batch.arrays["age"] == step.version - step.served_version
+        if self._takes_routes_of_engine:
+            # What comes before a token has the routes of the version that sampled it, not of a later one.
+            served &= first_versions(step.groups) == step.served_version
         nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]), ["logprobs"])
         measured = mismatch.measure(
             batch,
             policy["logprobs"],
             policy.get("router_margin"),
-            served=batch.arrays["age"] == step.version - step.served_version,
+            served=served,
             margin=loop.router_margin,
         )
         mismatch.check(measured, loop.max_rollout_mismatch, version=step.version)
         return measured | staleness.by_age(batch, policy["logprobs"])
+
+    @property
+    def _takes_routes_of_engine(self) -> bool:
+        """Whether passes choose the engine's experts, so that no near-tie of theirs explains a difference."""
+        return self._config.routing.replay == "engine"
 
     def _recomputes_policy(self, step: Step) -> bool:
         """Whether the step makes a pass for the policy's log-probs; while only the critic learns, no update measures the engine."""

@@ -220,6 +220,8 @@ class Producer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Goes on there. Where passes take the engines' routes, which end with the processes that have them, all groups are asked
+        anew."""
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
         for entry in self._ledger.entries(State.TAKEN):
@@ -227,6 +229,9 @@ class Producer:
         kept, making = (
             [decode(data, self._prompts.prompt_at) for data in state[name]] for name in ("kept", "making")
         )
+        if self._config.routing.replay == "engine":
+            self._ledger.make_again(self._ledger.entries(State.KEPT))
+            kept, making = [], [Group(group.prompt, ()) for group in kept + making]
         for entry, group in zip(self._ledger.entries(State.KEPT), kept, strict=True):
             entry.handle = self._store.put(group)
         self._in_flight.restore(making, self._sampling)

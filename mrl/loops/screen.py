@@ -17,7 +17,7 @@ from mrl.loops import nan_guard
 from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.staleness import oldest, policy_versions
-from mrl.samples import Group, Status, VerdictKind
+from mrl.samples import Group, Sample, Status, VerdictKind
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +128,9 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards and lengths of all scored samples generated for the step, before filtering."""
     samples = [s for g in groups for s in g.samples]
     scored = [s for s in samples if has_reward(s)]
+    counts = {"rollout/samples": float(len(samples)), **_routes(samples), **episode_metrics(samples)}
     if not scored:
-        return {"rollout/samples": float(len(samples))} | episode_metrics(samples)
+        return counts
     rewards = np.array([s.verdict.value for s in scored if s.verdict is not None])
     lengths = np.array([s.loss_mask.sum() for s in scored])
     high, low = rewards.max(), rewards.min()
@@ -139,8 +140,7 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/min": float(low),
         **_parts(scored),
         **_by_domain(scored),
-        **episode_metrics(samples),
-        "rollout/samples": float(len(samples)),
+        **counts,
         "rollout/response_tokens_mean": float(lengths.mean()),
         "rollout/response_tokens_p99": float(np.percentile(lengths, 99)),
         "rollout/truncated_frac": float(np.mean([s.status is Status.TRUNCATED for s in scored])),
@@ -148,6 +148,14 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/failed": float(sum(s.status is Status.FAILED for s in samples)),
         "reward/seconds_p99": float(np.percentile([s.verdict.seconds for s in scored if s.verdict], 99)),
     }
+
+
+def _routes(samples: Sequence[Sample]) -> dict[str, float]:
+    """Rows that engines did not record, where they were to record any; such a sample failed."""
+    told = {s.sample_id: s.routes.missing for s in samples if s.routes is not None}
+    if without := [name for name, missing in told.items() if missing]:
+        log.warning("engines did not record all routes of samples %s, which failed", ", ".join(without))
+    return {"routing/rows_missing": float(sum(told.values()))} if told else {}
 
 
 def _parts(samples: Sequence[Any]) -> dict[str, float]:

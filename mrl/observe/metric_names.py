@@ -233,6 +233,9 @@ METRICS = {
     ),
     "moe/layers/<layer>/load_max_over_mean": Metric("1", "The load of one layer, in expert_load.jsonl."),
     "moe/layers/<layer>/load_entropy": Metric("1", "The entropy of one layer, in expert_load.jsonl."),
+    "routing/rows_missing": Metric(
+        "1", "Rows of routes that engines did not record for the samples generated for the step, which failed."
+    ),
     "routing/agreement": Metric(
         "share",
         "Share of the experts given by routing.replay that the trainer's routers would have chosen, mean over layers.",

@@ -16,6 +16,7 @@ from mrl.errors import PoolError
 from mrl.pool.folder import MARK, claim, clear
 from mrl.pool.frames import Frame, append, read
 from mrl.pool.group_bytes import decode, encode, size_of
+from mrl.routes import Routes
 from mrl.samples import Group, Prompt
 
 FILE_BYTES = 64 << 20
@@ -51,6 +52,8 @@ class FileStore:
         self._folder, self._file_bytes, self._memory_bytes = folder, file_bytes, memory_bytes
         self._run, self._prompt_at = run, prompt_at
         self._memory: dict[int, Group] = {}
+        self._routes: dict[int, tuple[Routes | None, ...]] = {}
+        """Of each group that is in a file: handles, which no file can hold."""
         self._held = 0
         self._frames: dict[int, tuple[_File, Frame]] = {}
         self._files: list[_File] = []
@@ -89,6 +92,7 @@ class FileStore:
             self._held += size
         else:
             self._write(handle, encode(group))
+            self._routes[handle] = tuple(sample.routes for sample in group.samples)
         self._num_put += 1
         return handle
 
@@ -103,6 +107,7 @@ class FileStore:
             if handle in self._memory:
                 self._held -= size_of(self._memory.pop(handle))
             elif handle in self._frames:
+                del self._routes[handle]
                 file, _ = self._frames.pop(handle)
                 file.live.discard(handle)
                 if not file.live and file is not self._writing:
@@ -115,6 +120,7 @@ class FileStore:
         self._files, self._writing = [], None
         self._frames.clear()
         self._memory.clear()
+        self._routes.clear()
         self._held = 0
 
     def remove(self) -> None:
@@ -128,7 +134,9 @@ class FileStore:
         if handle not in self._frames:
             raise PoolError(f"the pool does not keep group {handle}")
         file, frame = self._frames[handle]
-        return decode(read(file.descriptor, frame, file.path), self._prompt_at)
+        group = decode(read(file.descriptor, frame, file.path), self._prompt_at)
+        pairs = zip(group.samples, self._routes[handle], strict=True)
+        return Group(group.prompt, tuple(dataclasses.replace(sample, routes=own) for sample, own in pairs))
 
     def _write(self, handle: int, data: bytes) -> None:
         with self._explained(f"keep group {handle} of {len(data)} bytes"):

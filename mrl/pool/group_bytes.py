@@ -3,7 +3,7 @@
     length of the header (4 bytes, little-endian) | header (JSON) | arrays, one after the other
 
 Masks and versions hardly change from token to token and are kept as runs. Prompts are not kept: the stream of rows
-has them.
+has them. Nor are routes, whose blocks end with the processes that have them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mrl.samples import Group, Prompt, Sample, Segment, Status, Transcript, Turn
 TOKEN_BYTES = 20
 """About the most that a token of a response takes: 8 of arrays, the rest of text."""
 _LENGTH_BYTES = 4
-_WHOLE = ("prompt_tokens", "response_tokens", "rollout_logprobs", "routed_experts")
+_WHOLE = ("prompt_tokens", "response_tokens", "rollout_logprobs")
 _RUNS = ("loss_mask", "policy_versions")
 _TEXTS = ("prompt_index", "sample_index", "response_text", "domain", "tag")
 

@@ -23,7 +23,7 @@ import dataclasses
 import enum
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mrl.errors import PoolError
@@ -150,6 +150,12 @@ class Ledger:
             self._free(entry, End.TRAINED)
         self.uncommitted = [trained_at for trained_at in self.uncommitted if trained_at >= version]
         return [entry.handle for entry in trained]
+
+    def make_again(self, entries: Iterable[Entry]) -> None:
+        """Kept groups whose samples a checkpoint does not hold are in the making again; their slots are their own still."""
+        for entry in entries:
+            self._move(entry.index, State.KEPT, State.MAKING)
+            entry.handle = -1
 
     def _move(self, index: int, old: State, new: State) -> None:
         self._expect(index, old).state = new

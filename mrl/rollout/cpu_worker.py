@@ -10,15 +10,39 @@ prompt was split. vLLM takes a worker class by name (`worker_cls`), so that it i
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from mrl.rollout.cpu_routes import CapturedRoutes
+
 
 class SeededCpuWorker(CPUWorker):
     """One rank of an engine on CPU."""
+
+    _routes: CapturedRoutes | None = None
+
+    def mrl_capture_routes(self) -> dict[str, Any]:
+        """From now on the first rank of the engine keeps the routes of its requests, for mrl_take_routes."""
+        try:
+            if self.rank == 0:
+                self._routes = CapturedRoutes(self.model_runner, self.model_config.max_model_len)
+            return {}
+        except Exception:
+            return {"error": traceback.format_exc()}
+
+    def mrl_take_routes(self, asked: list[tuple[str, int, int]]) -> dict[str, Any]:
+        """{routes}: CapturedRoutes.take() on the first rank."""
+        return {} if self._routes is None else {"routes": self._routes.take(asked)}
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        result = super().execute_model(scheduler_output)
+        if self._routes is not None and (count := scheduler_output.total_num_scheduled_tokens):
+            self._routes.end_step(count)
+        return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         with _streams_of_unfinished_prompts_put_away(self.model_runner):

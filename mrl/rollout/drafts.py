@@ -21,6 +21,7 @@ from mrl.rollout.request import (
     sample_of,
     seed_of_request,
 )
+from mrl.routes import one_after_other
 from mrl.samples import Prompt, Sample, Status
 
 
@@ -114,13 +115,16 @@ def joined(so_far: Response, more: Response) -> Response:
         so_far.segments + moved,
         more.status,
         more.text,
+        one_after_other(so_far.routes, more.routes),
     )
 
 
 def whole_sample(prompt: Prompt, sample_index: int, response: Response) -> Sample:
-    """The sample of a response, or of its part so far; RolloutError where an engine ran other tokens than those before its
-    segment."""
+    """The sample of a response, FAILED where a row of its routes is missing, or of its part so far; RolloutError where an engine
+    ran other tokens than those before its segment."""
     require_ran(prompt.tokens, response)
+    is_whole = response.status is not Status.PARKED
+    failed = is_whole and response.routes is not None and response.routes.missing > 0
     return Sample(
         prompt_index=prompt.index,
         sample_index=sample_index,
@@ -129,11 +133,12 @@ def whole_sample(prompt: Prompt, sample_index: int, response: Response) -> Sampl
         loss_mask=np.ones(len(response.tokens), dtype=np.bool_),
         rollout_logprobs=response.logprobs,
         policy_versions=response.policy_versions,
-        status=response.status,
+        status=Status.FAILED if failed else response.status,
         response_text=response.text,
         domain=prompt.domain,
         tag=prompt.tag,
         segments=response.segments,
+        routes=response.routes,
     )
 
 
@@ -146,6 +151,7 @@ def response_of(sample: Sample) -> Response:
         sample.segments,
         sample.status,
         sample.response_text,
+        sample.routes,
     )
 
 

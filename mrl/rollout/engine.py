@@ -21,7 +21,7 @@ from mrl.resharding.planner.agreement import as_one_rank, require_agreement, req
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.patterns import replicas
 from mrl.resharding.transfer.session import Session
-from mrl.rollout import exchange, lockstep, scratch, vllm_start
+from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response
 from mrl.rollout.waiting import Waiting
@@ -53,12 +53,14 @@ class RolloutEngine:
         deterministic: bool = False,
         real_weights: bool = False,
         trust_remote_code: bool = False,
+        routes: bool = False,
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`part`, `meeting`: which process of an engine of several this is, and where they find each other.
         `stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
         `trust_remote_code`: the folder's tokenizer, which the engine needs for `rollout.stop`, may be the folder's own code.
+        `routes`: responses bring theirs.
         `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
         started = time.monotonic()
         self.part = part
@@ -78,16 +80,18 @@ class RolloutEngine:
                 deterministic=deterministic,
                 real_weights=real_weights,
                 trust_remote_code=trust_remote_code,
+                routes=routes,
             )
         self._scratch.note_segments()
+        self._routes = engine_routes.told(model_path, self._on_workers) if routes else None
         watch_workers(self._engine.model_executor, on_worker_lost)
         self.policy_version = -1
         """The last version of the weights that all workers committed; -1 before the first."""
         self._not_serving = "it never received weights"
         """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
         self._waiting = Waiting()
-        self._running: dict[str, tuple[str, int]] = {}
-        """Request that vLLM has -> vLLM's name of it, number of the attempt; at most rollout.max_num_seqs."""
+        self._running: dict[str, tuple[str, Request]] = {}
+        """Id of what vLLM has -> vLLM's name of it, the request; at most rollout.max_num_seqs."""
         self._ended: list[Response] = []
         """What ended outside of a step, for the next one."""
         self._round_started = self._busy = False
@@ -122,7 +126,7 @@ class RolloutEngine:
         for request in self._waiting.take(self._rollout.max_num_seqs - len(self._running)):
             parameters = exchange.parameters(request, stop=self._stop, texts=self._rollout.stop)
             internal = self._engine.add_request(request.request_id, exchange.prompt(request), parameters)
-            self._running[request.request_id] = internal, request.attempt
+            self._running[request.request_id] = internal, request
             if parameters.stop and len(request.own_tokens):
                 exchange.remember_text(self._state(internal), self._engine.tokenizer, request.own_tokens)
 
@@ -167,9 +171,7 @@ class RolloutEngine:
             with lockstep.together(self.part.name, alone=False):
                 left = lockstep.largest(left, self._engine.dp_group)
         ended = self.step(max_steps if left <= max_steps else 0) + self._settle()
-        parked = [
-            self._take(name, exchange.unfinished(self._state(i))) for name, (i, _) in self._running.items()
-        ]
+        parked = self._take([exchange.unfinished(self._state(i)) for i, _ in self._running.values()])
         self._engine.abort_request([internal for internal, _ in self._running.values()], internal=True)
         self._running.clear()
         self._round_started = False
@@ -217,19 +219,26 @@ class RolloutEngine:
 
     def _step(self) -> list[Response]:
         outputs = [output for output in self._engine.step() if output.finished]
-        finished = [self._take(output.request_id, output) for output in outputs]
+        finished = self._take(outputs)
         for output in outputs:
             del self._running[output.request_id]
         self._round_started &= bool(self.num_unfinished)
         return finished
 
-    def _take(self, request_id: str, output: Any) -> Response:
-        return exchange.response(
-            output,
-            version=self.policy_version,
-            engine=self.part.engine,
-            attempt=self._running[request_id][1],
-        )
+    def _take(self, outputs: Sequence[Any]) -> list[Response]:
+        """What came of requests, by vLLM's outputs."""
+        running = [self._running[output.request_id] for output in outputs]
+        responses = [
+            exchange.response(
+                output, version=self.policy_version, engine=self.part.engine, attempt=request.attempt
+            )
+            for output, (_, request) in zip(outputs, running, strict=True)
+        ]
+        if self._routes is None:
+            return responses
+        asked = [(name, own.first_row, out) for (name, own), out in zip(running, outputs, strict=True)]
+        routes = self._routes.take(asked)
+        return [dataclasses.replace(r, routes=own) for r, own in zip(responses, routes, strict=True)]
 
     def _settle(self) -> list[Response]:
         """Takes the tokens of the batches that vLLM's asynchronous scheduling has in flight and begins no further one; what

@@ -60,6 +60,7 @@ OWNED: dict[str, str] = {
         _DISTRIBUTION,
     ),
     "skip_tokenizer_init": "decided by rollout.stop",
+    **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), "decided by routing.replay"),
     **dict.fromkeys(
         (
             "load_format",

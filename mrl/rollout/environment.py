@@ -79,3 +79,8 @@ def disable_compilation(disable: bool) -> None:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
     else:
         os.environ.pop("TORCHDYNAMO_DISABLE", None)
+
+
+def tell_routes() -> None:
+    """On GPUs, the model runner that can; comes before vLLM's first import."""
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"

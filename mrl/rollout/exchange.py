@@ -41,6 +41,7 @@ def parameters(request: Request, *, stop: Sequence[int], texts: Sequence[str]) -
         stop=texts,
         detokenize=bool(texts),
         logprobs=0,
+        routed_experts_prompt_start=request.first_row,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from mrl.errors import ConfigError, RolloutError
+from mrl.routes import Keep, Routes, in_one_block
 from mrl.samples import Prompt, Segment, Status
 
 MAX_ATTEMPTS = 1 << 10
@@ -61,6 +62,12 @@ class Request:
         require_fits(
             self.request_id, len(self.prompt_tokens) + len(self.own_tokens), self.max_tokens, max_length
         )
+
+    @property
+    def first_row(self) -> int:
+        """The first position whose route belongs to its response: the one before the first token that it draws, or
+        the prompt's first one where no earlier request has these."""
+        return len(self.prompt_tokens) + len(self.own_tokens) - 1 if len(self.own_tokens) else 0
 
     def engine_prompt(self) -> np.ndarray:
         """[T_prompt + T_own] int32: all that the engine computes before it draws a token."""
@@ -175,6 +182,9 @@ class Response:
     status: Status
     text: str = ""
     """Of all tokens, those of earlier requests too, where the response ended (mrl/rollout/texts.py)."""
+    routes: Routes | None = None
+    """Of the positions that led to these tokens, of the prompt's before them too where it answers a first request; None where
+    nobody asked for them."""
 
     @classmethod
     def empty(cls, request_id: str, status: Status) -> Self:
@@ -203,9 +213,13 @@ class ResponseBatch:
     segments: np.ndarray
     """[sum of num_segments, fields of a Segment] int64."""
     texts: tuple[str, ...]
+    routes: tuple[Routes | None, ...]
+    """[R] in one block."""
 
     @classmethod
-    def of(cls, responses: Sequence[Response]) -> ResponseBatch:
+    def of(cls, responses: Sequence[Response], keep: Keep = lambda block: block) -> ResponseBatch:
+        """`keep`: takes the block of all routes, and gives what stands for it on its way."""
+
         def join(arrays: list[np.ndarray], kind: type) -> np.ndarray:
             return np.concatenate(arrays) if arrays else np.zeros(0, kind)
 
@@ -220,6 +234,7 @@ class ResponseBatch:
                 -1, len(dataclasses.fields(Segment))
             ),
             texts=tuple(r.text for r in responses),
+            routes=in_one_block([r.routes for r in responses], keep),
         )
 
     def __len__(self) -> int:
@@ -242,9 +257,10 @@ class ResponseBatch:
                 tuple(itertools.islice(segments, count)),
                 status,
                 text,
+                own_routes,
             )
-            for request_id, status, length, end, count, text in zip(
-                self.request_ids, self.statuses, lengths, ends, counts, self.texts, strict=True
+            for request_id, status, length, end, count, text, own_routes in zip(
+                self.request_ids, self.statuses, lengths, ends, counts, self.texts, self.routes, strict=True
             )
         ]
 

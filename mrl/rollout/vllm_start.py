@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, RolloutError
-from mrl.rollout import cpu_limits, engine_arguments, environment, quantised, text_part
+from mrl.rollout import cpu_limits, engine_arguments, engine_routes, environment, quantised, text_part
 from mrl.rollout.part import Part
 
 _CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
@@ -35,6 +35,7 @@ def arguments(
     deterministic: bool = False,
     real_weights: bool = False,
     trust_remote_code: bool = False,
+    routes: bool = False,
 ) -> Any:
     """vLLM's EngineArgs; the process environment is set for them, and vLLM imported. ConfigError or RolloutError where it
     cannot start so."""
@@ -51,8 +52,12 @@ def arguments(
         cpu_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
     else:
         _require_devices(rollout, part, torch.cuda.device_count())
-    eager = rollout.enforce_eager or (on_cpu and rollout.ranks > 1)
+    # What listens to the routers is no part of a compiled CPU model, as it is of a GPU's.
+    eager = rollout.enforce_eager or (on_cpu and (rollout.ranks > 1 or routes))
     environment.disable_compilation(on_cpu and eager)
+    if routes and not on_cpu:
+        engine_routes.require_prefix_cache(rollout, deterministic=deterministic)
+        environment.tell_routes()
 
     from vllm import EngineArgs
     from vllm.config import WeightTransferConfig
@@ -87,6 +92,7 @@ def arguments(
         worker_extension_cls=f"{plugin.__name__}.{plugin.WorkerExtension.__name__}",
         weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
         hf_overrides=overrides,
+        enable_return_routed_experts=routes and not on_cpu,
         **_of_platform(rollout, on_cpu=on_cpu),
         **(_of_parts(rollout, part, meeting) | rollout.engine_args),
     )

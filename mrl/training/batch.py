@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mrl.routes import Routes
 from mrl.samples import Group, Sample, TrainBatch
 
 
-def pack(groups: Sequence[Group]) -> TrainBatch:
-    """All samples of the groups, in order, as one flat batch with `rollout_logprobs`; prompts carry mask False."""
+def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
+    """All samples of the groups, in order, as one flat batch with `rollout_logprobs`; prompts carry mask False.
+
+    `with_routes`: those that the engines told, for every pass to take; a sample without any has no rows, which none accepts.
+    """
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return TrainBatch(
@@ -22,6 +26,7 @@ def pack(groups: Sequence[Group]) -> TrainBatch:
         arrays={
             "rollout_logprobs": _after_prompts(samples, [s.rollout_logprobs for s in samples], np.float32),
         },
+        routes=tuple(s.routes or Routes(()) for s in samples) if with_routes else None,
     )
 
 
@@ -31,6 +36,13 @@ def ages(groups: Sequence[Group], *, version: int) -> np.ndarray:
     samples = [sample for group in groups for sample in group.samples]
     own = [(version - s.policy_versions) * s.loss_mask for s in samples]
     return _after_prompts(samples, own, np.float32)
+
+
+def first_versions(groups: Sequence[Group]) -> np.ndarray:
+    """[N] the version that sampled the first token of the response that each token of `pack(groups)` belongs to."""
+    samples = [sample for group in groups for sample in group.samples]
+    lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
+    return np.repeat([int(s.policy_versions[0]) if len(s.policy_versions) else 0 for s in samples], lengths)
 
 
 def split(batch: TrainBatch, parts: int) -> list[np.ndarray]:

@@ -42,13 +42,17 @@ def words(task: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def test_the_critic_warms_up_alone_and_is_saved(words: Callable[..., list[str]], tmp_path: Path) -> None:
-    run("train", *words("critic.warmup_steps=1"), log=tmp_path / "log", seconds=120)
+    run("train", *words("critic.warmup_steps=1", "routing.replay=trainer"), log=tmp_path / "log", seconds=400)
     first, second = read(tmp_path / "run/metrics.jsonl")
     for row in (first, second):
         assert row["critic/loss"] >= 0 and row["critic/grad_norm"] > 0 and row["critic/skipped"] == 0
         assert "critic/explained_variance" in row and "critic/return_mean" in row
     assert first["critic/value_mean"] != second["critic/value_mean"]
     assert "optim/grad_norm" not in first and "policy/loss" not in first
+    assert (
+        0.9 < second["routing/agreement_min"] <= second["routing/agreement"] <= 1
+        and "routing/agreement" not in first
+    )
     assert second["optim/optimizer_steps"] == 1.5 and second["critic/optimizer_steps"] == 3.5  # means of two
     # two updates a step: warm-up of 10 steps for the policy, whose first update is in step 2, and of 5 for the critic
     assert second["optim/lr"] == pytest.approx(1.5e-4 * 1.5 / 20)

@@ -101,6 +101,15 @@ def test_a_model_without_experts_has_no_routes_to_replay(tmp_path: Path) -> None
     assert found(write_model(tmp_path / "moe"), *words, nodes=[0, 0], gpus=True) == []
 
 
+@pytest.mark.parametrize("off", ["loop.deterministic=true", "rollout.enable_prefix_caching=false"])
+def test_engines_on_gpus_tell_routes_only_with_a_prefix_cache(off: str, task: Path) -> None:
+    words = ("training.layout={dp: 2, ep: 1}", "routing.replay=engine")
+    assert found(task / "model", *words, nodes=[0, 0], gpus=True) == []
+    (line,) = found(task / "model", *words, off, nodes=[0, 0], gpus=True)
+    assert off.replace("=", " = ") in line and "set routing.replay = trainer" in line
+    assert found(task / "model", *words, off, nodes=[0, 0], gpus=False) == []
+
+
 @pytest.mark.parametrize("gpus", [True, False])
 def test_dp_ranks_may_lie_on_any_nodes(task: Path, gpus: bool) -> None:
     words = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Request, Response, Round
+from mrl.routes import Routes
 from mrl.samples import Prompt, Sample, Status, Verdict
 from tests.mrl.loops.table_policy import config_of
 from tests.support.samples import make_response, verdict_of
@@ -43,6 +45,8 @@ class ScriptedRollout:
         self.error: Exception = RuntimeError("an engine died")
         self.polls = 0
         self.silent = False
+        self.routes: Routes | None = None
+        """What every response brings."""
         self._at_once, self._status = at_once, status
         self._open: list[Request] = []
 
@@ -59,7 +63,9 @@ class ScriptedRollout:
         return [] if self.silent else [self._answer() for _ in range(min(self._at_once, len(self._open)))]
 
     def _answer(self) -> Response:
-        return make_response(self._open.pop(), [1, 2], version=self.version, status=self._status, text="text")
+        asked, drawn = self._open.pop(), [1, 2]
+        response = make_response(asked, drawn, version=self.version, status=self._status, text="text")
+        return dataclasses.replace(response, routes=self.routes)
 
 
 class ScriptedRewards:

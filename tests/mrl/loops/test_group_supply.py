@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from mrl.errors import RewardError, RolloutError
+from mrl.loops.collect import sampling_of
 from mrl.loops.nan_guard import BadNumbers
+from mrl.routes import Routes, Rows
+from mrl.samples import Prompt, Status
 from tests.mrl.loops.scripted import Scripted, mixed, useful
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 3, "on_exhausted": "train_on_fewer"}}
@@ -83,6 +86,34 @@ def test_a_resumed_supply_goes_on_with_the_same_groups(tmp_path: Path) -> None:
     resumed = Scripted(tmp_path, FILTER, reward=reward)
     resumed.supply.restore(pickle.loads(pickle.dumps(first.supply.state())))
     assert [resumed.step(version) for version in range(2, 4)] == expected[2:]
+
+
+def test_surplus_groups_with_routes_are_asked_anew_by_a_resumed_supply(tmp_path: Path) -> None:
+    """Their blocks ended with the processes that had them; no prompt is lost or trained twice."""
+    reward = useful(2, *range(4, 100))
+    words = "routing.replay=engine"
+    first, resumed, again = (Scripted(tmp_path, FILTER, words, reward=reward) for _ in range(3))
+    for script in (first, resumed, again):
+        script.rollout.routes = Routes((Rows(object(), 0, 2),))
+    chosen, metrics = first.step()
+    assert chosen == [2, 4, 5, 6] and metrics["routing/rows_missing"] == 0
+    resumed.supply.restore(first.supply.state())
+    again.supply.restore(resumed.supply.state())
+    for script in (resumed, again):
+        assert script.step(1)[0] == [7, 8, 9, 10] and script.asked() == [[7, 8, 9, 10]]
+        assert script.supply.state()["surplus"] == []
+    assert resumed.step(2)[0] == [11, 12, 13, 14]
+
+
+def test_samples_whose_routes_are_not_whole_failed(tmp_path: Path) -> None:
+    script = Scripted(tmp_path, {}, "loop.max_no_reward_fraction=1.0")
+    script.rollout.routes = Routes((Rows(object(), 0, 2),), missing=1)
+    groups = script.collector.round(
+        [Prompt(0, np.array([3], np.int32), "", None)], sampling_of(script.config)
+    )
+    assert {sample.status for group in groups for sample in group.samples} == {Status.FAILED}
+    _, metrics = script.step()
+    assert metrics["routing/rows_missing"] == 16
 
 
 def test_too_many_samples_without_a_reward_end_the_run(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from mrl.errors import CheckpointError, WeightSyncError, WorkerLost
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe.metrics_log import without_volatile
+from mrl.routes import Routes
 from mrl.training.batch import pack
 from tests.mrl.loops.table_policy import TableRun, config_of, logprobs_of
 
@@ -60,6 +61,17 @@ def test_later_passes_take_the_routes_of_the_first(tmp_path: Path) -> None:
     assert samples == list(range(16))
     run.loop.step()
     assert run.train.called[4] == "forward policy"
+
+
+def test_every_pass_takes_the_routes_of_the_engines(tmp_path: Path) -> None:
+    """Also where samples have none: without rows no pass is made, instead of one that chooses by itself."""
+    algorithm = {"minibatches": 2, "kl": {"location": "loss", "kind": "k3", "coefficient": 0.1}}
+    run = TableRun(config_of(tmp_path, algorithm, "routing.replay=engine"))
+    run.loop.start()
+    run.loop.step()
+    passes = ["forward policy with routes", "forward reference with routes", "update", "update"]
+    assert run.train.called == passes
+    assert all(batch.routes == (Routes(()),) * batch.num_samples for batch in run.train.batches)
 
 
 ONE_UPDATE: dict[str, dict[str, Any]] = {

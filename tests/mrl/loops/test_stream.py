@@ -206,6 +206,27 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
     assert parked > 20, "nothing was interrupted"
 
 
+def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> None:
+    """Their blocks ended with the processes that had them; no prompt is lost or trained twice."""
+    first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", "routing.replay=engine", *SAVES))
+    first.engines.tokens_per_poll, first.engines.at_once = 2, 20
+    first.loop.start()
+    for _ in range(4):
+        first.loop.step()
+    state = max(first.train.saved.items())[1][0]
+    assert state["supply"]["kept"], "no group waited for its step"
+    second = first.resumed()
+    assert second.store.handles == []
+    second.loop.start()
+    assert second.loop.run() == "done"
+    indices = [g.prompt.index for groups in first.groups + second.groups for g in groups]
+    assert indices == sorted(set(indices)) and len(second.groups) == 8
+    resumed_at = len(first.groups)
+    assert all(
+        (s.policy_versions >= resumed_at).all() for groups in second.groups for g in groups for s in g.samples
+    ), "a token of the attempt before was trained"
+
+
 def test_a_run_that_stops_parks_and_saves(tmp_path: Path) -> None:
     run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=2"), should_stop=lambda: "SIGINT")
     run.engines.tokens_per_poll = 1

@@ -16,6 +16,7 @@ import pytest
 from mrl.errors import PoolError
 from mrl.pool.file_store import FileStore
 from mrl.pool.group_bytes import decode, encode, size_of
+from mrl.routes import Routes, Rows
 from mrl.samples import Group, Prompt, Segment, Status
 from tests.support.samples import make_sample, verdict_of
 
@@ -49,7 +50,6 @@ def group_of(index: int, *, num_samples: int = 4, tokens: int = 50) -> Group:
                 status=list(Status)[number % 3],
                 response_text="Ü🙂" * number,
                 segments=(Segment(0, half, 3, 0, 1, 2**63 + 5),) if half else (),
-                routed_experts=rng.integers(0, 9, (3, 2, 2)).astype(np.int16) if number == 2 else None,
                 verdict=verdict if number else None,
             )
         )
@@ -199,4 +199,19 @@ def test_memory_stays_bounded_while_much_goes_through(tmp_path: Path, megabytes:
     assert sum(path.stat().st_size for path in tmp_path.glob("*.groups")) < 201 * size + (128 << 20), (
         "released files were kept"
     )
+    pool.close()
+
+
+def test_routes_stay_in_memory_as_they_are(tmp_path: Path) -> None:
+    """A handle of another process's memory, which no file can hold."""
+    handle = object()
+    routes = Routes((Rows(handle, 3, 7),))
+    group = group_of(1)
+    group = Group(group.prompt, (dataclasses.replace(group.samples[0], routes=routes), *group.samples[1:]))
+    pool = store(tmp_path)
+    number = pool.put(group)
+    (found,) = pool.get([number])
+    assert found.samples[0].routes is routes and found.samples[1].routes is None
+    pool.release([number])
+    assert not pool._routes
     pool.close()

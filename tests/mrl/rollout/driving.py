@@ -103,6 +103,26 @@ def requests(
     ]
 
 
+def share_of_own_routes(folder: Path, asked: list[Request], answers: list[Response]) -> float:
+    """Share of the experts in responses' rows, one for each position but the last, that transformers' routers choose there in
+    float32."""
+    import torch
+
+    from tests.tiny_models import reference_model
+
+    model, shares = reference_model(folder), []
+    for request, answer in zip(asked, answers, strict=True):
+        tokens = torch.tensor(np.concatenate([request.prompt_tokens, answer.tokens]).astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(tokens, output_router_logits=True).router_logits
+        assert answer.routes is not None and answer.routes.missing == 0
+        told = answer.routes.layers(list(range(len(logits))))
+        chosen = torch.stack(logits, 1)[:-1].topk(told.shape[2]).indices.numpy()
+        assert told.shape == chosen.shape
+        shares.append((told[..., None] == chosen[..., None, :]).any(-1).mean())
+    return float(np.mean(shares))
+
+
 def worst_gap(folder: Path, asked: list[Request], answers: list[Response]) -> float:
     """Largest difference between the engine's log-probs and those of transformers in float32 on the same tokens."""
     import torch

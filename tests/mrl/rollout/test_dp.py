@@ -40,6 +40,7 @@ class Pair:
                 part=Part(dp_rank=dp_rank, dp=2),
                 meeting=meeting,
                 real_weights=True,
+                routes=True,
             )
 
         with ThreadPoolExecutor(2) as threads:
@@ -87,6 +88,7 @@ def test_ranks_with_uneven_requests_give_the_models_log_probs(pair: Pair, tiny_m
     for share, answers in zip(shares, pair.both(driving.generate, *shares), strict=True):
         assert [len(a.tokens) for a in answers] == [r.max_tokens for r in share]
         assert driving.worst_gap(tiny_model, share, answers) < 1e-5
+        assert driving.share_of_own_routes(tiny_model, share, answers) > 0.99
 
 
 @pytest.mark.integration
@@ -117,6 +119,7 @@ def test_parked_requests_go_on_at_the_other_rank(pair: Pair, tiny_model: Path) -
         r.request_id: r.max_tokens for r in [*asked, *also]
     }
     assert driving.worst_gap(tiny_model, asked, [whole[r.request_id] for r in asked]) < 1e-5
+    assert driving.share_of_own_routes(tiny_model, asked, [whole[r.request_id] for r in asked]) > 0.99
 
 
 @pytest.mark.integration

@@ -1,11 +1,14 @@
 """Responses of several requests: budgets, seeds, order, and that a sample holds what the engines ran."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from mrl.errors import RolloutError
 from mrl.rollout.drafts import Drafts, joined, next_request, whole_sample
 from mrl.rollout.request import MAX_ATTEMPTS, Request, Response, Round, Sampling, prompt_digest, sample_seed
+from mrl.routes import Routes, Rows
 from mrl.samples import Prompt, Segment, Status
 from tests.support.samples import make_response
 
@@ -59,6 +62,23 @@ def test_a_request_that_had_not_begun_is_made_again_as_it_was() -> None:
     begun = make_response(request, [5], status=Status.PARKED)
     waited = joined(begun, Response.empty(request.request_id, Status.PARKED))
     assert next_request(request, waited, SEED).attempt == 1
+
+
+def test_routes_of_the_segments_follow_each_other() -> None:
+    """A request that goes on has rows from the position on that led to its first token."""
+    request = asked()[1]
+    first = make_response(request, [11, 12, 13], status=Status.PARKED)
+    again = next_request(request, first, SEED)
+    more = make_response(again, [14, 15])
+    assert (request.first_row, again.first_row) == (0, len(PROMPTS[0].tokens) + 2)
+    rows = np.zeros((9, 1, 1), np.uint8)
+    parts = Routes((Rows(rows, 0, 5),)), Routes((Rows(rows, 5, 7),), 1)
+    whole = joined(*(dataclasses.replace(r, routes=own) for r, own in zip((first, more), parts, strict=True)))
+    assert whole.routes == Routes((*parts[0].pieces, *parts[1].pieces), 1)
+    assert len(whole.routes) == len(PROMPTS[0].tokens) + 5 - 1
+    assert whole_sample(PROMPTS[0], 1, whole, "").status is Status.FAILED
+    waited = joined(Response.empty("0.1", Status.PARKED), dataclasses.replace(first, routes=parts[0]))
+    assert waited.routes == parts[0]
 
 
 def test_parked_requests_go_on_in_the_order_of_prompts() -> None:

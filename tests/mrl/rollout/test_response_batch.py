@@ -1,8 +1,11 @@
 """Responses come out of a batch as they went in."""
 
+import dataclasses
+
 import numpy as np
 
 from mrl.rollout.request import Response, ResponseBatch
+from mrl.routes import Routes, Rows
 from mrl.samples import Segment, Status
 
 
@@ -45,3 +48,32 @@ def test_responses_survive_the_way_through_a_batch() -> None:
 
 def test_no_responses_are_a_batch_too() -> None:
     assert ResponseBatch.of([]).responses() == []
+
+
+def test_routes_of_all_responses_travel_as_one_block() -> None:
+    """What stands for it is all that a message holds."""
+    kept: list[np.ndarray] = []
+
+    def keep(block: np.ndarray) -> str:
+        kept.append(block)
+        return "handle"
+
+    rows = np.arange(24, dtype=np.uint8).reshape(6, 2, 2)
+    made = [
+        dataclasses.replace(response("0.0", [3], Status.FINISHED), routes=Routes((Rows(rows, 1, 5),))),
+        response("0.1", [], Status.ABORTED),
+        dataclasses.replace(response("1.0", [2], Status.PARKED), routes=Routes((Rows(rows, 4, 6),), 1)),
+        dataclasses.replace(response("1.1", [], Status.PARKED), routes=Routes(())),
+    ]
+    found = [r.routes for r in ResponseBatch.of(made, keep).responses()]
+    assert found == [
+        Routes((Rows("handle", 0, 4),)),
+        None,
+        Routes((Rows("handle", 4, 6),), 1),
+        Routes((Rows("handle", 6, 6),)),
+    ]
+    (block,) = kept
+    np.testing.assert_array_equal(block, np.concatenate([rows[1:5], rows[4:6]]))
+    here = ResponseBatch.of(made).responses()[0].routes
+    assert here is not None
+    np.testing.assert_array_equal(here.layers([1, 0]), rows[1:5, [1, 0]])

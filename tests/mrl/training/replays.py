@@ -81,3 +81,28 @@ def replay_own(rank: int, world: int, port: int, folder: str, layout: dict[str, 
         except MrlError as error:
             errors.append(str(error))
     return {"first": first, "again": again, "plain": plain, "own": own, "errors": errors}
+
+
+def gaps(
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    layout: dict[str, int],
+    batch: TrainBatch,
+    changes: dict[str, Any],
+) -> dict[str, Any] | None:
+    """|trainer - engine log-prob| of the trained tokens where the batch's routes are taken and where they are not, the same
+    with their signs, and an update's metrics; of the rank that has them."""
+    at = worker(rank, world, port, folder, layout, replays=True, max_length=256, **changes)
+    taken, own = at.forward(batch), at.forward(dataclasses.replace(batch, routes=None))
+    count = {"num_tokens": int(batch.loss_mask.sum())}
+    metrics = at.update(batch, cross_entropy, count)
+    if taken is None or own is None:
+        return None
+    engine = batch.arrays["rollout_logprobs"]
+    signed = {
+        name: (arrays["logprobs"] - engine)[batch.loss_mask]
+        for name, arrays in (("taken", taken), ("own", own))
+    }
+    return {name: np.abs(gap) for name, gap in signed.items()} | {"signed": signed, "metrics": metrics}

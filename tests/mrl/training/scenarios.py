@@ -46,6 +46,7 @@ def worker(
     layout: dict[str, int],
     *,
     replays: bool = False,
+    max_length: int = 64,
     **changes: Any,
 ) -> MegatronWorker:
     """A worker of a tiny model in float32 with small microbatches, unless changed."""
@@ -58,7 +59,7 @@ def worker(
         "collective_seconds": 200,
     }
     return MegatronWorker(
-        ModelSection(path=folder, max_length=64),
+        ModelSection(path=folder, max_length=max_length),
         TrainingSection(**(fields | changes)),
         rank=rank,
         world_size=world,

@@ -14,7 +14,7 @@ from mrl.samples import (
     Verdict,
     VerdictKind,
 )
-from mrl.training.batch import ages, merge, minibatches, pack, split
+from mrl.training.batch import ages, first_versions, merge, minibatches, pack, split
 from tests.support.samples import make_batch, make_sample
 
 
@@ -37,6 +37,14 @@ def test_ages_lie_where_pack_puts_the_tokens() -> None:
     groups = [Group(Prompt(0, first.prompt_tokens, "", None), (first, second))]
     found = ages(groups, version=6)
     assert found.tolist() == [0, 0, 2, 2, 2, 0, 0, 1, 0, 1] and found.dtype == np.float32
+
+
+def test_a_token_is_of_the_version_that_began_its_response() -> None:
+    began, whole = make_sample(0, 0, num_prompt=2), make_sample(0, 1, num_prompt=1)
+    began = dataclasses.replace(began, policy_versions=np.array([3, 3, 4], np.int32))
+    whole = dataclasses.replace(whole, policy_versions=np.full(3, 4, np.int32))
+    groups = [Group(Prompt(0, began.prompt_tokens, "", None), (began, whole))]
+    assert first_versions(groups).tolist() == [3] * 5 + [4] * 4
 
 
 def test_pack_of_nothing_is_an_empty_batch() -> None:

@@ -1,0 +1,129 @@
+"""Engines say which experts each position visited, whatever became of its request; a trainer that takes them computes the
+engine's log-probs, at every token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.config.sections.rollout import RolloutSection
+from mrl.rollout.drafts import Drafts
+from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.request import Request, Response, ResponseBatch
+from mrl.samples import TrainBatch
+from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.mrl.rollout import driving
+from tests.mrl.training import replays
+from tests.ranks import run_ranks
+from tests.tiny_models import batch_of_tokens, write_model
+
+pytestmark = pytest.mark.integration
+MAX_TOKENS = 40
+
+
+def asked(*, prompts: int, samples: int, length: int) -> list[Request]:
+    """Requests in groups of one prompt; the first 128 tokens of two groups' prompts, blocks of the cache, are the same."""
+    rng = np.random.default_rng(0)
+    made = rng.integers(2, 131, (prompts, length)).astype(np.int32)
+    made[1::2, :128] = made[::2, :128]
+    return [
+        Request(f"{i}.{n}", made[i], 1000 * i + n, MAX_TOKENS, ignore_stop=True)
+        for i in range(prompts)
+        for n in range(samples)
+    ]
+
+
+def answered(
+    engine: RolloutEngine, requests: list[Request], steps: int
+) -> tuple[list[Response], dict[str, int]]:
+    """The whole responses, parked after every so many steps; how often a prompt was seen half computed, how often requests were
+    preempted, and by how many at once the prefix cache's blocks were used."""
+    core: Any = engine._engine.engine_core.engine_core
+    drafts, whole, asking = Drafts(driving.SEED), {}, requests
+    drafts.ask(requests)
+    seen = {"split": 0, "preempted": 0, "shared": 0}
+    preemptions: dict[str, int] = {}
+    while asking:
+        engine.submit(asking)
+        parts = []
+        for _ in range(steps):
+            parts += engine.step()
+            for request in core.scheduler.requests.values():
+                preemptions[request.request_id] = request.num_preemptions
+                seen["split"] += 0 < request.num_computed_tokens < request.num_prompt_tokens
+            blocks = [core.scheduler.kv_cache_manager.get_blocks(name).blocks[0] for name in preemptions]
+            seen["shared"] = max([seen["shared"], *(block.ref_cnt for own in blocks for block in own)])
+        arrived = ResponseBatch.of(parts + engine.park()).responses()
+        whole |= {r.request_id: r for r in drafts.take(arrived)}
+        asking = drafts.resubmit()
+    return [whole[r.request_id] for r in requests], seen | {"preempted": sum(preemptions.values())}
+
+
+def batch_of(requests: list[Request], responses: list[Response]) -> TrainBatch:
+    """All tokens, with the engine's log-probs and routes."""
+    tokens = [np.concatenate([r.prompt_tokens, a.tokens]) for r, a in zip(requests, responses, strict=True)]
+    batch = batch_of_tokens(tokens)
+    logprobs = [
+        np.concatenate([np.zeros(len(r.prompt_tokens), np.float32), a.logprobs])
+        for r, a in zip(requests, responses, strict=True)
+    ]
+    mask = np.concatenate(
+        [np.arange(len(t)) >= len(r.prompt_tokens) for t, r in zip(tokens, requests, strict=True)]
+    )
+    batch = dataclasses.replace(batch, loss_mask=mask).with_arrays(rollout_logprobs=np.concatenate(logprobs))
+    assert all(a.routes is not None and a.routes.missing == 0 for a in responses)
+    return dataclasses.replace(batch, routes=tuple(a.routes for a in responses if a.routes is not None))
+
+
+def engine(model: Path, **rollout: Any) -> EngineHost:
+    settings = {"dtype": "float32", "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    return EngineHost(
+        rollout=RolloutSection(**(settings | rollout)),
+        model_path=str(model),
+        max_length=256,
+        seed=1,
+        real_weights=True,
+        routes=True,
+    )
+
+
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_trainer_that_takes_the_engines_routes_agrees_at_every_token(tiny_model: Path, tp: int) -> None:
+    """With prompts split over passes, requests preempted and parked, and prompts found in the prefix cache."""
+    host = engine(tiny_model, tp=tp, kv_cache_bytes=1 << 20, engine_args={"block_size": 32})
+    requests = asked(prompts=4, samples=3, length=140)
+    responses, seen = host.call(answered, requests, 40)
+    host.close()
+    assert seen["split"] and seen["preempted"] and seen["shared"] > 1, seen
+    assert any(len(r.segments) > 1 for r in responses)
+    batch = batch_of(requests, responses)
+    assert [len(r) for r in batch.routes or ()] == [140 + MAX_TOKENS - 1] * len(requests)
+    (found,) = run_ranks(replays.gaps, 1, str(tiny_model), {}, batch, {"dtype": "float32"})
+    print({name: float(found[name].max()) for name in ("taken", "own")}, found["metrics"]["routing/agreement"])
+    assert found["taken"].max() < 1e-5
+    assert found["metrics"]["routing/agreement"] > 0.999
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "ep": 2}], ids=["one", "tp2-ep2"])
+def test_in_bfloat16_the_distance_falls_at_least_to_a_third(tmp_path: Path, layout: dict[str, int]) -> None:
+    """k3 KL of the trainer from the engine; and no token is off by more than 0.05."""
+    changes = {"num_hidden_layers": 8, "num_experts": 32, "num_experts_per_tok": 4, "initializer_range": 0.05}
+    model = write_model(tmp_path / "model", **ENGINE_SHAPE | {"hidden_size": 128}, **changes)
+    host = engine(model, dtype="bfloat16", kv_cache_bytes=64 << 20, max_num_seqs=48)
+    requests = asked(prompts=24, samples=2, length=16)
+    responses, _ = host.call(answered, requests, 10_000)
+    host.close()
+    batch = batch_of(requests, responses)
+    (found, *_) = run_ranks(
+        replays.gaps, 2 if layout else 1, str(model), layout, batch, {"dtype": "bfloat16"}
+    )
+    k3 = {name: float((np.expm1(gap) - gap).mean()) for name, gap in found["signed"].items()}
+    print(k3, {name: float(np.abs(gap).max()) for name, gap in found["signed"].items()}, found["metrics"])
+    assert k3["taken"] < k3["own"] / 3
+    assert found["taken"].max() < 0.05 < found["own"].max()
