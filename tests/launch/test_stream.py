@@ -114,6 +114,23 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
         assert later[name]["policy_versions"][0] < 3 <= later[name]["policy_versions"][1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_stream_takes_the_routes_of_its_engines(split: str, task: Path, tmp_path: Path) -> None:
+    """Tokens of responses that today's version began agree with the trainer's to 1e-5, without a near-tie left out; a run that
+    resumes asks again what had routes. The short form is in test_live_hybrid.py."""
+    more = ("loop.schedule=stream", "stream={max_age: 2, pool: {memory_bytes: 0}}", "routing.replay=engine")
+    more += ("loop.checkpoint={every_steps: 4}", "loop.max_rollout_mismatch=1e-5", *LONG, *SPLITS[split])
+    rows = trained(task, tmp_path, "run", *more, "loop.steps=4")[1:]
+    rows += trained(task, tmp_path, "run", *more, "loop.steps=6")[5:]
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert sum(row["stream/parked"] for row in rows) > 0, "no response has several segments"
+    assert max(row["policy/age_steps"] for row in rows) in (1.0, 2.0)
+    assert all(row["routing/rows_missing"] == row["policy/rollout_logprob_near_ties"] == 0 for row in rows)
+    assert all(row["routing/agreement"] > 0.9 for row in rows)
+    assert all(row["optim/grad_norm"] > 0 for row in rows)
+
+
 def begun_in(checkpoint: Path, task: Path) -> dict[str, str]:
     """What a checkpoint has of the responses that were parked with some tokens, as text by sample."""
     from transformers import AutoTokenizer

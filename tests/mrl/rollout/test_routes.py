@@ -104,7 +104,9 @@ def test_a_trainer_that_takes_the_engines_routes_agrees_at_every_token(tiny_mode
     batch = batch_of(requests, responses)
     assert [len(r) for r in batch.routes or ()] == [140 + MAX_TOKENS - 1] * len(requests)
     (found,) = run_ranks(replays.gaps, 1, str(tiny_model), {}, batch, {"dtype": "float32"})
-    print({name: float(found[name].max()) for name in ("taken", "own")}, found["metrics"]["routing/agreement"])
+    print(
+        {name: float(found[name].max()) for name in ("taken", "own")}, found["metrics"]["routing/agreement"]
+    )
     assert found["taken"].max() < 1e-5
     assert found["metrics"]["routing/agreement"] > 0.999
 
