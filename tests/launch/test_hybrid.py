@@ -25,6 +25,8 @@ pytestmark = pytest.mark.integration
 DP2 = ("rollout.dp=2", "rollout.tp=1", "rollout.expert_parallel=true")
 """One engine on both slots, its experts dealt out over its dp ranks."""
 LORA = "training.lora={rank: 4, targets: [attention, routed_experts]}"
+REPLAY = "routing.replay=engine"
+"""So that trainer and engines agree at every token."""
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
@@ -104,7 +106,7 @@ def ray_cluster() -> Iterator[None]:
 def test_engines_trainer_and_export_agree_after_updates(
     layout: str, task: Path, ray_cluster: None, tmp_path: Path
 ) -> None:
-    check_agreement(tiny_config(task / "model", task, *(LAYOUTS | SLOW_LAYOUTS)[layout]), tmp_path)
+    check_agreement(tiny_config(task / "model", task, REPLAY, *(LAYOUTS | SLOW_LAYOUTS)[layout]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_other_families_agree_after_updates(
     folder = write_model(tmp_path / family, family, hidden_size=64, head_dim=64, moe_intermediate_size=64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy2(task / "model" / name, folder / name)
-    config = tiny_config(folder, task, *(FAMILIES | SLOW_FAMILIES)[family])
+    config = tiny_config(folder, task, REPLAY, *(FAMILIES | SLOW_FAMILIES)[family])
     check_agreement(config, tmp_path)
     if config.training.router_bias == "sign":  # and what agreed are biases that two updates have moved
         before, after = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "export"))

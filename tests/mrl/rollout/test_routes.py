@@ -66,7 +66,9 @@ def answered(
 
 def batch_of(requests: list[Request], responses: list[Response]) -> TrainBatch:
     """All tokens, with the engine's log-probs and routes."""
-    tokens = [np.concatenate([r.prompt_tokens, a.tokens]) for r, a in zip(requests, responses, strict=True)]
+    tokens = [
+        np.concatenate([r.prompt_tokens, a.tokens]).tolist() for r, a in zip(requests, responses, strict=True)
+    ]
     batch = batch_of_tokens(tokens)
     logprobs = [
         np.concatenate([np.zeros(len(r.prompt_tokens), np.float32), a.logprobs])
