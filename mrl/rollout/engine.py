@@ -83,7 +83,7 @@ class RolloutEngine:
                 routes=routes,
             )
         self._scratch.note_segments()
-        self._routes = engine_routes.told(model_path, self._on_workers) if routes else None
+        self._routes = engine_routes.told(model_path, self._ask_workers) if routes else None
         watch_workers(self._engine.model_executor, on_worker_lost)
         self.policy_version = -1
         """The last version of the weights that all workers committed; -1 before the first."""

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from mrl.config.sections.rollout import RolloutSection
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, RolloutError
 from mrl.models.families import family_of
 from mrl.models.hf_config import field
 from mrl.routes import Routes, Rows
 
 Ask = Callable[..., list[dict[str, Any]]]
-"""Calls a function of every worker by its name; the answers by tensor-parallel rank."""
+"""Calls a function of every worker by its name; the answers by tensor-parallel rank, an error among them."""
 Part = tuple[str, int, Any]
 """vLLM's name of a request, the first position whose row is wanted, and what vLLM gave out of it."""
 
@@ -29,8 +29,12 @@ class RoutesOnCpu:
     """Kept by the worker of the engine's first rank."""
 
     def __init__(self, ask: Ask) -> None:
+        """RolloutError where a worker cannot."""
         self._ask = ask
-        ask("mrl_capture_routes")
+        if errors := [answer["error"] for answer in ask("mrl_capture_routes") if "error" in answer]:
+            raise RolloutError(
+                "routing.replay = engine: an engine cannot tell its routes: " + "\n".join(errors)
+            )
 
     def take(self, parts: Sequence[Part]) -> list[Routes]:
         """Of requests that end or leave the engine, which forgets them."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mrl.config.sections.rollout import RolloutSection
@@ -20,6 +21,7 @@ from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
+from mrl.rollout.request import Request, Response
 from mrl.training.hf.folder import read_config
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
@@ -101,13 +103,29 @@ def test_trains_as_transformers_computes(
 )
 def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) -> None:
     """Nothing goes by the gather path, the plan made without an engine is the one made with it, and the log-probs are those
-    of transformers."""
+    of transformers. Where there are experts the engine tells the routes of all positions."""
     folder = servable(tmp_path / family, family)
-    with engine(folder, real_weights=False) as host, synced(host, folder) as (trainer, feeder, plan):
+    told = engine(folder, real_weights=False, routes=has_experts(family))
+    with told as host, synced(host, folder) as (trainer, feeder, plan):
         assert planned_session(host, trainer, feeder, plan) == []
-        gap = driving.worst_gap(folder, ASKED, host.call(driving.generate, ASKED))
+        responses = host.call(driving.generate, ASKED)
+        gap = driving.worst_gap(folder, ASKED, responses)
         # transformers' own float32 is 1e-4 off float64 with delta nets of these widths, and 4e-6 without
         assert gap < (5e-5 if has_delta_nets(family) else 1e-5)
+        for request, response in zip(ASKED, responses, strict=True):
+            require_routes(request, response, folder)
+
+
+def require_routes(request: Request, response: Response, folder: Path) -> None:
+    """A row of different experts for each position but the last, in each layer with experts."""
+    hf = read_config(folder)
+    with_experts = [n for n in range(hf["num_hidden_layers"]) if family_of(hf).is_moe_layer(hf, n)]
+    assert (response.routes is None) == (not with_experts)
+    if response.routes is not None:
+        assert response.routes.missing == 0
+        rows = np.sort(response.routes.layers(list(range(len(with_experts)))), axis=2)
+        assert len(rows) == len(request.prompt_tokens) + len(response.tokens) - 1
+        assert (np.diff(rows.astype(int), axis=2) > 0).all() and len(np.unique(rows)) > rows.shape[2]
 
 
 @pytest.mark.slow
@@ -139,7 +157,7 @@ def servable(folder: Path, family: str, **changes: Any) -> Path:
 
 
 @contextlib.contextmanager
-def engine(folder: Path, *, real_weights: bool) -> Iterator[EngineHost]:
+def engine(folder: Path, *, real_weights: bool, routes: bool = False) -> Iterator[EngineHost]:
     host = EngineHost(
         rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
         model_path=str(folder),
@@ -147,6 +165,7 @@ def engine(folder: Path, *, real_weights: bool) -> Iterator[EngineHost]:
         seed=1,
         real_weights=real_weights,
         sync=SYNC,
+        routes=routes,
     )
     try:
         yield host
