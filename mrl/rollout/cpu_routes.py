@@ -72,9 +72,8 @@ class CapturedRoutes:
         """Files the rows of a step's tokens; requests that left the runner unasked for are forgotten."""
         rows = self._capturer.device_buffer[:num_tokens, self._layers].numpy().astype(self._kind)
         batch = list(self._of_requests(rows))
-        for number, (_, positions, own) in enumerate(
-            batch
-        ):  # first: a request may find what another one computed now
+        # First the slots: a request may find there what another one computed in this very step.
+        for number, (_, positions, own) in enumerate(batch):
             self._by_slot.put(self._slots(number, positions), own)
         for number, (name, positions, own) in enumerate(batch):
             self._file(name, number, positions, own)
@@ -127,6 +126,5 @@ def _attention_blocks(runner: Any) -> Any:
         if isinstance(group.kv_cache_spec, FullAttentionSpec):
             return table
     raise RolloutError(
-        "routing.replay = engine: no layer of the model keeps all positions, so that what the prefix cache has cannot be "
-        "told; set rollout.enable_prefix_caching = false"
+        "routing.replay = engine: no layer of the model keeps all positions, so that rows have no place to be filed by"
     )
