@@ -234,7 +234,8 @@ METRICS = {
     "moe/layers/<layer>/load_max_over_mean": Metric("1", "The load of one layer, in expert_load.jsonl."),
     "moe/layers/<layer>/load_entropy": Metric("1", "The entropy of one layer, in expert_load.jsonl."),
     "routing/rows_missing": Metric(
-        "1", "Rows of routes that engines did not record for the samples generated for the step, which failed."
+        "1",
+        "Rows of routes that engines did not record for the samples generated for the step, which failed.",
     ),
     "routing/agreement": Metric(
         "share",

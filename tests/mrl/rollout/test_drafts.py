@@ -75,8 +75,8 @@ def test_routes_of_the_segments_follow_each_other() -> None:
     parts = Routes((Rows(rows, 0, 5),)), Routes((Rows(rows, 5, 7),), 1)
     whole = joined(*(dataclasses.replace(r, routes=own) for r, own in zip((first, more), parts, strict=True)))
     assert whole.routes == Routes((*parts[0].pieces, *parts[1].pieces), 1)
-    assert len(whole.routes) == len(PROMPTS[0].tokens) + 5 - 1
-    assert whole_sample(PROMPTS[0], 1, whole, "").status is Status.FAILED
+    assert whole.routes is not None and len(whole.routes) == len(PROMPTS[0].tokens) + 5 - 1
+    assert whole_sample(PROMPTS[0], 1, whole).status is Status.FAILED
     waited = joined(Response.empty("0.1", Status.PARKED), dataclasses.replace(first, routes=parts[0]))
     assert waited.routes == parts[0]
 
