@@ -108,7 +108,12 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _replay_has_a_pass_to_repeat(self) -> "Config":
+    def _replay_has_routes_to_take(self) -> "Config":
+        if self.routing.replay == "engine" and self.agent is not None:
+            raise ValueError(
+                "routing.replay = engine: the routes of an environment's answers are not put together with those of the turns; set "
+                "routing.replay = trainer or off, or remove the section agent"
+            )
         if self.routing.replay == "trainer" and not self.algorithm.recomputes_policy:
             raise ValueError(
                 "routing.replay = trainer: a step's only update chooses experts itself, and there is no pass before it whose "

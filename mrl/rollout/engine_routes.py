@@ -6,9 +6,7 @@ model runner and the prefix cache, whose blocks its rows are filed with.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from mrl.errors import ConfigError, RolloutError
 from mrl.models.families import family_of
 from mrl.models.hf_config import field
 from mrl.routes import Routes, Rows
+from mrl.training.hf.folder import read_config
 
 Ask = Callable[..., list[dict[str, Any]]]
 """Calls a function of every worker by its name; the answers by tensor-parallel rank, an error among them."""
@@ -47,7 +46,7 @@ class RoutesOnGpu:
     """Out of vLLM's outputs."""
 
     def __init__(self, model_path: str) -> None:
-        hf = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
+        hf = read_config(model_path)
         family = family_of(hf)
         self._layers = [n for n in range(field(hf, "num_hidden_layers")) if family.is_moe_layer(hf, n)]
 
