@@ -34,5 +34,5 @@ def test_a_template_that_rewrites_history_and_an_environment_that_is_none() -> N
         ConfigError, match=r"rewrites a turn before observations of the role 'user': behind .*mrlthought"
     ):
         look_at(acting("guess"), forgetful)
-    with pytest.raises(ConfigError, match=r"agent.environment = 'gess'"):
-        look_at(acting("gess"), forgetful)
+    with pytest.raises(ConfigError, match=r"agent.environment = 'guest'"):
+        look_at(acting("guest"), forgetful)

@@ -117,7 +117,7 @@ def test_tools_are_made_as_settings_name_them(index: str) -> None:
     assert [message["content"] for message in box.messages(calls)] == ["8", "2"]
     box.close()
     with pytest.raises(ConfigError, match="kind is one of"):
-        make_tools([{"kind": "pyhton"}])
+        make_tools([{"kind": "pythons"}])
     with pytest.raises(ConfigError, match="different names"):
         make_tools([{"kind": "calculator"}, {"kind": "calculator"}])
 
