@@ -42,6 +42,7 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
+from mrl.observe.token_values import Pieces
 from mrl.pool.store import Store
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Lengths
@@ -70,6 +71,8 @@ class Parts:
     episodes: Episodes | None
     """Where samples are such."""
     clock: PhaseClock
+    pieces: Pieces
+    """The texts of single tokens, for samples.jsonl."""
     lengths: Lengths | None = None
     """Of each response, instead of where the policy would end it; for measurements."""
 
@@ -142,7 +145,7 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
         data = inputs.dataset, prompts, store
-        yield Parts(config, hybrid, reward_workers, *data, episodes, clock)
+        yield Parts(config, hybrid, reward_workers, *data, episodes, clock, inputs.pieces)
 
 
 def _starting(config: Config) -> str:

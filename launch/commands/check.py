@@ -17,7 +17,7 @@ from mrl.capacity import requirements
 from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.load import Dataset, load_data
-from mrl.data.tokenise import load_tokenizer
+from mrl.data.tokenise import load_tokenizer, pieces
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
@@ -25,6 +25,7 @@ from mrl.launch.commands.acting import Acting, look_at
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
+from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
@@ -43,6 +44,8 @@ class Inputs:
     acting: Acting | None
     trial: tuple[Prompt, ...]
     """One prompt of each domain, with which rewards are tried."""
+    pieces: Pieces
+    """The texts of single tokens, for samples.jsonl."""
 
 
 def check(config: Config) -> Inputs:
@@ -59,7 +62,7 @@ def check(config: Config) -> Inputs:
     dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools if acting else None)
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     check_rewards(config, trial)
-    return Inputs(dataset, acting, trial)
+    return Inputs(dataset, acting, trial, pieces(tokenizer))
 
 
 def dry_run(config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,27 @@ def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.nda
         ]
 
     return decode
+
+
+def pieces(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:
+    """[T] tokens to T texts, special tokens by their names; a character that lies across tokens is a replacement in each.
+
+    A token's text is what it adds behind the token before it: some tokenizers drop the space in front of a first one.
+    """
+
+    def decode(rows: list[list[int]]) -> list[str]:
+        if tokenizer.is_fast:
+            return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=False)
+        return [tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in rows]
+
+    def texts(tokens: np.ndarray) -> list[str]:
+        ids = tokens.tolist()
+        singles, pairs = sorted({*ids}), sorted(set(pairwise(ids)))
+        alone = dict(zip(singles, decode([[token] for token in singles]), strict=True))
+        both = dict(zip(pairs, decode([list(pair) for pair in pairs]), strict=True))
+        return [alone[token] for token in ids[:1]] + [both[a, b][len(alone[a]) :] for a, b in pairwise(ids)]
+
+    return texts
 
 
 def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:

@@ -183,6 +183,7 @@ class Learner:
     ) -> dict[str, float]:
         """The step's only update of the policy: its own log-probs measure the engine before any parameter changes."""
         policy, metrics = self._train.accumulate(batch, divisors)
+        step.batch = batch.with_arrays(old_logprobs=policy["logprobs"])
         return metrics | self._mismatch(step, batch, policy) | self._train.step()
 
     def _mismatch(self, step: Step, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -14,19 +14,33 @@ from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
 from mrl.observe.run_folder import RunFolder, TrackedRun
 from mrl.observe.samples_log import SamplesLog, write_named
-from mrl.samples import Group
+from mrl.observe.token_values import Pieces, TokenValues
+from mrl.samples import Group, TrainBatch
 
 
 class Recorder:
     """Writes what a run tells. A failing tracker or a full disk never loses a step of training."""
 
-    def __init__(self, config: Config, folder: RunFolder, clock: PhaseClock, *, first_step: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        clock: PhaseClock,
+        *,
+        first_step: int,
+        pieces: Pieces | None = None,
+    ) -> None:
+        """`pieces`: how tokens are told one by one; None tells none."""
+        self._pieces = pieces
         self._folder, self.clock = folder, clock
         self._metrics = MetricsLog(folder.metrics)
         self._layers = MetricsLog(folder.expert_load)
         for rows in (self._metrics, self._layers):
             rows.resume_at(first_step)
-        self._samples = SamplesLog(folder.samples, limit=config.logging.samples_per_step)
+        section = config.logging
+        self._samples = SamplesLog(
+            folder.samples, limit=section.samples_per_step, limit_tokens=section.token_values
+        )
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
         self._trackers = trackers.start(config.logging, run, history=metrics_log.read(folder.metrics))
         self.progress = Progress(config.loop.steps)
@@ -54,8 +68,12 @@ class Recorder:
             tracker.log(step, row)
         return row
 
-    def samples(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
-        self._samples.write(step, groups, kind=kind)
+    def samples(
+        self, step: int, groups: Sequence[Group], *, kind: str = "train", batch: TrainBatch | None = None
+    ) -> None:
+        """Some of the samples; with their tokens' values where `batch`, the groups packed, has them."""
+        tokens = TokenValues(batch, self._pieces) if batch is not None and self._pieces else None
+        self._samples.write(step, groups, kind=kind, tokens=tokens)
 
     def bad_samples(self, step: int, groups: Sequence[Group], error: BadNumbers) -> None:
         """bad_samples.jsonl: the samples whose numbers ended the run."""

@@ -128,7 +128,7 @@ class Schedule(abc.ABC):
     def _save(self, step: Step) -> None:
         """Samples, and a checkpoint where one is due: before the sync, because the trainer's memory may be the engines' after it."""
         with self._clock.phase("save"):
-            self._recorder.samples(step.number, step.groups)
+            self._recorder.samples(step.number, step.groups, batch=step.batch)
             if self._save_due(step.number):
                 self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
 

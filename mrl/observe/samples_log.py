@@ -8,18 +8,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mrl.observe.metrics_log import append_lines
+from mrl.observe.token_values import TokenValues
 from mrl.samples import Group, Sample
 
 
 class SamplesLog:
-    """Appends the first `limit` samples of a step, best and worst of each group first; none on a full disk."""
+    """Appends the first `limit` samples of a step, best and worst of each group first; none on a full disk.
 
-    def __init__(self, path: Path, *, limit: int) -> None:
-        self._path, self._limit = path, limit
+    The first `limit_tokens` of them come with the values of their tokens, where those are given.
+    """
 
-    def write(self, step: int, groups: Sequence[Group], *, kind: str = "train") -> None:
-        rows = (_row(step, kind, group, sample) for group in groups for sample in _extremes(group.samples))
-        append_lines(self._path, [json.dumps(row) + "\n" for row in itertools.islice(rows, self._limit)])
+    def __init__(self, path: Path, *, limit: int, limit_tokens: int = 0) -> None:
+        self._path, self._limit, self._limit_tokens = path, limit, limit_tokens
+
+    def write(
+        self, step: int, groups: Sequence[Group], *, kind: str = "train", tokens: TokenValues | None = None
+    ) -> None:
+        chosen = ((group, sample) for group in groups for sample in _extremes(group.samples))
+        rows = []
+        for place, (group, sample) in enumerate(itertools.islice(chosen, self._limit)):
+            row = _row(step, kind, group, sample)
+            if tokens is not None and place < self._limit_tokens:
+                row["tokens"] = tokens.of(sample)
+            rows.append(json.dumps(row) + "\n")
+        append_lines(self._path, rows)
 
 
 def write_all(path: Path, step: int, groups: Sequence[Group], *, kind: str) -> None:

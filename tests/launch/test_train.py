@@ -68,6 +68,18 @@ def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
     assert samples and (tmp_path / "again/samples.jsonl").read_text() == samples
 
 
+def test_some_samples_tell_their_tokens_one_by_one(whole: Path) -> None:
+    lines = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
+    told = [line for line in lines if "tokens" in line]
+    assert [line["step"] for line in told] == [step for step in (1, 2, 3, 4) for _ in range(4)]
+    for line in told:
+        tokens = line["tokens"]
+        assert len(tokens["text"]) == line["response_tokens"]
+        assert "".join(tokens["text"]).startswith(line["response"]) and tokens["age"] == 0
+        assert np.allclose(tokens["ratio"], 1, atol=1e-3), "engine and trainer at one version"
+        assert np.all(np.array(tokens["logprob"]) < 0) and "advantage" in tokens
+
+
 def test_a_row_tells_tokens_operations_and_load(whole: Path) -> None:
     trained = read(whole / "metrics.jsonl")[1:]
     for row in trained:

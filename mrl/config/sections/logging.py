@@ -55,6 +55,8 @@ class LoggingSection(Section):
     when absent, left out for unknown ones."""
     samples_per_step: int = Field(default=16, ge=0)
     """Samples written to samples.jsonl each step (best and worst of the first groups); 0 writes none."""
+    token_values: int = Field(default=4, ge=0)
+    """The first of these samples that are written with each token's text, log-prob, ratio, age and advantage."""
 
     @field_validator("trackers", mode="before")
     @classmethod

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from transformers import dynamic_module_utils
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast, dynamic_module_utils
 
 from mrl.data.shapes import Row
-from mrl.data.tokenise import decoder, encode, load_tokenizer, render
+from mrl.data.tokenise import decoder, encode, load_tokenizer, pieces, render
 from mrl.errors import ConfigError, DataError
 
 OWN_TOKENIZER = """
@@ -92,3 +94,13 @@ def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(
     (ids,) = encode(["2+2"], [False], tokenizer)
     assert ids.tolist() == [18, 11, 18]
     assert decoder(tokenizer)([ids]) == ["2+2"]
+
+
+def test_the_texts_of_single_tokens_keep_their_spaces_and_join_to_the_whole() -> None:
+    """Of a tokenizer that drops the space in front of a first token."""
+    inner = Tokenizer(models.WordLevel({"\u2581one": 0, "\u2581two": 1, "s": 2, "</s>": 3}, unk_token="s"))
+    inner.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+    texts = pieces(tokenizer)(np.array([0, 1, 2, 1, 3], np.int32))
+    assert texts[:4] == ["one", " two", "s", " two"] and texts[4].strip() == "</s>"
+    assert pieces(tokenizer)(np.zeros(0, np.int32)) == []

@@ -1,0 +1,47 @@
+"""What samples.jsonl says of single tokens: their texts, and their log-prob, ratio, age and advantage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.samples import Sample, TrainBatch
+
+DIGITS = 4
+"""Decimals of a value: it is for colours and for reading."""
+Pieces = Callable[[np.ndarray], list[str]]
+"""[T] tokens to T texts (mrl/data/tokenise.py, `pieces`)."""
+
+
+class TokenValues:
+    """Of the samples of one step's batch, as packed and estimated."""
+
+    def __init__(self, batch: TrainBatch, pieces: Pieces) -> None:
+        self._batch, self._pieces = batch, pieces
+        self._places = {name: place for place, name in enumerate(batch.sample_ids)}
+
+    def of(self, sample: Sample) -> dict[str, Any]:
+        """JSON values of the response's T tokens: `text` a list of T, each other a list or, where all are equal, one number.
+
+        `policy` is 0 where an environment wrote the token. `ratio`, of the trainer's probability to the engine's, `age` and
+        `advantage` are there where the batch has them.
+        """
+        bounds, place = self._batch.cu_seqlens, self._places[sample.sample_id]
+        response = slice(bounds[place] + len(sample.prompt_tokens), bounds[place + 1])
+        arrays = {name: array[response] for name, array in self._batch.arrays.items()}
+        values = {"policy": sample.loss_mask.astype(np.int64), "logprob": sample.rollout_logprobs}
+        if "old_logprobs" in arrays:
+            values["ratio"] = np.exp(arrays["old_logprobs"] - sample.rollout_logprobs)
+        if "age" in arrays:
+            values["age"] = arrays["age"].astype(np.int64)
+        if "advantages" in arrays:
+            values["advantage"] = arrays["advantages"]
+        told = {name: _told(array) for name, array in values.items() if len(array)}
+        return {"text": self._pieces(sample.response_tokens)} | told
+
+
+def _told(array: np.ndarray) -> int | float | Sequence[int | float]:
+    rounded = np.round(array.astype(np.float64), DIGITS) if array.dtype.kind == "f" else array
+    return rounded[0].item() if (rounded == rounded[0]).all() else rounded.tolist()
