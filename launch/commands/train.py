@@ -61,6 +61,7 @@ def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float, ex
             train.snapshot_reference(config.model.reference_path)
         saved, state = take_latest(folder.checkpoints, train.load_checkpoint)
     first_step = int(state["next_step"]) if state else 0
+    folder.write_hardware(train.device_names())
     recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
     loop = parts.loop(recorder, Checkpoints(config, folder, exports), should_stop=signals.reason)
     if state:

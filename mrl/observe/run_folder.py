@@ -8,9 +8,12 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from mrl.errors import ConfigError
 
@@ -58,11 +61,19 @@ class RunFolder:
             json.dumps(dict(versions), indent=1) + "\n", encoding="utf-8"
         )
 
+    def write_hardware(self, devices: Sequence[str]) -> None:
+        """hardware.json: the devices of the trainer ranks by name, and the driver's machine; a full disk is a warning."""
+        machine = {"cores": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total}
+        self._write("hardware.json", {"trainer_devices": dict(Counter(devices)), "driver": machine})
+
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """summary.json; a full disk is a warning, because what ended the run must not be covered by it."""
-        path = self.path / "summary.json"
+        self._write("summary.json", dict(summary))
+
+    def _write(self, name: str, tree: Mapping[str, object]) -> None:
+        path = self.path / name
         try:
-            path.write_text(json.dumps(dict(summary), indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             log.warning("%s could not be written: %s", path, error)
 

@@ -30,7 +30,7 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
         raise DataError(f"{folder} has no rows of metrics and no samples; is this a run folder?")
     notes = [note for reading in readings.values() for note in reading.notes()]
     config = _config(folder / "config.yaml", notes)
-    facts = {name: _json(folder / f"{name}.json", notes) for name in ("versions", "summary")}
+    facts = {name: _json(folder / f"{name}.json", notes) for name in ("versions", "hardware", "summary")}
     facts["summary"].pop("last", None)
     return {
         "name": folder.resolve().name,

@@ -21,6 +21,6 @@ function showSettings(data) {
   const show = () => { for (const row of made.rows) row.hidden = box.checked && !row.differs; };
   show();
   section("Configuration", ...(several ? [element("label", {}, box, " only what differs")] : []), made.table);
-  section("Versions", ...Object.keys(data.runs[0].facts).flatMap((what) =>
+  section("Versions and hardware", ...Object.keys(data.runs[0].facts).flatMap((what) =>
     [element("h3", {}, what), comparison(data.runs, (run) => run.facts[what]).table]));
 }

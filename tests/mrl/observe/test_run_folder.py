@@ -1,5 +1,6 @@
 """A run folder has one owner at a time."""
 
+import json
 import os
 from pathlib import Path
 
@@ -25,3 +26,12 @@ def test_a_summary_that_cannot_be_written_is_a_warning(
     folder.write_summary({"ended": "done"})
     assert "summary.json could not be written" in caplog.text
     folder.close()
+
+
+def test_the_hardware_is_told_by_name(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.write_hardware(["H100", "H100", "A100"])
+    folder.close()
+    told = json.loads((folder.path / "hardware.json").read_text())
+    assert told["trainer_devices"] == {"H100": 2, "A100": 1}
+    assert told["driver"]["cores"] == os.cpu_count() and told["driver"]["memory_bytes"] > 2**20

@@ -41,7 +41,7 @@ def test_a_row_longer_than_any_of_ours_is_left_out(tmp_path: Path, monkeypatch: 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     only_metrics = write_run(tmp_path / "a", metrics=[metrics_row(1)], config=None)
-    for name in ("samples.jsonl", "config.yaml", "versions.json", "summary.json"):
+    for name in ("samples.jsonl", "config.yaml", "versions.json", "hardware.json", "summary.json"):
         assert f"{name} is not there." in notes_of(only_metrics)
     only_samples = write_run(tmp_path / "b", samples=[sample_row(1, 1)], config="a: [")
     assert "metrics.jsonl is not there." in notes_of(only_samples)
