@@ -38,6 +38,7 @@ class Recorder:
         for rows in (self._metrics, self._layers):
             rows.resume_at(first_step)
         section = config.logging
+        self._tables_every = section.tracker_samples_every_steps
         self._samples = SamplesLog(
             folder.samples, limit=section.samples_per_step, limit_tokens=section.token_values
         )
@@ -73,7 +74,11 @@ class Recorder:
     ) -> None:
         """Some of the samples; with their tokens' values where `batch`, the groups packed, has them."""
         tokens = TokenValues(batch, self._pieces) if batch is not None and self._pieces else None
-        self._samples.write(step, groups, kind=kind, tokens=tokens)
+        rows = self._samples.write(step, groups, kind=kind, tokens=tokens)
+        every = self._tables_every
+        if every and step % every == 0:
+            for tracker in self._trackers:
+                tracker.samples(step, rows)
 
     def bad_samples(self, step: int, groups: Sequence[Group], error: BadNumbers) -> None:
         """bad_samples.jsonl: the samples whose numbers ended the run."""

@@ -7,12 +7,13 @@ itself is asked for the last step of each metric, because a death may fall into 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mrl.config.flat import flat
 from mrl.config.sections.logging import MlflowSection
 from mrl.observe.run_folder import TrackedRun
+from mrl.observe.samples_table import Row, table
 
 BATCH = 100
 """Parameters MLflow takes at once."""
@@ -67,6 +68,12 @@ class MlflowTracker:
         ]
         if points:
             self._client.log_batch(self._id, metrics=points)
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """A file of the run, in the form that MLflow's page shows as a table."""
+        columns, values = table(rows)
+        name = f"samples/{rows[0]['kind']}-{step:06d}.json"
+        self._client.log_dict(self._id, {"columns": columns, "data": values}, name)
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

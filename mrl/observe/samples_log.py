@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mrl.observe.metrics_log import append_lines
+from mrl.observe.samples_table import Row
 from mrl.observe.token_values import TokenValues
 from mrl.samples import Group, Sample
 
@@ -23,15 +24,17 @@ class SamplesLog:
 
     def write(
         self, step: int, groups: Sequence[Group], *, kind: str = "train", tokens: TokenValues | None = None
-    ) -> None:
+    ) -> list[Row]:
+        """Returns the rows."""
         chosen = ((group, sample) for group in groups for sample in _extremes(group.samples))
-        rows = []
+        rows: list[Row] = []
         for place, (group, sample) in enumerate(itertools.islice(chosen, self._limit)):
             row = _row(step, kind, group, sample)
             if tokens is not None and place < self._limit_tokens:
                 row["tokens"] = tokens.of(sample)
-            rows.append(json.dumps(row) + "\n")
-        append_lines(self._path, rows)
+            rows.append(row)
+        append_lines(self._path, [json.dumps(row) + "\n" for row in rows])
+        return rows
 
 
 def write_all(path: Path, step: int, groups: Sequence[Group], *, kind: str) -> None:

@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from mrl.config.flat import flat
 from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe.mlflow_tracker import MlflowTracker
 from mrl.observe.run_folder import TrackedRun
+from mrl.observe.samples_table import Row, table
 from mrl.observe.wandb_tracker import WandbTracker
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,10 @@ class Tracker(Protocol):
     """Rows of earlier steps are there already."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """Some rows of samples.jsonl of one step and kind, before the step's metrics."""
+        ...
 
     def close(self) -> None: ...
 
@@ -45,11 +51,24 @@ class TensorBoardTracker:
         folder = run.folder / "tensorboard"
         self.next_step = max(0, run.first_step - 1) if folder.is_dir() else 0
         self._writer = SummaryWriter(str(folder), purge_step=self.next_step)
+        settings = [f"    {name}: {text}" for name, text in flat(run.config)]
+        self._writer.add_text("config", "\n".join(settings), max(0, run.first_step - 1))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """As text, each line indented: the page takes it for Markdown, and so shows it as it is."""
+        columns, values = table(rows)
+        lines = [
+            line
+            for row in values
+            for name, value in zip(columns, row, strict=True)
+            for line in f"{name}: {value}".splitlines()
+        ]
+        self._writer.add_text(f"samples/{rows[0]['kind']}", "\n".join(f"    {line}" for line in lines), step)
 
     def close(self) -> None:
         self._writer.close()
@@ -69,19 +88,29 @@ class GuardedTracker:
         """`history` are the rows of metrics.jsonl: the tracker takes those it lacks before anything new."""
         self.name, self.enabled = name, True
         self._deadline_seconds = deadline_seconds
-        self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(maxsize=16)
+        self._queue: queue.Queue[tuple[int, dict[str, float] | Sequence[Row]] | None] = queue.Queue(
+            maxsize=32
+        )
         self._thread = threading.Thread(
             target=self._work, args=(make, history), name=f"tracker-{name}", daemon=True
         )
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._put(step, dict(metrics))
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """Rows of samples.jsonl of one step and kind; none are no table."""
+        if rows:
+            self._put(step, rows)
+
+    def _put(self, step: int, what: dict[str, float] | Sequence[Row]) -> None:
         if not self.enabled:
             return
         try:
-            self._queue.put_nowait((step, dict(metrics)))
+            self._queue.put_nowait((step, what))
         except queue.Full:
-            self._switch_off(f"{self._queue.maxsize} steps behind")
+            self._switch_off(f"{self._queue.maxsize} rows and tables behind")
 
     def close(self) -> None:
         """Waits at most the deadline for what is queued."""
@@ -106,10 +135,14 @@ class GuardedTracker:
         except Exception as error:  # whatever a tracker raises must not reach training
             self._switch_off(f"{type(error).__name__}: {error}")
 
-    def _pass_on(self, tracker: Tracker, step: int, metrics: Mapping[str, float]) -> None:
-        if self.enabled and step >= tracker.next_step:
-            tracker.log(step, metrics)
+    def _pass_on(self, tracker: Tracker, step: int, what: dict[str, float] | Sequence[Row]) -> None:
+        if not self.enabled or step < tracker.next_step:
+            return
+        if isinstance(what, dict):
+            tracker.log(step, what)
             tracker.next_step = step + 1
+        else:
+            tracker.samples(step, what)
 
     def _switch_off(self, reason: str) -> None:
         if self.enabled:

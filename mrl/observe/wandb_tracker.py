@@ -11,12 +11,13 @@ that what a killed start had logged since is not in it.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mrl.config.sections.logging import WandbSection
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import TrackedRun
+from mrl.observe.samples_table import Row, table
 
 LAST_STEP = "last_step"
 """File in an offline start's folder: the last step it was given."""
@@ -57,6 +58,16 @@ class WandbTracker:
         self._run.log(dict(metrics), step=step, commit=True)
         if self._run.offline:
             (self._folder / LAST_STEP).write_text(str(step))
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """A table of the step, which its metrics complete."""
+        import wandb
+
+        columns, values = table(rows)
+        told = wandb.Table(columns=list(columns), allow_mixed_types=True)
+        for row in values:
+            told.add_data(*row)
+        self._run.log({f"samples/{rows[0]['kind']}": told}, step=step, commit=False)
 
     def close(self) -> None:
         self._run.finish()

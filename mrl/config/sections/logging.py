@@ -50,6 +50,8 @@ class LoggingSection(Section):
     """MLflow, where trackers names it."""
     tracker_deadline_seconds: float = Field(default=10.0, gt=0)
     """Longest the end of a run waits for a tracker."""
+    tracker_samples_every_steps: int = Field(default=20, ge=0)
+    """Steps between two tables of samples in trackers, each of what the step writes to samples.jsonl; 0 sends none."""
     device_peak_flops: float | None = Field(default=None, gt=0)
     """Operations per second of one device in training.dtype, for the utilisation (mfu); by the device's name
     when absent, left out for unknown ones."""

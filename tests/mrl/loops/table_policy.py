@@ -324,7 +324,9 @@ class TableRun:
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         rows = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
         prompts = PromptStream(rows, seed=1)
-        recorder = Recorder(config, self._folder, clock, first_step=first_step)
+        recorder = Recorder(
+            config, self._folder, clock, first_step=first_step, pieces=lambda tokens: [str(t) for t in tokens]
+        )
         common = [], recorder, Checkpoints(config, self._folder)
         self.loop: OnPolicyLoop | StreamLoop
         if config.loop.schedule == "stream":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,28 @@ def test_surplus_groups_are_trained_against_the_policy_that_sampled_them(tmp_pat
         aged += old.any()
         clipped += row["policy/clip_frac_high"] + row["policy/clip_frac_low"] > 0
     assert aged >= 4 and clipped >= 4
+
+
+@pytest.mark.parametrize("minibatches", [1, 2], ids=["log-probs of the update", "log-probs of a pass"])
+def test_samples_tell_what_their_tokens_were_trained_with(tmp_path: Path, minibatches: int) -> None:
+    run = TableRun(config_of(tmp_path, {**DAPO, "minibatches": minibatches}, "training.optimizer.lr=3.0"))
+    run.loop.start()
+    for _ in range(4):
+        before = run.train.table.detach().clone()
+        run.loop.step()
+    batch = pack(run.groups[-1])
+    ratios = np.exp(logprobs_of(before, batch).numpy() - batch.arrays["rollout_logprobs"])
+    places = {name: batch.positions(np.array([place])) for place, name in enumerate(batch.sample_ids)}
+    (file,) = tmp_path.rglob("samples.jsonl")
+    rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["step"] == 4]
+    told = [row for row in rows if "tokens" in row]
+    assert len(told) == 4 < len(rows)
+    for row in told:
+        own = places[row["sample_id"]][row["prompt_tokens"] :]
+        assert row["tokens"]["text"] == [str(token) for token in batch.tokens[own]]
+        np.testing.assert_allclose(row["tokens"]["logprob"], batch.arrays["rollout_logprobs"][own], atol=1e-4)
+        np.testing.assert_allclose(row["tokens"]["ratio"], ratios[own], atol=2e-4)
+        assert "advantage" in row["tokens"] and "age" in row["tokens"]
 
 
 def test_later_passes_take_the_routes_of_the_first(tmp_path: Path) -> None:

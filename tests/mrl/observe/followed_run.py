@@ -6,10 +6,13 @@ It writes the rows of steps FIRST to LAST with a real Recorder, closes it where 
 import sys
 import time
 
+from mlflow import MlflowClient
+
 from mrl.config.root import Config
 from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
+from tests.support.samples import make_groups, make_sample
 
 
 def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> None:
@@ -23,6 +26,7 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
             "logging": {
                 "trackers": ["tensorboard", "wandb", "mlflow"],
                 "tracker_deadline_seconds": 600,  # a slow machine is no tracker that hangs
+                "tracker_samples_every_steps": 3,
                 "wandb": {"project": "proofs", "group": "g", "tags": ["a", "b"], "mode": "offline"},
                 "mlflow": {
                     "tracking_uri": f"sqlite:///{folder}/mlflow.db",
@@ -32,10 +36,14 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
             },
         }
     )
+    if attempt == 1:
+        client = MlflowClient(tracking_uri=config.logging.mlflow.tracking_uri)
+        client.create_experiment("proofs", artifact_location=f"{folder}/artifacts")
     run_folder = RunFolder(config.run_folder)
     recorder = Recorder(config, run_folder, PhaseClock(), first_step=first)
     for step in range(first, last + 1):
         layer = {"moe/layers/000/load_entropy": attempt + step / 100}
+        recorder.samples(step, make_groups([make_sample(step, 0, response_text=f"of start {attempt}")]))
         recorder.row(step, {"reward/mean": attempt + step / 100, "val/accuracy@8": 0.5} | layer)
     if closes:
         recorder.close()

@@ -3,6 +3,7 @@
 Starts of tests/mrl/observe/followed_run.py: steps 0 to 6, killed; 5 to 7, killed before anything is closed; 5 to 9.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -77,6 +78,15 @@ def test_wandb_offline_holds_the_steps_that_count_once(resumed: Path) -> None:
     assert [number for number, _ in rewards(resumed).items()] == list(range(10))
 
 
+def test_wandb_has_tables_of_samples_beside_the_metrics_of_their_step(resumed: Path) -> None:
+    (file,) = offline_files(resumed)
+    steps = [row["_step"] for row in wandb_file.history(file) if "samples/train" in row]
+    assert steps == [6, 9], "the last start's; the earlier ones' tables are in the folders put aside"
+    tables = [json.loads(path.read_text()) for path in file.parent.rglob("*.table.json")]
+    told = [dict(zip(table["columns"], *table["data"], strict=True)) for table in tables]
+    assert sorted((row["step"], row["response"]) for row in told) == [(6, "of start 3"), (9, "of start 3")]
+
+
 def test_wandb_knows_project_names_and_the_latest_configuration(resumed: Path) -> None:
     run_id = (resumed / "followed" / "wandb_id").read_text()
     (file,) = offline_files(resumed)
@@ -100,6 +110,8 @@ def test_mlflow_holds_every_step_once_as_it_was_first_seen(resumed: Path) -> Non
     accuracies = client.get_metric_history(run.info.run_id, "val/accuracy_at_8")
     assert [point.step for point in accuracies] == list(range(10))
     assert (run.info.run_name, run.info.status, run.data.tags["team"]) == ("followed", "FINISHED", "t")
+    files = {file.path for file in client.list_artifacts(run.info.run_id, "samples")}
+    assert files == {f"samples/train-{step:06d}.json" for step in (0, 3, 6, 9)}
     assert run.data.params["training.layout.tp"] == "1"
     assert run.data.params["loop.steps"] == "10" and run.data.tags["loop.steps"] == "30"
 

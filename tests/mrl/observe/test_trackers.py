@@ -3,7 +3,7 @@
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,19 @@ from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe import trackers
 from mrl.observe.run_folder import TrackedRun
+from mrl.observe.samples_table import COLUMNS, Row
 from mrl.observe.trackers import GuardedTracker
 from mrl.observe.wandb_tracker import LAST_STEP, after_synced
+from tests.support.run_folders import sample_row
 
 
 class Failing:
     next_step = 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        raise ConnectionError("server gone")
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
         raise ConnectionError("server gone")
 
     def close(self) -> None: ...
@@ -34,6 +39,8 @@ class Hanging:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.entered.set()
         self.released.wait()
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -76,9 +83,13 @@ class Keeping:
     def __init__(self, next_step: int) -> None:
         self.next_step = next_step
         self.rows: list[tuple[int, dict[str, float]]] = []
+        self.tables: list[tuple[int, Sequence[Row]]] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append((step, dict(metrics)))
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        self.tables.append((step, rows))
 
     def close(self) -> None: ...
 
@@ -91,6 +102,39 @@ def test_a_tracker_takes_the_rows_it_lacks_before_new_ones() -> None:
         tracker.log(step, {"a": 1.0})
     tracker.close()
     assert keeping.rows == [(2, {"a": 0.2}), (3, {"a": 0.3}), (4, {"a": 1.0})]
+
+
+def test_a_tracker_takes_the_samples_of_steps_it_lacks() -> None:
+    keeping = Keeping(next_step=2)
+    tracker = GuardedTracker("keeping", lambda: keeping, deadline_seconds=30)
+    for step in (1, 2):
+        tracker.samples(step, [sample_row(step, 7)])
+        tracker.samples(step, [])
+        tracker.log(step, {"a": 1.0})
+    tracker.close()
+    assert keeping.tables == [(2, [sample_row(2, 7)])] and keeping.rows == [(2, {"a": 1.0})]
+
+
+def test_samples_that_a_tracker_refuses_switch_it_off() -> None:
+    tracker = GuardedTracker("failing", Failing, deadline_seconds=60)
+    tracker.samples(1, [sample_row(1, 7)])
+    tracker.close()
+    assert not tracker.enabled
+
+
+def test_tensorboard_holds_samples_and_settings_as_texts(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = trackers.TensorBoardTracker(TrackedRun(tmp_path, "r", {"a": {"b": 1}}, 0))
+    tracker.samples(3, [sample_row(3, 7, response="one\n<b>two</b>")])
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    config, samples = (events.Tensors(f"{name}/text_summary")[0] for name in ("config", "samples/train"))
+    assert config.tensor_proto.string_val[0].decode() == "    a.b: 1"
+    text = samples.tensor_proto.string_val[0].decode()
+    assert samples.step == 3 and "    response: one\n    <b>two</b>\n" in text
+    assert [line.split(":")[0].strip() for line in text.splitlines() if ":" in line] == list(COLUMNS)
 
 
 def test_one_word_is_a_list_of_one_tracker() -> None:
