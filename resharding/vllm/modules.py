@@ -92,9 +92,8 @@ class _Loading:
         self._processing.stop()
         _require_complete(self._model, self._expected - self._tied, self._loaded)
         finalize_layerwise_reload(self._model, self._model_config)
-        for (
-            name
-        ) in self._tied:  # its module loaded nothing, and may have made something of the weights of before
+        # A tied layer's module loaded nothing, and may have made something of the weights of before.
+        for name in self._tied:
             in_place.process(self._model.get_submodule(name.rpartition(".")[0]))
         for module in self._model.modules():
             self._pack(module)
