@@ -74,8 +74,22 @@ LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 
 
 @pytest.mark.parametrize("split", [pytest.param("shared"), pytest.param("own", marks=pytest.mark.slow)])
 def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, tmp_path: Path) -> None:
-    """Within its age; tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else).
-    The driver dies in its third sync: responses that were parked in the checkpoint before it begin with the tokens there."""
+    """Responses that were parked in the checkpoint before the death begin with the tokens there. Whether any was is a matter of time:
+    engines may be done with all that was admitted, so there are three runs at most; with slots of their own they often are."""
+    for attempt in range(3 if split == "shared" else 1):
+        gone_on = killed_and_resumed(task, tmp_path / str(attempt), *SPLITS[split])
+        if gone_on:
+            break
+    assert gone_on or split == "own", "no response that was parked was trained on"
+    for text, line in gone_on:
+        assert line["response"].startswith(text)
+        assert line["policy_versions"][0] < 3 <= line["policy_versions"][1]
+
+
+def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[str, dict[str, Any]]]:
+    """What a checkpoint had of responses, and their lines in samples.jsonl once the run had gone on. The driver dies in its third sync.
+
+    Tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else)."""
     more = (
         "loop.schedule=stream",
         "stream={max_age: 2, pool: {memory_bytes: 0}}",
@@ -83,12 +97,13 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
         "loop.checkpoint={every_steps: 1}",
         "logging.samples_per_step=1000",
         *LONG,
-        *SPLITS[split],
+        *settings,
     )
+    folder.mkdir()
     killed = Command(
         "train",
-        *words(task, tmp_path, "run", *more),
-        log=tmp_path / "killed.log",
+        *words(task, folder, "run", *more),
+        log=folder / "killed.log",
         environment={"MRL_FAULT": "sync:driver:3"},
     )
     try:
@@ -96,22 +111,17 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
         killed.assert_nothing_left()
     finally:
         killed.end()
-    begun = begun_in(tmp_path / "run/checkpoints/step-000003", task)
-    rows = trained(task, tmp_path, "run", *more)
-    assert "resuming at step 4" in (tmp_path / "run.log").read_text()
+    begun = begun_in(folder / "run/checkpoints/step-000003", task)
+    rows = trained(task, folder, "run", *more)
+    assert "resuming at step 4" in (folder / "run.log").read_text()
     assert [row["step"] for row in rows] == list(range(7))
     assert max(row["policy/age_steps"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
     assert all(row["pool/spilled_bytes"] == row["pool/bytes"] > 0 for row in rows[1:])
-    assert list((tmp_path / "run/pool").iterdir()) == [], "files outlived the run"
-    lines = map(json.loads, (tmp_path / "run/samples.jsonl").read_text().splitlines())
+    assert list((folder / "run/pool").iterdir()) == [], "files outlived the run"
+    lines = map(json.loads, (folder / "run/samples.jsonl").read_text().splitlines())
     later = {line["sample_id"]: line for line in lines if line["step"] > 3 and line["kind"] == "train"}
-    gone_on = {name: text for name, text in begun.items() if name in later}
-    if split == "shared":  # engines with slots of their own may be done with all that was admitted
-        assert gone_on, f"{len(begun)} responses were parked, and none was trained on"
-    for name, text in gone_on.items():
-        assert later[name]["response"].startswith(text)
-        assert later[name]["policy_versions"][0] < 3 <= later[name]["policy_versions"][1]
+    return [(text, later[name]) for name, text in begun.items() if name in later]
 
 
 @pytest.mark.slow
