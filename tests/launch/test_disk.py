@@ -118,15 +118,15 @@ def max_step(saved: Path) -> int:
 
 def test_rows_wait_in_memory_for_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.write(0, {"a": 0.0})
+    log.write(0, {"group/kept": 0.0})
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30, limit[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, limit[1]))
     try:
         for step in (1, 2):
-            log.write(step, {"a": float(step)})
+            log.write(step, {"group/kept": float(step)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [0]
     assert "could not be written" in caplog.text
-    log.write(3, {"a": 3.0})
+    log.write(3, {"group/kept": 3.0})
     assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
