@@ -50,15 +50,17 @@ class _Guest:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make, self._loop = make, asyncio.new_event_loop()
         self._environment: Any = None
+        self._operations: dict[str, Callable[..., dict[str, Any]]] = {
+            "describe": self._describe,
+            "open": self._open,
+            "step": self._step,
+            "close": self._close,
+        }
 
     def answer(self, operation: str, arguments: list[Any]) -> bytes:
         """The reply's JSON."""
         try:
-            if operation != "close" or self._environment is not None:
-                reply = getattr(self, f"_{operation}")(*arguments)
-            else:
-                reply = {}
-            return _json(reply)
+            return _json(self._operations[operation](*arguments))
         except _Wrong as wrong:
             return _fault(wrong.fault, str(wrong))
         except EpisodeEnded as ended:
@@ -97,7 +99,8 @@ class _Guest:
         }
 
     def _close(self) -> dict[str, Any]:
-        self._awaited(self._environment.close())
+        if self._environment is not None:
+            self._awaited(self._environment.close())
         return {}
 
     def _awaited(self, value: Any) -> Any:
