@@ -106,6 +106,7 @@ class RewardKind:
     rules_name: ClassVar[str] = ""
     """The kind whose rules it has, where these are another's."""
     needs_ground_truth: ClassVar[bool] = False
+    needs_path: ClassVar[bool] = False
     scores_groups: ClassVar[bool] = False
     """Whether it can score all samples of a prompt in one call."""
 
@@ -120,6 +121,8 @@ class RewardKind:
     @classmethod
     def check(cls, part: RewardPart) -> None:
         """Raises ValueError, in words for the user, for settings that the kind cannot work with."""
+        if cls.needs_path and not part.path:
+            raise ValueError(f"kind = {part.kind} needs path")
         if part.group and not cls.scores_groups:
             raise ValueError(f"group = true is not for kind = {part.kind}; plug-ins take whole groups")
 

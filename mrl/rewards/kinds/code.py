@@ -7,22 +7,15 @@ from typing import Any
 
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
-from mrl.rewards.part import RewardPart
 
 _log = logging.getLogger(__name__)
 
 
-class Code(RewardKind):
-    """Programs that run in the sandbox."""
+class _Programs(RewardKind):
+    """Programs, whoever runs them."""
 
-    rules_section = CodeRules
     needs_ground_truth = True
     stages = (Stage(keeps_deadline=True),)
-
-    def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.code.verifier import CodeVerifier
-
-        return CodeVerifier(self.rules)
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
         from mrl.rewards.code.tasks import parse_task
@@ -33,6 +26,17 @@ class Code(RewardKind):
         from mrl.rewards.code.program import reading_of
 
         return reading_of(request.visible, request.ground_truth)
+
+
+class Code(_Programs):
+    """Programs that run in the sandbox."""
+
+    rules_section = CodeRules
+
+    def verifier(self, stage: Stage) -> Verifier:
+        from mrl.rewards.code.verifier import CodeVerifier
+
+        return CodeVerifier(self.rules)
 
     def announce(self) -> None:
         from mrl.rewards.code.sandbox import find_boundary
@@ -42,30 +46,13 @@ class Code(RewardKind):
         _log.log(level, "code verifier: %s", boundary.describe())
 
 
-class CodeService(RewardKind):
+class CodeService(_Programs):
     """Programs that a remote service runs; the limits are those of `code`."""
 
     rules_name = "code"
-    needs_ground_truth = True
-    stages = (Stage(keeps_deadline=True),)
+    needs_path = True
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.code.remote import CodeServiceVerifier
 
         return CodeServiceVerifier(self.part.path or "", self.rules)
-
-    @classmethod
-    def check(cls, part: RewardPart) -> None:
-        super().check(part)
-        if not part.path:
-            raise ValueError("kind = code_service needs path")
-
-    def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
-        from mrl.rewards.code.tasks import parse_task
-
-        return parse_task(raw, place=place)
-
-    def reading(self, request: Request) -> dict[str, str]:
-        from mrl.rewards.code.program import reading_of
-
-        return reading_of(request.visible, request.ground_truth)

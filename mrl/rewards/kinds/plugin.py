@@ -9,14 +9,13 @@ from mrl.rewards.part import RewardPart
 class Plugin(RewardKind):
     """A user's reward function."""
 
+    needs_path = True
     scores_groups = True
 
     @classmethod
     def check(cls, part: RewardPart) -> None:
         super().check(part)
-        if not part.path:
-            raise ValueError("kind = plugin needs path")
-        if ":" not in part.path:
+        if ":" not in (part.path or ""):
             raise ValueError(
                 f"path = {part.path!r}: a plug-in is named package.module:function or file.py:function"
             )
