@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import json
 import threading
@@ -79,14 +80,22 @@ class Answers(http.server.BaseHTTPRequestHandler):
         """Nothing."""
 
 
-@pytest.fixture(scope="module")
-def http_server() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+@contextlib.contextmanager
+def served(server: Any) -> Iterator[None]:
+    """A server that answers in a thread of its own."""
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
         server.shutdown()
         thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def http_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server, served(server):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def test_an_episode_over_http(http_server: str) -> None:
@@ -145,12 +154,8 @@ def sessions() -> Iterator[str]:
             connection.send(json.dumps(error if wrong else {"type": "observation", "data": data}))
 
     server: Server
-    with serve(session, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serve(session, "127.0.0.1", 0) as server, served(server):
         yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws"
-        server.shutdown()
-        thread.join(30)
 
 
 def test_episodes_have_sessions_of_their_own(sessions: str) -> None:
