@@ -152,15 +152,20 @@ PROMPT = Prompt(0, np.zeros(1, np.int32), "", None)
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREAM)
 
 
+def after_four_steps(folder: Path, setting: str) -> tuple[TableRun, dict[str, Any]]:
+    """A run with slow engines, and what its last checkpoint has."""
+    run = TableRun(config_of(folder, FILTER, "loop.steps=12", setting, *SAVES))
+    run.engines.tokens_per_poll, run.engines.at_once = 2, 20
+    run.loop.start()
+    for _ in range(4):
+        run.loop.step()
+    return run, max(run.train.saved.items())[1][0]
+
+
 def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Groups that wait for their step and those in the making come from the checkpoint; files of the attempt before are
     dropped."""
-    first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", "stream.pool.memory_bytes=0", *SAVES))
-    first.engines.tokens_per_poll, first.engines.at_once = 2, 20
-    first.loop.start()
-    for _ in range(4):
-        first.loop.step()
-    state = max(first.train.saved.items())[1][0]
+    first, state = after_four_steps(tmp_path, "stream.pool.memory_bytes=0")
     assert state["supply"]["kept"] or len(state["supply"]["ledger"]["entries"]) > 4, "nothing was on its way"
     left = sum(path.stat().st_size for path in (tmp_path / "run/pool").glob("*.groups"))
     second = first.resumed()
@@ -208,12 +213,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
 
 def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> None:
     """Their blocks ended with the processes that had them; no prompt is lost or trained twice."""
-    first = TableRun(config_of(tmp_path, FILTER, "loop.steps=12", "routing.replay=engine", *SAVES))
-    first.engines.tokens_per_poll, first.engines.at_once = 2, 20
-    first.loop.start()
-    for _ in range(4):
-        first.loop.step()
-    state = max(first.train.saved.items())[1][0]
+    first, state = after_four_steps(tmp_path, "routing.replay=engine")
     assert state["supply"]["kept"], "no group waited for its step"
     second = first.resumed()
     assert second.store.handles == []
