@@ -7,8 +7,8 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
-# make setup TORCH_INDEX=...: torch from there (PyTorch's index of CPU wheels), and without CUDA's libraries
-LEFT_OUT := $(if $(TORCH_INDEX),^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
+# make setup TORCH_INDEX=...: torch and torchvision from there (PyTorch's index of CPU wheels), and without CUDA's libraries
+LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs
 
 .PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
@@ -31,7 +31,7 @@ setup: .venv/installed
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	grep -vE '$(LEFT_OUT)' requirements/cpu.lock >.venv/packages.txt
 	$(BIN)/python -m pip install -q --no-deps -r .venv/packages.txt
-	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --index-url $(TORCH_INDEX) $$(grep ^torch== requirements/cpu.lock))
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --index-url $(TORCH_INDEX) $$(grep -E '^torch(vision)?==' requirements/cpu.lock))
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
 	touch $@

@@ -75,8 +75,6 @@ class Family:
     them."""
     engine_class: ClassVar[str] = ""
     """The class by which vLLM serves the model of text, where folders name one that holds a model of images too."""
-    engine_packages: ClassVar[tuple[str, ...]] = ()
-    """What that class imports beside vLLM's own requirements on CPU."""
     exported: ClassVar[Mapping[str, Any]] = {}
     """The keys that config.json of an exported folder has other values of, because of what is not trained."""
 

@@ -34,7 +34,9 @@ def test_a_lock_has_what_the_project_requires(name: str) -> None:
         assert version in requirement.specifier, f"{name}.lock has {requirement.name} {version}: {text}"
 
 
-@pytest.mark.parametrize("package", ["torch", "transformers", "megatron-core", "ray", "pydantic", "numpy"])
+@pytest.mark.parametrize(
+    "package", ["torch", "torchvision", "transformers", "megatron-core", "ray", "pydantic", "numpy"]
+)
 def test_both_locks_have_one_version_of_what_computes(package: str) -> None:
     assert lock("cpu")[package].base_version == lock("cuda")[package].base_version
 

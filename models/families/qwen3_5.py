@@ -24,7 +24,6 @@ class Qwen35(Qwen3Next):
     model_type = "qwen3_5"
     aliases = ("qwen3_5_text",)
     engine_class = "Qwen3_5ForCausalLM"
-    engine_packages = ("torchvision",)
     expert_count_keys = ()
     implemented = {
         **Qwen3Next.implemented,

@@ -3,7 +3,6 @@ engine starts. Pure."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,6 @@ def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> Non
 def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, name: str) -> None:
     """ConfigError when a config.json asks for shapes that vLLM's CPU kernels lack; `name` says which model it is."""
     family = FAMILIES.get(config.get("model_type", ""))
-    if absent := [p for p in (family.engine_packages if family else ()) if not importlib.util.find_spec(p)]:
-        raise ConfigError(
-            f"vLLM's class of {config['model_type']} imports {', '.join(absent)}, which requirements/cpu.lock leaves out; "
-            "install what goes with the installed torch (torchvision 0.28.0 with torch 2.13.0)"
-        )
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
     head_dim = config.get("head_dim") or hidden // heads
     problems = []

@@ -104,7 +104,7 @@ def test_trains_as_transformers_computes(
 def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) -> None:
     """Nothing goes by the gather path, the plan made without an engine is the one made with it, and the log-probs are those
     of transformers. Where there are experts the engine tells the routes of all positions."""
-    folder = servable(tmp_path / family, family)
+    folder = write_model(tmp_path / family, family, served=True)
     told = engine(folder, real_weights=False, routes=has_experts(family))
     with told as host, synced(host, folder) as (trainer, feeder, plan):
         assert planned_session(host, trainer, feeder, plan) == []
@@ -133,7 +133,7 @@ def require_routes(request: Request, response: Response, folder: Path) -> None:
 def test_planned_and_gathered_syncs_give_what_an_engine_reads_itself(family: str, tmp_path: Path) -> None:
     """Another folder's weights and then the folder's, by the plan and by gathering, where whole tensors can be
     brought: to the last bit."""
-    folder, other = (servable(tmp_path / str(n), family, seed=n) for n in (0, 9))
+    folder, other = (write_model(tmp_path / str(n), family, served=True, seed=n) for n in (0, 9))
     with engine(text_twin(folder, tmp_path / "twin"), real_weights=True) as host:
         read_itself = answers(host)
     with engine(folder, real_weights=False) as host, synced(host, folder) as (trainer, feeder, plan):
@@ -146,14 +146,6 @@ def test_planned_and_gathered_syncs_give_what_an_engine_reads_itself(family: str
         for source in (other, folder):
             assert not sync_weights(host, feeder, source).errors
         assert answers(host) == read_itself
-
-
-def servable(folder: Path, family: str, **changes: Any) -> Path:
-    """The family's folder; skips where vLLM's class of it cannot be imported."""
-    write_model(folder, family, served=True, **changes)
-    for package in family_of(read_config(folder)).engine_packages:
-        pytest.importorskip(package, reason=f"vLLM's class of {family} imports {package}")
-    return folder
 
 
 @contextlib.contextmanager
