@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
+    _data_command(commands)
     _report_command(commands)
     samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
@@ -123,6 +124,14 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_argument("path", nargs="?", default="", help="for instance reward, or rollout.tp")
     settings.set_defaults(run=_settings)
     return parser
+
+
+def _data_command(commands) -> None:
+    data = _config_command(
+        commands, "data", _data, "rows as the policy sees them, their lengths, what is left out and why"
+    )
+    data.add_argument("--rows", type=int, default=2, help="rows shown of each file; 2 by default")
+    data.add_argument("--json", action="store_true", help="for programs")
 
 
 def _report_command(commands) -> None:
@@ -222,6 +231,15 @@ def _make(options: argparse.Namespace) -> int:
     size = tokenizer.write_bpe(options.files, options.out, vocab_size=options.vocab_size)
     print(f"wrote {options.out}: {size} tokens")
     return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    import json
+
+    from mrl.launch.commands.data import preview
+
+    found = preview(_load(options), rows=options.rows)
+    return _answer(json.dumps(found.tree, indent=1) if options.json else found.text())
 
 
 def _report(options: argparse.Namespace) -> int:

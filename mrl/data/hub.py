@@ -1,6 +1,6 @@
 """Rows of data sets of the Hugging Face hub, named hf://name@split or hf://name:configuration@split.
 
-The name may also be a folder laid out as a repository of the hub is. With a network the `datasets` library
+The name may also be a folder, laid out as a repository of the hub is or as `save_to_disk` leaves it. With a network the `datasets` library
 fetches what is new; without one its own cache is read, or the repository as `hf download` left it in the
 hub's cache.
 """
@@ -45,7 +45,8 @@ def _load(address: str, name: str, configuration: str | None, split: str) -> Any
         raise DataError(f"{address}: needs the package datasets (pip install datasets)") from error
     failures = (OSError, ValueError, DatasetsError)
     try:
-        return datasets.load_dataset(name, configuration, split=split)
+        saved = _saved(name, split)
+        return datasets.load_dataset(name, configuration, split=split) if saved is None else saved
     except failures as error:
         folder = _downloaded(name)
         if folder is None:
@@ -54,6 +55,23 @@ def _load(address: str, name: str, configuration: str | None, split: str) -> Any
         return datasets.load_dataset(folder, configuration, split=split)
     except failures as error:
         raise DataError(f"{address}: {error}{_how_to_fetch(name, configuration, split)}") from error
+
+
+def _saved(name: str, split: str) -> Any:
+    """The rows of a folder that `save_to_disk` wrote; None for any other name. ValueError where it has no such split."""
+    import datasets
+
+    if not any(os.path.isfile(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
+        return None
+    found = datasets.load_from_disk(name)
+    splits = (
+        {str(each): rows for each, rows in found.items()}
+        if isinstance(found, dict)
+        else {str(found.split or split): found}
+    )
+    if split not in splits:
+        raise ValueError(f"the folder has no split {split!r}; it has {', '.join(sorted(splits))}")
+    return splits[split]
 
 
 def _downloaded(name: str) -> str | None:

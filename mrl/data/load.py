@@ -6,11 +6,12 @@ import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.data.files import from_arrow, read_rows
+from mrl.data.left_out import LeftOut
 from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
@@ -120,20 +121,26 @@ class _Preparation:
         return [self.source(entry) for entry in entries]
 
     def source(self, entry: DataEntry) -> Source:
-        rows = self._usable(entry)
-        rows = self._without_given_away(self._without_duplicates(rows))
+        left_out = LeftOut()
+        rows = self._usable(entry, left_out)
+        rows = self._without_given_away(self._without_duplicates(rows, left_out), left_out)
         self.report.without_ground_truth += sum(row.ground_truth is None for row in rows)
-        prompts = self._without_overlong(self._tokenised(rows, entry))
+        prompts = self._without_overlong(self._tokenised(rows, entry), left_out)
         name = f"{entry.domain}:{','.join(entry.paths)}"
         share = entry.probability if entry.probability is not None else float(len(prompts))
-        return Source(name, prompts, share)
+        return Source(name, prompts, share, left_out)
 
-    def _usable(self, entry: DataEntry) -> list[Row]:
+    def _usable(self, entry: DataEntry, left_out: LeftOut) -> list[Row]:
         good: list[Row] = []
         bad: list[DataError] = []
         columns: set[str] = set()
-        for row in self._checked(entry, columns):
-            good.append(row) if isinstance(row, Row) else bad.append(row)
+        for place, row in self._checked(entry, columns):
+            if isinstance(row, Row):
+                good.append(row)
+                continue
+            bad.append(row)
+            why = str(row).removeprefix(f"{place}: ")
+            left_out.add("unusable", place=place, domain=entry.domain, why=why)
         if bad:
             said = f"{len(bad)} of {len(bad) + len(good)} rows of {entry.path} are unusable:\n{_shown(bad)}"
             if self.section.unusable == "refuse" or not good:
@@ -158,8 +165,8 @@ class _Preparation:
                 f"{entry.path}: {len(found)} of {len(rows)} rows: {remark} (the first is {found[0]})"
             )
 
-    def _checked(self, entry: DataEntry, others: set[str]) -> Iterator[Row | DataError]:
-        """The rows, or what is wrong with them; columns that are not the loader's go into `others`."""
+    def _checked(self, entry: DataEntry, others: set[str]) -> Iterator[tuple[str, Row | DataError]]:
+        """The rows with their places, or what is wrong with them; columns that are not the loader's go into `others`."""
         shape = entry.format
         for path in entry.paths:
             arrow = from_arrow(path)
@@ -167,7 +174,7 @@ class _Preparation:
                 if shape == "auto":
                     shape = shape_of(columns, place=place)
                 others |= columns.keys() - fields_of(shape, entry.columns).columns
-                yield self._row(columns, place, entry, shape, arrow)
+                yield place, self._row(columns, place, entry, shape, arrow)
 
     def _row(
         self, columns: dict[str, Any], place: str, entry: DataEntry, shape: str, arrow: bool
@@ -182,17 +189,22 @@ class _Preparation:
         tools = self.tools if row.tools is None and not isinstance(row.prompt, str) else row.tools
         return dataclasses.replace(row, ground_truth=ground_truth, tools=tools)
 
-    def _without_duplicates(self, rows: Sequence[Row]) -> list[Row]:
+    def _without_duplicates(self, rows: Sequence[Row], left_out: LeftOut) -> list[Row]:
         if not self.section.dedupe:
             return list(rows)
         kept: dict[tuple[str, bytes], Row] = {}
         for row in rows:
             first = kept.setdefault((row.domain, _prompt_key(row)), row)
-            self.report.contradicting += first.ground_truth != row.ground_truth
+            if first is row:
+                continue
+            contradicts = first.ground_truth != row.ground_truth
+            self.report.contradicting += contradicts
+            why = f"the prompt of {first.place}" + (", with another ground truth" if contradicts else "")
+            left_out.add("dedupe", place=row.place, domain=row.domain, why=why)
         self.report.duplicates += len(rows) - len(kept)
         return list(kept.values())
 
-    def _without_given_away(self, rows: Sequence[Row]) -> list[Row]:
+    def _without_given_away(self, rows: Sequence[Row], left_out: LeftOut) -> list[Row]:
         held = [row for row in rows if self._is_given_away(row)]
         if held and self.section.answer_in_prompt == "refuse":
             raise DataError(
@@ -202,6 +214,9 @@ class _Preparation:
         self.report.answer_in_prompt += len(held)
         if self.section.answer_in_prompt == "report":
             return list(rows)
+        for row in held:
+            why = "the prompt holds its ground truth as a final answer"
+            left_out.add("answer_in_prompt", place=row.place, domain=row.domain, why=why)
         places = {row.place for row in held}
         return [row for row in rows if row.place not in places]
 
@@ -247,7 +262,7 @@ class _Preparation:
                 f"{entry.path}: {not_shown} rows have tools or chat_template_kwargs and a prompt that no template renders"
             )
 
-    def _without_overlong(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+    def _without_overlong(self, prompts: Sequence[Prompt], left_out: LeftOut) -> list[Prompt]:
         limit = self.section.max_prompt_tokens
         empty = [prompt.row for prompt in prompts if not len(prompt.tokens)]
         if empty:
@@ -260,6 +275,9 @@ class _Preparation:
                 f"{longer[0].row} with {len(longer[0].tokens)} tokens; raise the limit or set data.overlong=filter"
             )
         self.report.overlong += len(longer)
+        for prompt in sorted(longer, key=lambda prompt: -len(prompt.tokens)):
+            why = f"{len(prompt.tokens)} tokens"
+            left_out.add("overlong", place=prompt.row, domain=prompt.domain, why=why)
         return kept
 
 
@@ -304,8 +322,15 @@ def _without_overlap(
             f"{len(shared)} training prompts are validation prompts too, the first: {first.row} and "
             f"{held_out[first.text.strip()]}; set data.overlap=drop to leave them out of training"
         )
-    outside = [[p for p in source.rows if p.text.strip() not in held_out] for source in train]
-    return [
-        Source(source.name, rows, float(len(rows)) if source.share == len(source.rows) else source.share)
-        for source, rows in zip(train, outside, strict=True)
-    ]
+    for source in train:
+        for prompt in source.rows:
+            if (other := held_out.get(prompt.text.strip())) is not None:
+                why = f"the validation prompt of {other}"
+                source.left_out.add("overlap", place=prompt.row, domain=prompt.domain, why=why)
+    return [_outside(source, held_out) for source in train]
+
+
+def _outside(source: Source, held_out: Mapping[str, str]) -> Source:
+    rows = [prompt for prompt in source.rows if prompt.text.strip() not in held_out]
+    share = float(len(rows)) if source.share == len(source.rows) else source.share
+    return dataclasses.replace(source, rows=rows, share=share)

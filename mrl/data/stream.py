@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mrl.data.left_out import LeftOut
 from mrl.errors import DataError
 from mrl.samples import Prompt
 
@@ -30,6 +31,8 @@ class Source:
     rows: Sequence[Prompt]
     share: float
     """Relative to the other sources' shares."""
+    left_out: LeftOut = dataclasses.field(default_factory=LeftOut, compare=False)
+    """What is no row of it, and why."""
 
 
 class PromptStream:

@@ -24,24 +24,23 @@ def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> 
         raise ConfigError(
             f"model.path = {path} does not exist; give a Hugging Face folder, or say what to make in model.new"
         )
-    make(
-        model.new,
-        model.new.tokenizer_files or tuple(training_files),
-        path,
-        max_length=model.max_length,
-        seed=seed,
-    )
+    make(model.new, training_files, path, max_length=model.max_length, seed=seed)
 
 
 def make(new: NewModelSection, files: Sequence[str], folder: Path, *, max_length: int, seed: int) -> None:
     """Tokenizer from the files, then random weights of normal distribution with deviation 0.02 (the family's
     own start)."""
-    if new.tokenizer == "bpe":
-        vocab_size = tokenizer.write_bpe(files, folder, vocab_size=new.vocab_size)
-    else:
-        write = tokenizer.write_chat if new.tokenizer == "chat" else tokenizer.write_characters
-        vocab_size = write(files, folder)
+    vocab_size = write_tokenizer(new, files, folder)
     _weights(new, vocab_size, max_length, seed).save_pretrained(str(folder))
+
+
+def write_tokenizer(new: NewModelSection, training_files: Sequence[str], folder: str | Path) -> int:
+    """The new model's tokenizer alone, from its own files or those of the training data; returns the vocabulary's size."""
+    files = new.tokenizer_files or tuple(training_files)
+    if new.tokenizer == "bpe":
+        return tokenizer.write_bpe(files, folder, vocab_size=new.vocab_size)
+    write = tokenizer.write_chat if new.tokenizer == "chat" else tokenizer.write_characters
+    return write(files, folder)
 
 
 def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):

@@ -8,6 +8,7 @@ from typing import Any
 
 from mrl.errors import DataError
 from mrl.report.rows import Reading, rows
+from mrl.report.terminal import told
 
 
 def samples_text(path: Path, *, step: int | None = None, kind: str | None = None, limit: int = 10) -> str:
@@ -32,24 +33,13 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         f"step {row.get('step')}  {row.get('kind')}  sample {row.get('sample_id')}  reward {row.get('reward')}  "
         f"{row.get('status')}{ended}"
     )
-    yield from _told("prompt", row.get("opening") or row.get("prompt", ""))
+    yield from told("prompt", row.get("opening") or row.get("prompt", ""))
     if "turns" not in row:
-        yield from _told("response", row.get("response", ""))
+        yield from told("response", row.get("response", ""))
     for number, turn in enumerate(row.get("turns", ()), 1):
         reward = "" if turn["reward"] is None else f" (reward {turn['reward']:g})"
-        yield from _told(f"turn {number}{reward}", turn["said"])
+        yield from told(f"turn {number}{reward}", turn["said"])
         if turn["observed"]:
-            yield from _told("observed", turn["observed"])
+            yield from told("observed", turn["observed"])
     if row.get("reason"):
-        yield from _told("reason", row["reason"])
-
-
-def _told(name: str, text: Any) -> Iterator[str]:
-    """The text, its further lines beneath the first; what would steer a terminal is escaped."""
-    first, *rest = str(text).split("\n")
-    yield f"  {name}: {_plain(first)}"
-    yield from (f"    {_plain(line)}" for line in rest)
-
-
-def _plain(line: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        yield from told("reason", row["reason"])

@@ -133,3 +133,15 @@ def test_a_file_that_is_no_data_is_named(caches: Path) -> None:
 def test_a_name_that_is_no_file_points_to_the_hub() -> None:
     with pytest.raises(DataError, match=r"openai/gsm8k: no such file.*hf://name@split"):
         rows_of("openai/gsm8k")
+
+
+def test_a_folder_that_save_to_disk_wrote(tmp_path: Path, caches: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": rows, "test": rows.select([2])}).save_to_disk(str(tmp_path / "both"))
+    rows.save_to_disk(str(tmp_path / "one"))
+    assert [row for _, row in read_rows(f"hf://{tmp_path}/both@test")] == ROWS[2:]
+    assert next(iter(read_rows(f"hf://{tmp_path}/one@train"))) == (f"hf://{tmp_path}/one@train:1", ROWS[0])
+    with pytest.raises(DataError, match="no split 'dev'; it has test, train"):
+        list(read_rows(f"hf://{tmp_path}/both@dev"))

@@ -1,0 +1,133 @@
+"""`mrl data`: the rows of a configuration as the policy sees them, how long they are, and what is left out and why.
+
+What loads them is what a run loads them with; nothing is started but the environment of episodes, where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.data.files import read_rows
+from mrl.data.load import LoadReport, load_data
+from mrl.data.preview import FilePreview, RowPreview, of_demonstrations, of_source
+from mrl.data.tokenise import load_tokenizer
+from mrl.prepare.new_model import write_tokenizer
+from mrl.report.terminal import plain, told
+
+BAR, GROUND_TRUTH = 40, 300
+"""Characters of the longest bar of a histogram, and of a ground truth."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Preview:
+    """What was found."""
+
+    files: list[FilePreview]
+    report: LoadReport
+    notes: list[str]
+    max_prompt_tokens: int
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """JSON values."""
+        return dataclasses.asdict(self)
+
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [self.report.text(), *(f"data: {note}" for note in self.notes)]
+        for file in self.files:
+            lines += ["", *_of_file(file, self.max_prompt_tokens)]
+        return "\n".join(lines)
+
+
+def preview(config: Config, *, rows: int) -> Preview:
+    """The first `rows` rows of each file of data.train, data.validation and sft.data. Errors as when a run starts."""
+    tokenizer = _tokenizer(config)
+    section, tools, notes = config.data, None, []
+    if config.agent is not None:
+        from mrl.launch.commands.acting import look_at
+
+        acting = look_at(config, tokenizer)
+        tools = acting.tools if acting else None
+        notes.append(
+            f"an episode opens with what {config.agent.environment} makes of its row; rows are shown here"
+        )
+    dataset = load_data(section, config.reward, tokenizer, tools=tools)
+    used = [("train", section.train_entries(), dataset.train)]
+    used += [("validation", section.validation_entries(), dataset.validation)]
+    files = [
+        file
+        for use, entries, sources in used
+        for entry, source in zip(entries, sources, strict=True)
+        for file in of_source(use, entry, source, tokenizer, rows=rows)
+    ]
+    if config.sft is not None:
+        files.append(_demonstrations(config.sft.data, tokenizer, rows))
+    return Preview(files, dataset.report, notes, section.max_prompt_tokens)
+
+
+def _tokenizer(config: Config) -> Any:
+    """The model's; that of a model that is still to be made is made for the moment."""
+    model = config.model
+    if model.new is None or Path(model.path).exists():
+        return load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(model.new, [p for e in config.data.train_entries() for p in e.paths], folder)
+        return load_tokenizer(folder)
+
+
+def _demonstrations(path: str, tokenizer: Any, rows: int) -> FilePreview:
+    from mrl.launch.commands.sft import demonstrations, encode
+
+    encoded = encode(demonstrations(path), tokenizer)
+    places = [place for place, _ in itertools.islice(read_rows(path), rows)]
+    return of_demonstrations(path, places, encoded, tokenizer)
+
+
+def _of_file(file: FilePreview, max_prompt_tokens: int) -> Iterator[str]:
+    out = sum(each.count for each in file.left_out)
+    yield f"{file.use} {file.file}: {file.kept + out} rows, {file.kept} left"
+    if any(file.domains):
+        yield "  domains: " + ", ".join(f"{name} {count}" for name, count in sorted(file.domains.items()))
+    for each in file.left_out:
+        yield f"  left out by data.{each.rule}: {each.count} of domain {each.domain}"
+        yield from (f"    {plain(example)}" for example in each.examples)
+        if each.count > len(each.examples):
+            yield f"    ... and {each.count - len(each.examples)} more"
+    if file.lengths:
+        limit = "" if file.use == "sft" else f" (data.max_prompt_tokens = {max_prompt_tokens})"
+        yield from _histogram(file.lengths, limit)
+    for row in file.first:
+        yield from _of_row(row)
+
+
+def _histogram(lengths: dict[str, Any], limit: str) -> Iterator[str]:
+    yield (
+        f"  tokens: {lengths['smallest']} to {lengths['largest']}, mean {lengths['mean']}, "
+        f"median {lengths['median']}, 95 % up to {lengths['p95']}{limit}"
+    )
+    most = max(count for *_, count in lengths["histogram"])
+    for first, last, count in lengths["histogram"]:
+        span = str(first) if first == last else f"{first}-{last}"
+        yield f"    {span:>11} {count:>8} {'#' * -(-count * BAR // most)}".rstrip()
+
+
+def _of_row(row: RowPreview) -> Iterator[str]:
+    named = "".join(
+        f", {name} {value}" for name, value in (("domain", row.domain), ("tag", row.tag)) if value
+    )
+    yield f"row {row.place}{named}, {row.tokens} tokens"
+    yield from told("prompt", row.text)
+    if row.response is not None:
+        yield from told("response", row.response)
+    counts = ", ".join(f"{name} x{count}" for name, count in row.special_tokens.items())
+    yield f"  special tokens: {plain(counts) or 'none'}"
+    if row.ground_truth is not None:
+        cut = row.ground_truth[:GROUND_TRUTH]
+        yield from told("ground truth", cut + (" ..." if len(row.ground_truth) > len(cut) else ""))

@@ -1,0 +1,142 @@
+"""Loaded rows as people look at them: the first of each file as the policy sees them, lengths, and what was left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.config.sections.data import DataEntry
+from mrl.data.left_out import Rows
+from mrl.data.stream import Source
+from mrl.samples import Prompt
+
+BINS = 12
+"""Most lines of a histogram."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowPreview:
+    """One row."""
+
+    place: str
+    """file:line."""
+    domain: str
+    tag: str
+    tokens: int
+    text: str
+    """Its tokens as text, special ones by their names."""
+    special_tokens: dict[str, int]
+    """Those of its tokens that are special, by name, and how often."""
+    ground_truth: str | None
+    response: str | None = None
+    """What a supervised start learns to say behind the text, which then is the prompt alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FilePreview:
+    """One file of one use."""
+
+    use: str
+    """train, validation or sft."""
+    file: str
+    domains: dict[str, int]
+    """Rows that are left, by domain."""
+    lengths: dict[str, Any]
+    """Tokens of these rows: smallest, mean, median, p95, largest, and `histogram`, lists of first, last and rows."""
+    left_out: list[Rows]
+    first: list[RowPreview]
+
+    @property
+    def kept(self) -> int:
+        """Rows that are left."""
+        return sum(self.domains.values())
+
+
+def of_source(use: str, entry: DataEntry, source: Source, tokenizer: Any, *, rows: int) -> list[FilePreview]:
+    """The files of one entry, the first `rows` rows of each."""
+    by_file: dict[str, list[Prompt]] = {path: [] for path in entry.paths}
+    for prompt in source.rows:
+        by_file[prompt.row.rpartition(":")[0]].append(prompt)
+    return [
+        FilePreview(
+            use=use,
+            file=file,
+            domains=dict(Counter(prompt.domain for prompt in prompts)),
+            lengths=lengths([len(prompt.tokens) for prompt in prompts]),
+            left_out=[each for each in source.left_out.rows() if each.file == file],
+            first=[_row(prompt, tokenizer) for prompt in prompts[:rows]],
+        )
+        for file, prompts in by_file.items()
+    ]
+
+
+def of_demonstrations(
+    file: str, places: Iterable[str], encoded: Sequence[tuple[np.ndarray, np.ndarray]], tokenizer: Any
+) -> FilePreview:
+    """Rows of a supervised start: `encoded` are (tokens [T], loss mask [T]) of all, `places` those of the first."""
+    first = [
+        RowPreview(
+            place=place,
+            domain="",
+            tag="",
+            tokens=len(tokens),
+            text=seen(tokens[~mask], tokenizer),
+            special_tokens=special_tokens(tokens, tokenizer),
+            ground_truth=None,
+            response=seen(tokens[mask], tokenizer),
+        )
+        for place, (tokens, mask) in zip(places, encoded, strict=False)
+    ]
+    found = lengths([len(tokens) for tokens, _ in encoded])
+    return FilePreview("sft", file, {"": len(encoded)}, found, [], first)
+
+
+def lengths(values: Sequence[int]) -> dict[str, Any]:
+    """Figures and the histogram of some lengths in tokens; none of no lengths.
+
+    >>> lengths([3, 3, 5])["histogram"]
+    [[3, 3, 2], [4, 4, 0], [5, 5, 1]]
+    """
+    if not values:
+        return {}
+    low, high = min(values), max(values)
+    width = -(-(high - low + 1) // BINS)
+    starts = range(low, high + 1, width)
+    counts = np.bincount((np.asarray(values) - low) // width, minlength=len(starts))
+    return {
+        "smallest": low,
+        "mean": round(float(np.mean(values)), 1),
+        "median": int(np.percentile(values, 50)),
+        "p95": int(np.percentile(values, 95)),
+        "largest": high,
+        "histogram": [[start, start + width - 1, int(n)] for start, n in zip(starts, counts, strict=True)],
+    }
+
+
+def seen(tokens: np.ndarray, tokenizer: Any) -> str:
+    """[T] tokens as one text, special tokens by their names, spaces as they are."""
+    return tokenizer.decode(tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def special_tokens(tokens: np.ndarray, tokenizer: Any) -> dict[str, int]:
+    """The special tokens among [T] tokens by name, and how often each is there, in the order of their ids."""
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    counts = Counter(tokens.tolist())
+    special = sorted((added | set(tokenizer.all_special_ids)) & counts.keys())
+    return {tokenizer.convert_ids_to_tokens(number): counts[number] for number in special}
+
+
+def _row(prompt: Prompt, tokenizer: Any) -> RowPreview:
+    return RowPreview(
+        place=prompt.row,
+        domain=prompt.domain,
+        tag=prompt.tag,
+        tokens=len(prompt.tokens),
+        text=seen(prompt.tokens, tokenizer),
+        special_tokens=special_tokens(prompt.tokens, tokenizer),
+        ground_truth=None if prompt.ground_truth is None else str(prompt.ground_truth),
+    )

@@ -1,0 +1,71 @@
+"""`mrl data` shows rows of train, validation and the supervised start, and refuses what a run would refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.cli import main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """The quickstart's, with three small files and a model that is not made yet."""
+    for name, rows in (
+        ("train", [{"prompt": f"{n}+1=", "answer": n + 1, "domain": "sums"} for n in (1, 2, 2)]),
+        ("validation", [{"prompt": "12+1=", "answer": 13}]),
+        ("sft", [{"prompt": "1+1=", "response": "2"}]),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [str(CONFIGS / name) for name in ("quickstart.yaml", "quickstart_model.yaml")]
+    settings = {
+        "data.train": "train",
+        "data.validation": "validation",
+        "sft.data": "sft",
+    }
+    set_here = [f"{name}={tmp_path}/{file}.jsonl" for name, file in settings.items()]
+    return [*files, *set_here, f"model.path={tmp_path}/model"]
+
+
+def test_rows_lengths_and_what_is_left_out(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", *words, "--rows", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "rows: 2, validation_rows: 1, duplicates: 1" in said.splitlines()[0]
+    train, validation, sft = said.split("\n\n")[1:]
+    assert train.splitlines()[:4] == [
+        f"train {tmp_path}/train.jsonl: 3 rows, 2 left",
+        "  domains: sums 2",
+        "  left out by data.dedupe: 1 of domain sums",
+        f"    {tmp_path}/train.jsonl:3: the prompt of {tmp_path}/train.jsonl:2",
+    ]
+    assert "  prompt: 1+1=\n  special tokens: none\n  ground truth: 2" in train and "2+1=" not in train
+    assert "row " in validation and "  prompt: 12+1=" in validation
+    assert sft.endswith("  prompt: 1+1=\n  response: 2<end>\n  special tokens: <end> x1\n")
+    assert not (tmp_path / "model").exists(), "nothing is made"
+
+
+def test_programs_read_the_same(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", *words, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert [(file["use"], len(file["first"])) for file in tree["files"]] == [
+        ("train", 2), ("validation", 1), ("sft", 1),
+    ]  # fmt: skip
+    assert tree["files"][0]["lengths"]["histogram"] == [[4, 4, 2]] and tree["report"]["duplicates"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "row"), [("train", '{"prompt": "1+1'), ("validation", "{}"), ("sft", '{"prompt": "1"}')]
+)
+def test_a_broken_row_is_named(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], name: str, row: str
+) -> None:
+    with (tmp_path / f"{name}.jsonl").open("a") as file:
+        file.write(row)
+    assert main(["data", *words]) == 2
+    place = f"{tmp_path}/{name}.jsonl:{4 if name == 'train' else 2}"
+    said = capsys.readouterr()
+    assert place in said.err and said.out == ""
