@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     make.set_defaults(run=_make)
     _data_command(commands)
     _report_command(commands)
+    _audit_command(commands)
     samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
     samples.add_argument("--step", type=int, help="of one step alone")
@@ -145,6 +146,13 @@ def _report_command(commands) -> None:
         "--megabytes", type=float, default=16.0, help="samples of all runs in the page; 16 by default"
     )
     report.set_defaults(run=_report)
+
+
+def _audit_command(commands) -> None:
+    text = "prove from a run's folder that each prompt was trained once, filtered once or given up once"
+    audit = commands.add_parser("audit", help=text, description=f"{text}; 1 where that is not so")
+    audit.add_argument("folder", help="run folder")
+    audit.set_defaults(run=_audit)
 
 
 def _bench_commands(commands) -> None:
@@ -255,6 +263,15 @@ def _report(options: argparse.Namespace) -> int:
         write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
         said.append(f"wrote {out}; it opens in a browser, from disk")
     return _answer("\n".join(said))
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from mrl.report.audit import audit, text
+
+    found = audit(Path(options.folder))
+    return _answer(text(found)) or int(not found.holds)
 
 
 def _samples(options: argparse.Namespace) -> int:

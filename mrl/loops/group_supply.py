@@ -13,6 +13,7 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.screen import Screen
+from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
 from mrl.samples import Group, Prompt
 
@@ -63,6 +64,14 @@ class GroupSupply:
         served = self._screen.newest_version()
         metrics = self._screen.close(chosen, version=version, effort=f"{rounds} rounds") | counts
         return Supplied(chosen, served, metrics)
+
+    def take_standing(self) -> Standing:
+        """Where the prompts are; what was dropped is told once."""
+        surplus = [
+            *(group.prompt.index for group in self._surplus),
+            *(prompt.index for prompt in self._again),
+        ]
+        return self._screen.take_standing(surplus, self._stream.position)
 
     def state(self) -> dict[str, Any]:
         """Position in the data, as JSON values, and the bytes of surplus groups; without samples those that are asked anew."""

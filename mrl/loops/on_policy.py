@@ -42,9 +42,6 @@ class OnPolicyLoop(Schedule):
         super().__init__(config, engines, collector, supply, *rest, **more)
         self._supply = supply
 
-    def start(self) -> None:
-        self._engines.sync(self.version)
-
     def step(self) -> None:
         step = self._begin()
         with self._bad_samples_named(step):

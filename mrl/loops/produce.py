@@ -24,6 +24,7 @@ from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of
+from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
 from mrl.pool.ledger import Admission, End, Ledger, State
 from mrl.pool.store import Store
@@ -185,7 +186,7 @@ class Producer:
                 self._ledger.keep(index, self._store.put(group))
             else:
                 self._screen.book(screened)
-                self._ledger.drop(index, End.FILTERED if screened.scored else End.GIVEN_UP)
+                self._ledger.drop(index, screened.dropped()[index])
 
     def _held_by(self) -> str:
         head = self._ledger.head()
@@ -206,6 +207,11 @@ class Producer:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
+    def take_standing(self) -> Standing:
+        """Where the prompts are; what was dropped is told once."""
+        on_the_way = [entry.index for entry in self._ledger.entries(State.MAKING, State.KEPT)]
+        return self._screen.take_standing(on_the_way, self._ledger.next_index)
+
     def state(self) -> dict[str, Any]:
         """Position in the data and ledger as JSON values, and the bytes of the groups that wait for their step and of those
         in the making, with what came of them. While it is paused."""
@@ -215,6 +221,7 @@ class Producer:
         return {
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
+            "dropped": [(index, end.value) for index, end in self._screen.dropped.items()],
             "kept": [encode(group) for group in kept],
             "making": [encode(group) for group in making],
         }
@@ -224,6 +231,7 @@ class Producer:
         anew."""
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
+        self._screen.dropped = {index: End(name) for index, name in state["dropped"]}
         for entry in self._ledger.entries(State.TAKEN):
             entry.handle = -1  # its samples are trained
         kept, making = (

@@ -1,4 +1,4 @@
-"""What a run tells of itself: rows of metrics, samples, trackers and the progress on the screen."""
+"""What a run tells of itself: rows of metrics, samples, the ledger's lines, trackers and the progress on the screen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import psutil
 from mrl.config.root import Config
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe import metrics_log, trackers
+from mrl.observe.ledger_log import LedgerLog, Standing
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
@@ -37,6 +38,7 @@ class Recorder:
         self._layers = MetricsLog(folder.expert_load)
         for rows in (self._metrics, self._layers):
             rows.resume_at(first_step)
+        self._ledger = LedgerLog(folder.ledger)
         section = config.logging
         self._tables_every = section.tracker_samples_every_steps
         self._samples = SamplesLog(
@@ -68,6 +70,14 @@ class Recorder:
         for tracker in self._trackers:
             tracker.log(step, row)
         return row
+
+    def start(self, step: int, standing: Standing) -> None:
+        """The line of ledger.jsonl for an attempt that begins with this step."""
+        self._ledger.start(step, standing)
+
+    def prompts(self, step: int, trained: Sequence[Group], standing: Standing) -> None:
+        """The step's line of ledger.jsonl."""
+        self._ledger.step(step, [group.prompt.index for group in trained], standing)
 
     def samples(
         self, step: int, groups: Sequence[Group], *, kind: str = "train", batch: TrainBatch | None = None

@@ -20,6 +20,7 @@ from mrl.loops.collect import Collector
 from mrl.loops.learn import Learner, Step, Trainer
 from mrl.loops.recorder import Recorder
 from mrl.loops.validate import validate
+from mrl.observe.ledger_log import Standing
 from mrl.samples import Group, Prompt
 
 
@@ -35,7 +36,11 @@ class Engines(Protocol):
 
 
 class Supply(Protocol):
-    """Where a schedule's groups come from, as far as checkpoints go."""
+    """Where a schedule's groups come from, as far as checkpoints and the ledger's lines go."""
+
+    def take_standing(self) -> Standing:
+        """Where the prompts are now; those that were dropped are told once."""
+        ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -91,9 +96,10 @@ class Schedule(abc.ABC):
         self._checkpoints.finish(self._train)
         return "done"
 
-    @abc.abstractmethod
     def start(self) -> None:
-        """The first weight sync."""
+        """The first weight sync, once a restored state is there."""
+        self._recorder.start(self.next_step, self._source.take_standing())
+        self._engines.sync(self.version)
 
     @abc.abstractmethod
     def step(self) -> None:
@@ -126,8 +132,10 @@ class Schedule(abc.ABC):
                 self._checkpoints.poll(self._train)
 
     def _save(self, step: Step) -> None:
-        """Samples, and a checkpoint where one is due: before the sync, because the trainer's memory may be the engines' after it."""
+        """The ledger's line, samples, and then a checkpoint where one is due: before the sync, because the trainer's memory may
+        be the engines' after it."""
         with self._clock.phase("save"):
+            self._recorder.prompts(step.number, step.groups, self._source.take_standing())
             self._recorder.samples(step.number, step.groups, batch=step.batch)
             if self._save_due(step.number):
                 self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)

@@ -17,6 +17,8 @@ from mrl.loops import nan_guard
 from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.staleness import oldest, policy_versions
+from mrl.observe.ledger_log import Standing
+from mrl.pool.ledger import End
 from mrl.samples import Group, Sample, Status, VerdictKind
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,12 @@ class Screened:
     kept: list[Group]
     """The scored groups that the run's filter keeps."""
 
+    def dropped(self) -> dict[int, End]:
+        """How the groups end that are not kept, by their prompts' indices."""
+        kept, scored = ({group.prompt.index for group in groups} for groups in (self.kept, self.scored))
+        left = [group.prompt.index for group in self.judged if group.prompt.index not in kept]
+        return {index: End.FILTERED if index in scored else End.GIVEN_UP for index in left}
+
 
 class Screen:
     """The filter of a run, and what went through it since the last step was closed."""
@@ -43,6 +51,8 @@ class Screen:
         self._config = config
         self._booked: list[Group] = []
         self._account = filtering.Account()
+        self.dropped: dict[int, End] = {}
+        """How booked groups ended that are not trained on, by their prompts' indices, since `standing` told them."""
 
     @property
     def num_booked(self) -> int:
@@ -66,7 +76,16 @@ class Screen:
     def book(self, screened: Screened) -> None:
         """Counts groups, as they were judged, to the step that is closed next; with the filter's reason also where all are kept."""
         self._booked += screened.judged
+        self.dropped |= screened.dropped()
         self._account.add(screened.decisions, [group.prompt.domain for group in screened.scored])
+
+    def take_standing(self, on_the_way: Sequence[int], next_index: int) -> Standing:
+        """Where a run's prompts are; what was dropped is told once."""
+        dropped, self.dropped = self.dropped, {}
+        filtered, given_up = (
+            [index for index, end in dropped.items() if end is kind] for kind in (End.FILTERED, End.GIVEN_UP)
+        )
+        return Standing(on_the_way, next_index, filtered, given_up)
 
     def close(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
         """The metrics of the step that trains `version` on these groups; the next account begins.

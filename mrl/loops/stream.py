@@ -49,7 +49,7 @@ class StreamLoop(Schedule):
         return not self._config.launch.engine_slots
 
     def start(self) -> None:
-        self._engines.sync(self.version)
+        super().start()
         self._producer.commit(self.version)
 
     def step(self) -> None:

@@ -47,6 +47,10 @@ class RunFolder:
         return self.path / "expert_load.jsonl"
 
     @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
     def samples(self) -> Path:
         return self.path / "samples.jsonl"
 

@@ -25,6 +25,7 @@ from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.loops.group_supply import Supplied
 from mrl.loops.on_policy import OnPolicyLoop
+from mrl.observe.ledger_log import Standing
 from mrl.observe.phases import PhaseClock
 from tests.support.device_ledger import Ledger
 from tests.support.pretended_ray import PretendedRay
@@ -153,6 +154,9 @@ class Supply:
         ]
         return Supplied(make_groups(samples), version, {})
 
+    def take_standing(self) -> Standing:
+        return Standing((), 0)
+
     def state(self) -> dict[str, Any]:
         return {}
 
@@ -162,6 +166,10 @@ class Recorder:
 
     def __init__(self, clock: PhaseClock) -> None:
         self.clock = clock
+
+    def start(self, *arguments: Any) -> None: ...
+
+    def prompts(self, *arguments: Any) -> None: ...
 
     def samples(self, *arguments: Any, **options: Any) -> None: ...
 

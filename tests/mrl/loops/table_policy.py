@@ -323,7 +323,7 @@ class TableRun:
         )
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         rows = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
-        prompts = PromptStream(rows, seed=1)
+        self.prompts = prompts = PromptStream(rows, seed=1)
         recorder = Recorder(
             config, self._folder, clock, first_step=first_step, pieces=lambda tokens: [str(t) for t in tokens]
         )

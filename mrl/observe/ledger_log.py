@@ -1,0 +1,92 @@
+"""ledger.jsonl: what became of each training prompt, a line a step, on disk before the step's checkpoint.
+
+| line | says |
+|---|---|
+| start | number of the attempt; the step it begins with, which undoes that step and all later ones of attempts before; the prompts that were on their way in the checkpoint |
+| step | the prompts it trained on; those filtered or given up since the line before; those on their way after it |
+
+Prompts are told by index, as ranges: `16-19,21`. `next` is the index that is admitted next: each one below it stands in one line
+that counts, or is on its way in the last. `mrl audit` proves that (mrl/report/audit.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mrl.observe.metrics_log import append_lines
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the prompts of a run are, and which left since that was last asked without being trained on."""
+
+    on_the_way: Sequence[int]
+    """Admitted, and neither trained on nor dropped."""
+    next_index: int
+    """Of the prompt that is admitted next."""
+    filtered: Sequence[int] = ()
+    given_up: Sequence[int] = ()
+
+
+class LedgerLog:
+    """Appends lines, which are complete on disk when a call returns, unless the disk is full; then with the next line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._unwritten: list[str] = []
+
+    def start(self, step: int, standing: Standing) -> None:
+        """An attempt begins with this step."""
+        _cut_torn_line(self._path)
+        self._append({"start": _num_starts(self._path) + 1, "step": step} | _told(standing))
+
+    def step(self, step: int, trained: Iterable[int], standing: Standing) -> None:
+        """A step was trained."""
+        self._append({"step": step, "trained": ranges(trained)} | _told(standing))
+
+    def _append(self, line: dict[str, object]) -> None:
+        self._unwritten.append(
+            json.dumps({name: value for name, value in line.items() if value != ""}) + "\n"
+        )
+        if append_lines(self._path, self._unwritten):
+            self._unwritten.clear()
+
+
+def ranges(indices: Iterable[int]) -> str:
+    """Indices in ascending order as text, neighbours as first-last."""
+    runs = itertools.groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0])
+    ends = [(own[0][1], own[-1][1]) for own in (list(run) for _, run in runs)]
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
+
+
+def indices_of(text: str) -> list[int]:
+    """The indices that `ranges` told; ValueError for another text."""
+    bounds = [part.partition("-") for part in text.split(",") if part]
+    return [index for first, _, last in bounds for index in range(int(first), int(last or first) + 1)]
+
+
+def _told(standing: Standing) -> dict[str, object]:
+    return {
+        "next": standing.next_index,
+        "filtered": ranges(standing.filtered),
+        "given_up": ranges(standing.given_up),
+        "on_the_way": ranges(standing.on_the_way),
+    }
+
+
+def _cut_torn_line(path: Path) -> None:
+    """A machine that died may have left half a line, behind which no other may stand."""
+    if path.is_file() and not (data := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def _num_starts(path: Path) -> int:
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(line.startswith(b'{"start"') for line in file)

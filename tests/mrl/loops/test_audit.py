@@ -1,0 +1,207 @@
+"""`mrl audit` over runs of a table that die and go on: what it proves, and that it sees a prompt trained twice and one lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.agents.episode import Limits
+from mrl.cli import main
+from mrl.errors import WorkerLost
+from mrl.loops.episodes import Episodes, Rules
+from mrl.pool.group_bytes import encode
+from mrl.report.audit import Audit, audit, text
+from mrl.samples import Group
+from tests.mrl.loops.table_policy import TableRun, config_of
+from tests.support.table_environment import DigitRenderer, TableEnvironments
+
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+STREAM = ("loop.schedule=stream", "stream.max_age=2")
+SCHEDULES = {
+    "on_policy": (),
+    "shared": STREAM,
+    "own": (*STREAM, "launch.engine_slots=1", "rollout.tp=1", "stream.sync_every=2"),
+}
+RULES = Rules("table", Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
+
+
+def episodes() -> Episodes:
+    return Episodes(TableEnvironments(lateness=2), DigitRenderer(), RULES, run_seed=0)  # type: ignore[arg-type]
+
+
+def died_thrice(
+    folder: Path,
+    *words: str,
+    algorithm: dict[str, Any] | None = None,
+    tamper: Callable[[dict[str, Any]], object] = lambda state: None,
+    acts: Callable[[], Episodes] | None = None,
+) -> TableRun:
+    """A run of 14 steps that saves each third and dies in its steps 6, 7 and 11; `tamper` changes the last checkpoint it resumes from."""
+    saves = "loop.checkpoint={every_steps: 3, keep: 99}"
+    run = TableRun(config_of(folder, algorithm or {}, "loop.steps=14", saves, *words), episodes=acts)
+    for steps in (5, 3, 4):
+        start(run)
+        for _ in range(steps):
+            run.loop.step()
+        run.train.dies = WorkerLost("trainer rank 0 died in phase update")
+        with pytest.raises(WorkerLost):
+            run.loop.step()
+        if steps == 4:
+            tamper(run.train.saved[max(run.train.saved)][0]["supply"])
+        run = run.resumed()
+    start(run)
+    assert run.loop.run() == "done"
+    return run
+
+
+def start(run: TableRun) -> None:
+    run.engines.tokens_per_poll, run.engines.at_once = 1, 20
+    run.loop.start()
+
+
+@pytest.mark.parametrize("words", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("algorithm", [{}, FILTER], ids=["all", "filter"])
+def test_each_prompt_once_over_three_deaths(
+    words: tuple[str, ...], algorithm: dict[str, Any], tmp_path: Path
+) -> None:
+    died_thrice(tmp_path, *words, algorithm=algorithm)
+    found = audit(tmp_path / "run")
+    assert found.holds and not found.twice and not found.skipped
+    assert found.attempts == 4 and len(found.undone) >= 3, "no step was undone"
+    trained = [index for line in found.lines for index in line["trained"]]
+    assert len(trained) > 30 and bool(algorithm) == any(line["filtered"] for line in found.lines)
+    assert "14 steps in 4 starts" in text(found) and "twice 0, skipped 0" in text(found)
+    assert "14 rows of metrics.jsonl agree" in text(found)
+
+
+def test_each_episode_once_over_three_deaths(tmp_path: Path) -> None:
+    died_thrice(tmp_path, *STREAM, algorithm={"estimator": {"name": "grpo"}}, acts=episodes)
+    found = audit(tmp_path / "run")
+    assert found.holds and sum(len(line["trained"]) for line in found.lines) == 14 * 4
+
+
+def test_a_run_that_stops_tells_what_was_dropped_after_its_last_line(tmp_path: Path) -> None:
+    """Between a step's line and the checkpoint of a stop engines go on, and groups are filtered."""
+
+    def stop() -> str:
+        for _ in range(8):
+            run.producer.pump()
+        return "SIGINT"
+
+    config = config_of(tmp_path, FILTER, *STREAM, "launch.engine_slots=1", "rollout.tp=1", "loop.steps=9")
+    run = TableRun(config, should_stop=stop)
+    start(run)
+    assert run.loop.run() == "SIGINT"
+    dropped = [index for index, _ in run.train.saved[max(run.train.saved)][0]["supply"]["dropped"]]
+    assert dropped, "nothing was dropped then"
+    again = run.resumed()
+    start(again)
+    assert again.loop.run() == "done"
+    found = audit(tmp_path / "run")
+    assert found.holds and found.lines[2].starts and found.lines[2]["filtered"] == sorted(dropped)
+
+
+def lose(supply: dict[str, Any]) -> None:
+    """The last group in the making is gone from a checkpoint."""
+    supply["making"].pop()
+    entries = supply["ledger"]["entries"]
+    entries.remove([entry for entry in entries if entry["state"] == "making"][-1])
+
+
+def test_a_prompt_that_is_lost_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    died_thrice(tmp_path, *STREAM, tamper=lose)
+    found = audit(tmp_path / "run")
+    (index,) = found.skipped
+    assert not found.twice and not any(index in line.ended() for line in found.lines)
+    assert main(["audit", str(tmp_path / "run")]) == 1
+    assert (
+        f"prompt {index} skipped, seen in the start at step 10 of attempt 4: it ended nowhere"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_prompt_that_is_trained_again_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first group in the making takes the place of one of step 2."""
+
+    def again(supply: dict[str, Any]) -> None:
+        entry = next(e for e in supply["ledger"]["entries"] if e["state"] == "making")
+        supply["ledger"]["entries"].insert(0, entry | {"index": 5})
+        supply["making"].insert(0, encode(Group(run.prompt_at(5), ())))
+
+    run = TableRun(config_of(tmp_path, {}, "run.name=other", *STREAM)).prompts
+    died_thrice(tmp_path, *STREAM, tamper=again)
+    assert main(["audit", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().out
+    assert "twice 1, skipped 0" in said
+    assert "prompt 5 twice, seen in the start at step 10 of attempt 4" in said
+    assert "trained in step 2 of attempt 1; trained in step 10 of attempt 4" in said
+
+
+# -- files as they may be -------------------------------------------------------------------------------------------
+
+
+def held_out(folder: Path, *lines: dict[str, Any]) -> Audit:
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return audit(folder)
+
+
+FIRST = {"start": 1, "step": 1, "next": 0}
+ONE = {"step": 1, "trained": "0-1", "filtered": "2", "next": 5, "on_the_way": "3-4"}
+TWO = {"step": 2, "trained": "3", "given_up": "4", "next": 5}
+
+
+@pytest.mark.parametrize(
+    ("two", "twice", "skipped"),
+    [
+        (TWO, [], []),
+        (TWO | {"trained": "2-3"}, [2], []),
+        (TWO | {"trained": "3,3"}, [3], []),
+        (TWO | {"filtered": "3"}, [3], []),
+        (TWO | {"on_the_way": "0"}, [0], []),
+        (TWO | {"on_the_way": "3"}, [3], []),
+        (TWO | {"trained": "3,9"}, [9], []),
+        (TWO | {"trained": ""}, [], [3]),
+        (TWO | {"next": 7, "on_the_way": "6"}, [], [5]),
+    ],
+)
+def test_from_line_to_line(two: dict[str, Any], twice: list[int], skipped: list[int], tmp_path: Path) -> None:
+    found = held_out(tmp_path, FIRST, ONE, two)
+    assert (sorted(found.twice), sorted(found.skipped)) == (twice, skipped)
+
+
+def test_other_files_must_agree(tmp_path: Path) -> None:
+    """Rows of an attempt that was undone are no fault; a step that the ledger does not have is."""
+    rows = [{"step": 1, "rollout/groups": 2.0}, {"step": 2, "rollout/groups": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    samples = [{"step": 2, "kind": "train", "sample_id": f"{index}.1"} for index in (3, 4)]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    undone = {"step": 2, "trained": "4", "on_the_way": "3", "next": 5}
+    again = {"start": 2, "step": 2, "next": 5, "on_the_way": "3-4"}
+    found = held_out(tmp_path, FIRST, ONE, undone, again, TWO)
+    assert found.holds and "1 samples of samples.jsonl agree, 1 are of steps that were undone" in text(found)
+    assert held_out(tmp_path, FIRST, ONE, TWO).other == [
+        "samples.jsonl has prompt 4 in step 2, which did not train it."
+    ]
+    found = held_out(tmp_path, FIRST, ONE)
+    assert found.other == ["metrics.jsonl has step 2, ledger.jsonl ends before it: it was cut."]
+    found = held_out(tmp_path, FIRST, ONE | {"trained": "0", "given_up": "1"}, TWO)
+    assert "step 1 trained 2 groups by metrics.jsonl, 1 by ledger.jsonl." in found.other
+
+
+def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "ledger.jsonl is not there. It is written from a run's first step" in capsys.readouterr().err
+    (tmp_path / "ledger.jsonl").write_text('{"trained": "0-1"}\n')
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "ledger.jsonl, line 1: KeyError('step'); it is no line of a ledger" in capsys.readouterr().err
+    found = held_out(tmp_path, {"start": 1, "step": 8, "next": 30, "on_the_way": "28-29"})
+    assert found.holds and "had 7 steps before ledger.jsonl: of the 28 prompts" in text(found)
+    held_out(tmp_path, FIRST, ONE, TWO)
+    whole = (tmp_path / "ledger.jsonl").read_text()
+    (tmp_path / "ledger.jsonl").write_text(whole[:-9])
+    found = audit(tmp_path)
+    assert found.holds and "1 of 3 lines are no rows (cut in its middle or damaged)" in text(found)
