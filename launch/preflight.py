@@ -19,7 +19,7 @@ from typing import Any
 
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
-from mrl.config.load import load, split_arguments
+from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import SLOT
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        config = load(*split_arguments(options.config))
+        config = load_config(*options.config)
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         facts = run(config, num_nodes=options.nodes, deadline_seconds=options.deadline)
         for node in facts:

@@ -20,7 +20,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from mrl.config.load import load, split_arguments
+from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node, token_environment
@@ -34,7 +34,7 @@ LEAVE_SECONDS = 60.0
 
 def main(arguments: Sequence[str]) -> int:
     """This node's part; returns the driver's exit code."""
-    config = load(*split_arguments(arguments))
+    config = load_config(*arguments)
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) != 1:
         raise ConfigError("mrl.launch.torchrun wants one process per node: torchrun --nproc-per-node 1")
     store, number, num_nodes = _rendezvous(config.launch.start_deadline_seconds)

@@ -184,9 +184,9 @@ def _config_command(commands, name: str, run, text: str) -> argparse.ArgumentPar
 
 
 def _load(options: argparse.Namespace, *overrides: str):
-    from mrl.config.load import load, split_arguments
+    from mrl.config.load import load_config
 
-    return load(*split_arguments([*options.config, *overrides]))
+    return load_config(*options.config, *overrides)
 
 
 def _answer(text: str) -> int:
@@ -208,8 +208,10 @@ def _train(options: argparse.Namespace) -> int:
         dry_run(config)
         return 0
     from mrl.launch.commands.train import train
+    from mrl.observe.streams import survive_full_disks
 
-    return train(config)
+    survive_full_disks()
+    return train(config).exit_code
 
 
 def _sft(options: argparse.Namespace) -> int:

@@ -103,6 +103,12 @@ def test_configuration_imports_no_engine() -> None:
     assert loaded_by(statement, ("torch", "ray", "vllm", "megatron", "transformers")) == []
 
 
+def test_the_interface_imports_nothing_until_it_is_used() -> None:
+    assert loaded_by("import mrl", ("torch", "numpy", "pydantic", "yaml", "ray", "mrl.errors")) == []
+    engines = ("torch", "ray", "vllm", "megatron", "transformers")
+    assert loaded_by("import mrl\nmrl.load_reward({'kind': 'maths'})\nmrl.score", engines) == []
+
+
 PURE = {
     "mrl.algorithms": ("ray", "vllm", "megatron"),
     "mrl.rewards.pool": ("ray", "vllm", "megatron", "torch"),

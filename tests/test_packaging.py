@@ -25,6 +25,15 @@ MODULES = {
 }
 """Packages whose module has another name, or that Megatron (Transformer Engine) and MLflow's default store import for us."""
 OWN_TOOLS = {"dev"}
+INTERFACE = """
+import mrl, mrl.models
+print(mrl.models.__file__)
+print(mrl.load_config("configs/quickstart.yaml", {"run": {"name": "mine"}}).run.name)
+if __name__ == "__main__":
+    for verdict in mrl.score(mrl.load_reward({"kind": "maths"}), [{"response": "#### 7", "ground_truth": "7"}]):
+        print(verdict.value)
+"""
+"""A stranger's program."""
 ROWS = Path(__file__).parent / "data/gsm8k/train.jsonl"
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "mrl", "models", "resharding", "launch", "configs")
 
@@ -107,12 +116,14 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
     assert "Qwen3-30B-A3B" in mrl("plan", "configs/qwen3_30b_a3b.yaml", "--hardware", "8x141gb")
     rows = f"data={{train: {ROWS}, validation: {ROWS}, max_prompt_tokens: 416}}"
     assert f"train: {ROWS}" in mrl("train", "configs/gsm8k.yaml", "--dry-run", rows)
-    where = [sys.executable, "-c", "import mrl.models; print(mrl.models.__file__)"]
+    where = [sys.executable, "-c", INTERFACE]
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     found = subprocess.run(
         where, cwd=strange_folder, env=environment, capture_output=True, text=True, timeout=240
     )
-    assert found.stdout.strip() == str(installed / "mrl/models/__init__.py"), found.stderr
+    assert found.stdout.splitlines() == [str(installed / "mrl/models/__init__.py"), "mine", "1.0"], (
+        found.stderr
+    )
 
 
 def test_a_file_of_the_user_comes_before_the_recipe_of_that_name(

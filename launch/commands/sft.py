@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from mrl.config.load import load, split_arguments
+from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.config.sections.sft import SftSection
 from mrl.data.files import read_rows
@@ -30,7 +30,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     from mrl.launch.commands.check import check_policy, check_tokenizer
     from mrl.training.hf.export import require_new
 
-    config = load(*split_arguments(arguments))
+    config = load_config(*arguments)
     section = _section(config)
     require_new(Path(section.output))
     check_policy(config)
@@ -50,7 +50,7 @@ def log_folder(config: Config) -> Path:
 
 def main(arguments: Sequence[str]) -> None:
     """One rank: its figures are for the screen, all else for its log file, its end by an error for both."""
-    config, seen, rank = load(*split_arguments(arguments)), screen(), int(os.environ["RANK"])
+    config, seen, rank = load_config(*arguments), screen(), int(os.environ["RANK"])
     redirect(str(log_folder(config)), f"rank-{rank}")
     try:
         _train(config, seen, rank)

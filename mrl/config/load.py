@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from mrl.config.merge import Origins, merge
 from mrl.config.other_names import answer, renamed
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.rewards.kinds.section import RewardSection
 from mrl.section import Section
 
 CHOICES = {
@@ -26,7 +27,30 @@ CHOICES = {
 loss, correction or controller takes constants of its own, not the former's."""
 
 
-def load(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Config:
+def load_config(*sources: str | Path | Mapping[str, Any]) -> Config:
+    """The resolved configuration of a run, from what a command's arguments are: YAML files, and mappings of the
+    same form, are merged left to right, then every `a.b.c=value`.
+
+    A run's own `config.yaml` is a file like any other. Raises ConfigError with one line per problem.
+
+    >>> task = {"data": {"train": "t.jsonl"}, "reward": {"kind": "maths"}}
+    >>> load_config(task, {"run": {"name": "a"}, "model": {"path": "m"}}, "loop.steps=7").loop.steps
+    7
+    """
+    _, overrides = split_arguments([source for source in sources if isinstance(source, str)])
+    return load([source for source in sources if source not in overrides], overrides)
+
+
+def load_reward(tree: Mapping[str, Any]) -> RewardSection:
+    """The section `reward` of a configuration, alone. Raises ConfigError as `load_config` does."""
+    try:
+        return RewardSection.model_validate(tree)
+    except pydantic.ValidationError as error:
+        found: list[Any] = [{**problem, "loc": ("reward", *problem["loc"])} for problem in error.errors()]
+        raise _refused(found, {}) from None
+
+
+def load(files: Iterable[str | Path | Mapping[str, Any]], overrides: Iterable[str] = ()) -> Config:
     """The resolved configuration of a run.
 
     Raises ConfigError with one line per problem: dotted path, where the value came from, what is wrong.
@@ -35,8 +59,7 @@ def load(files: Iterable[str | Path], overrides: Iterable[str] = ()) -> Config:
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
-        lines = [_explain(problem, origins) for problem in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+        raise _refused(error.errors(), origins) from None
 
 
 def dump(config: Config) -> str:
@@ -49,6 +72,10 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     ./x=y.yaml."""
     overrides = [a for a in arguments if "=" in a and not a.startswith((".", "/"))]
     return [a for a in arguments if a not in overrides], overrides
+
+
+def _refused(problems: Sequence[Any], origins: Origins) -> ConfigError:
+    return ConfigError("\n".join(dict.fromkeys(_explain(problem, origins) for problem in problems)))
 
 
 def _explain(problem: Any, origins: Origins) -> str:

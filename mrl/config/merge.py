@@ -1,4 +1,4 @@
-"""YAML files and `a.b.c=value` overrides make one tree that remembers where each value came from.
+"""YAML files, mappings and `a.b.c=value` overrides make one tree that remembers where each value came from.
 
 The grammar of overrides is verl's and Hydra's: `a.b.c=value`, the value read as YAML (`null`, `[1, 2]`, quotes,
 numbers).
@@ -18,16 +18,16 @@ from mrl.errors import ConfigError
 from mrl.files import shipped
 
 Origins = dict[str, str]
-"""Dotted path -> "file:line" or "command line"."""
+"""Dotted path -> "file:line", "mapping N" or "command line"."""
 
 
 def merge(
-    files: Iterable[str | Path],
+    files: Iterable[str | Path | Mapping[str, Any]],
     overrides: Iterable[str] = (),
     *,
     choices: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[dict[str, Any], Origins]:
-    """Merges files left to right, then all overrides at once.
+    """Merges files, and mappings of the same form, left to right, then all overrides at once.
 
     Later values win, mappings are merged, lists are replaced.
 
@@ -39,7 +39,7 @@ def merge(
     last: dict[str, Any] = {}
     for override in overrides:
         _join(last, _parse_override(override))
-    for layer in (*(_read(shipped(Path(file))) for file in files), last):
+    for layer in (*(_layer(file, number) for number, file in enumerate(files, 1)), last):
         for path, (key, usual) in (choices or {}).items():
             _drop_other_choice(tree, origins, layer, path, key=key, usual=usual)
         _overlay(tree, origins, layer, "")
@@ -51,6 +51,12 @@ class _Located:
 
     def __init__(self, value: Any, origin: str) -> None:
         self.value, self.origin = value, origin
+
+
+def _layer(source: str | Path | Mapping[str, Any], number: int) -> dict[str, Any]:
+    if isinstance(source, Mapping):
+        return {str(key): _locate(value, f"mapping {number}") for key, value in source.items()}
+    return _read(shipped(Path(source)))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class Schedule(abc.ABC):
         self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
         self._row_seconds = 0.0
+        self.ended = ""
+        """Why there are no more steps: "done", or the reason to stop; empty until then."""
         self.next_step = 1
         """Number of the next step; steps count from 1, step 0 is the starting point."""
 
@@ -82,19 +84,28 @@ class Schedule(abc.ABC):
         return self.next_step - 1
 
     def run(self) -> str:
-        """All remaining steps after start(), the starting point's validation before the first; returns why it ended ("done" or
-        the reason to stop)."""
+        """All remaining steps after start(); returns why it ended ("done" or the reason to stop)."""
+        for _ in self.steps():
+            pass
+        return self.ended
+
+    def steps(self) -> Iterator[int]:
+        """All remaining steps after start(), each one's number when its row is written; before the first the starting
+        point's validation, as step 0. Whoever reads this may ask to stop until the next one is read."""
         if self.version == 0 and self._config.loop.validation.before_training:
             self._write_row(0, self._validate(0))
+            yield 0
         while self.next_step <= self._config.loop.steps:
             self.step()
+            yield self.version
             if reason := self._should_stop():
                 self._leave_engines()
                 with self._clock.phase("save"):
                     self._save_checkpoint({}, goes_on=False)
-                return reason
+                self.ended = reason
+                return
         self._checkpoints.finish(self._train)
-        return "done"
+        self.ended = "done"
 
     def start(self) -> None:
         """The first weight sync, once a restored state is there."""

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mrl.observe.metrics_log import read
-from tests.launch.command import ROOT, run
+from mrl.training.checkpoint.folder import latest_checkpoint, step_of
+from tests.support.source_tree import ROOT
 
 EXAMPLES = sorted(
     path for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".yaml") and path.is_file()
@@ -22,9 +23,11 @@ SCREEN = (
     r"data: read by reward functions alone: .*",
     r"starting Ray, \d+ trainer ranks and \d+ engines on \d+ slots",
     r"all workers up and serving after [\d.]+ s \(.*\); logs in runs/reversed_words/logs/latest",
-    r"step \d/2  .*\d s  \(\d+ min left\)",
+    r"step \d/9  .*\d s  \(\d+ min left\)",
+    r"step [012]: reward 0.\d\d",
+    r"ended: good enough, in runs/reversed_words",
 )
-"""Every line that a run of two steps prints."""
+"""Every line that a run which is stopped after two steps prints, its program's own among them."""
 
 
 @pytest.fixture
@@ -77,20 +80,34 @@ def test_a_weight_sync_is_planned(folder: Path) -> None:
     assert crossing.rpartition(": ")[2] == bound.rpartition(": ")[2] == "212.1 GB"
 
 
+def test_responses_are_scored_and_a_wrong_setting_is_named(folder: Path) -> None:
+    *verdicts, wrong = python(folder, "examples/score_responses.py").splitlines()
+    assert [line.split()[0] for line in verdicts] == ["1.0", "0.0", "0.0"]
+    assert wrong == "loop.stepz: unknown key (mapping 2); did you mean 'steps'?"
+
+
+@pytest.mark.integration
+def test_weights_are_synced_in_a_trainer_of_ones_own(folder: Path) -> None:
+    lines = sorted(python(folder, "examples/sync_weights.py").splitlines())
+    assert lines == [
+        f"rank {rank}: first row {[2.0 + 4 * rank + n for n in range(4)]}, 64 bytes crossed in all"
+        for rank in range(2)
+    ]
+
+
 @pytest.mark.integration
 def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
     python(folder, "examples/reversed_words/make_data.py", "work/reversed")
     python(folder, "examples/reversed_words/make_model.py", "work/reversed/model")
-    words = ("loop.steps=2", "loop.prompts_per_step=8", "loop.validation.every_steps=2")
-    log = folder / "log"
-    run("train", "examples/reversed_words/config.yaml", *words, log=log, folder=folder, seconds=400)
+    words = ("loop.steps=9", "loop.prompts_per_step=8", "loop.validation.every_steps=2")
+    screen = python(folder, "examples/train_from_python.py", *words).splitlines()
     rows = read(folder / "runs/reversed_words/metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all("reward/right_length" in row and 0 <= row["reward/mean"] <= 1 for row in rows[1:])
     assert rows[1]["optim/grad_norm"] > 0
     samples = [json.loads(line) for line in (folder / "runs/reversed_words/samples.jsonl").open()]
     assert any(sample["reward"] > 0 for sample in samples)
-    strange = [
-        line for line in log.read_text().splitlines() if not any(re.fullmatch(p, line) for p in SCREEN)
-    ]
+    saved = latest_checkpoint(folder / "runs/reversed_words/checkpoints")
+    assert saved is not None and step_of(saved) == 2, "a stopped run resumes after its last step"
+    strange = [line for line in screen if not any(re.fullmatch(p, line) for p in SCREEN)]
     assert not strange, "lines on the screen that are not ours"

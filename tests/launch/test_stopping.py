@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,22 @@ def test_a_request_in_a_step_waits_for_its_end() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.reason() == "SIGTERM"
     assert signals.exit_code == 128 + signal.SIGTERM
+
+
+def test_a_reason_in_words_is_no_failure_and_needs_no_main_thread() -> None:
+    told: list[tuple[str | None, int]] = []
+
+    def asked() -> None:
+        with StopSignals() as signals:
+            signals.begin_steps()
+            signals.ask("enough")
+            signals.ask("too late")
+            told.append((signals.reason(), signals.exit_code))
+
+    handler, thread = signal.getsignal(signal.SIGTERM), threading.Thread(target=asked)
+    thread.start()
+    thread.join()
+    assert told == [("enough", 0)] and signal.getsignal(signal.SIGTERM) is handler
 
 
 PROGRAM = """

@@ -8,7 +8,7 @@ import pytest
 
 from mrl import cli
 from mrl.config.describe import describe
-from mrl.config.load import dump, load, split_arguments
+from mrl.config.load import dump, load, load_config, split_arguments
 from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS
 from mrl.config.root import Config
 from mrl.errors import ConfigError
@@ -41,6 +41,17 @@ def test_files_merge_left_to_right_then_words(minimal: Path, tmp_path: Path) -> 
     assert config.training.optimizer.lr == 1e-6
     assert config.training.layout.world_size == 2 and config.num_engines == 2
     assert config.model.reference_path is None
+
+
+def test_mappings_words_and_files_are_one_configuration(minimal: Path) -> None:
+    """What a program says is what a command's arguments say."""
+    config = load_config({"run": {"name": "own"}}, "loop.steps=9", str(minimal), {"loop": {"steps": 7}})
+    assert (config.run.name, config.loop.steps) == ("r", 9)
+    assert config == load([{"run": {"name": "own"}}, minimal], ["loop.steps=9"])
+    again = load_config(config.model_dump(), {"algorithm": {"loss": {"name": "gspo"}}})
+    assert again.algorithm.loss.clip_low == 3e-4, "another choice brings its own bounds"
+    with pytest.raises(ConfigError, match=r"loop.stepz: unknown key \(mapping 2\); did you mean 'steps'"):
+        load_config(minimal, {"loop": {"stepz": 7}})
 
 
 def test_another_loss_brings_its_own_bounds(minimal: Path, tmp_path: Path) -> None:

@@ -259,6 +259,20 @@ def test_a_request_to_stop_finishes_the_step_and_saves(tmp_path: Path) -> None:
     assert TableRun(config_of(tmp_path, {}, "loop.steps=2", "run.name=other")).finished() == "done"
 
 
+def test_steps_are_read_one_by_one_and_stopped_by_their_reader(tmp_path: Path) -> None:
+    asked: list[str] = []
+    run = TableRun(config_of(tmp_path, {}, "loop.steps=5"), should_stop=lambda: (*asked, None)[0])
+    run.loop.start()
+    read = []
+    for number in run.loop.steps():
+        read.append(number)
+        assert [row["step"] for row in run.rows()] == read, "a step is told when its row is written"
+        asked += ["enough"] * (number == 2)
+    assert (read[-2:], run.loop.ended) == ([1, 2], "enough")
+    ((state, _),) = run.train.saved.values()
+    assert state["next_step"] == 3
+
+
 BESIDE = "loop.checkpoint={every_steps: 1, keep: 9, beside_training: true}"
 
 
