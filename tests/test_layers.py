@@ -13,7 +13,7 @@ from tests.support.source_tree import modules
 LAYERS = [
     ["mrl.errors", "mrl.files", "mrl.routes", "mrl.samples", "mrl.section", "mrl.models.layout"],
     ["mrl.rewards"],
-    ["mrl.rewards.code", "mrl.rewards.maths", "mrl.rewards.plugins"],
+    ["mrl.rewards.code", "mrl.rewards.judges", "mrl.rewards.maths", "mrl.rewards.plugins"],
     ["mrl.rewards.instructions"],
     ["mrl.rewards.kinds"],
     ["mrl.config"],

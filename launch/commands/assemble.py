@@ -26,7 +26,7 @@ from mrl.launch.commands.acting import opened
 from mrl.launch.commands.check import check
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
-from mrl.launch.workers.reward_group import RewardGroup
+from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
@@ -161,7 +161,8 @@ def reward_processes(
 ) -> contextlib.AbstractContextManager[RewardWorkers]:
     """The reward workers: on the driver's node, or on each node of the connected cluster."""
     if config.reward.nodes == "driver":
-        return RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
+        folder = str(Path(config.run_folder) / JUDGED_FOLDER)
+        return RewardPool(config.reward, group_size=config.loop.samples_per_prompt, folder=folder)
     group = RewardGroup(config, clock, environment=_environment(config), log_folder=str(log_folder))
     return group.started(trial)
 

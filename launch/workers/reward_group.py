@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 COLLECT_SECONDS = 0.5
 """How long a node's pool waits inside one call for its first verdict."""
 CLOSE_SECONDS = 30.0
+JUDGED_FOLDER = "judged"
+"""In the run folder: what models that judge have answered."""
 THREADS = 2
 """A node takes samples while a call waits for its verdicts."""
 
@@ -35,7 +38,8 @@ class RewardActor:
 
         redirect(log_folder, f"rewards-{number}")
         self._section = config.reward
-        self._pool = RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
+        folder = str(Path(config.run_folder) / JUDGED_FOLDER / f"node-{number}")
+        self._pool = RewardPool(config.reward, group_size=config.loop.samples_per_prompt, folder=folder)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Tries each prompt's verifier on this node; RewardError with what it said."""

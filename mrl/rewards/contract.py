@@ -90,6 +90,8 @@ class Stage:
     a response."""
     keeps_deadline: bool = False
     """The verifier ends overdue work itself: what a sample used up is a verdict of its own."""
+    one_process: bool = False
+    """One worker does it all: it waits for others, and keeps account of what it asked."""
 
 
 class RewardKind:
@@ -110,8 +112,9 @@ class RewardKind:
     scores_groups: ClassVar[bool] = False
     """Whether it can score all samples of a prompt in one call."""
 
-    def __init__(self, part: RewardPart) -> None:
-        self.part = part
+    def __init__(self, part: RewardPart, folder: str | None = None) -> None:
+        """`folder` is the run's, for what outlasts a worker; None where there is no run."""
+        self.part, self.folder = part, folder
 
     @property
     def rules(self) -> Any:

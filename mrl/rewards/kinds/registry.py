@@ -6,6 +6,7 @@ from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.code import Code, CodeService
 from mrl.rewards.kinds.environment import EnvironmentReturn
 from mrl.rewards.kinds.instructions import Format, Instructions, Repetition
+from mrl.rewards.kinds.judges import Llm, RewardModel
 from mrl.rewards.kinds.maths import Maths
 from mrl.rewards.kinds.plugin import Plugin
 from mrl.rewards.part import RewardPart
@@ -19,9 +20,11 @@ KINDS: dict[str, type[RewardKind]] = {
     "repetition": Repetition,
     "plugin": Plugin,
     "environment": EnvironmentReturn,
+    "llm": Llm,
+    "reward_model": RewardModel,
 }
 
 
-def kind_of(part: RewardPart) -> RewardKind:
-    """The kind that a part of the settings names."""
-    return KINDS[str(part.kind)](part)
+def kind_of(part: RewardPart, folder: str | None = None) -> RewardKind:
+    """The kind that a part of the settings names, with the run's folder for rewards where there is a run."""
+    return KINDS[str(part.kind)](part, folder)

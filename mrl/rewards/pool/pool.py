@@ -43,14 +43,16 @@ _NOT_OF_A_VERIFIER = {"weight", "name"} | (set(RewardSection.model_fields) - set
 class RewardPool:
     """The verifiers of a run. Processes start on first need and end with `close`, or with this process."""
 
-    def __init__(self, section: RewardSection, *, group_size: int | None = None) -> None:
+    def __init__(
+        self, section: RewardSection, *, group_size: int | None = None, folder: str | None = None
+    ) -> None:
         """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples
-        are in."""
+        are in. In `folder` a run keeps what outlasts a worker: what models that judge have answered."""
         grouped = [part.label for part in section.all_verifiers() if part.group]
         if grouped and group_size is None:
             raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
         self._section = section
-        self._group_size = group_size
+        self._group_size, self._folder = group_size, folder
         self._queues: dict[str, StageQueue] = {}
         self._queues_by_part: dict[int, StageQueue] = {}
         self._open: dict[str, Ticket] = {}
@@ -209,7 +211,7 @@ class RewardPool:
         if id(part) not in self._queues_by_part:  # the section keeps its parts
             key = part.model_dump_json(exclude=_NOT_OF_A_VERIFIER)
             if key not in self._queues:
-                self._queues[key] = queues_of(kind_of(part), self._section, self._counts)
+                self._queues[key] = queues_of(kind_of(part, self._folder), self._section, self._counts)
             self._queues_by_part[id(part)] = self._queues[key]
         return self._queues_by_part[id(part)]
 

@@ -50,7 +50,8 @@ class StageQueue:
         """Takes what this stage answers None to."""
         self._section, self._counts = section, counts
         self._is_cheap = stage.batch_size > 1
-        self._num_workers = 1 if self._is_cheap else (self.part.workers or section.workers)
+        is_one = self._is_cheap or stage.one_process
+        self._num_workers = 1 if is_one else (self.part.workers or section.workers)
         self._tasks = FairQueue()
         self._delayed: list[tuple[float, Task]] = []
         self._numbers = itertools.count()

@@ -1,0 +1,110 @@
+"""What a judge has answered in a run: a file that is only ever added to, so that a resumed run asks nothing
+twice and keeps to its budget.
+
+One line of JSON for each answered call: {"judge", "tokens"}, with {"key", "value"} where it held a verdict.
+`judge` is the digest of all that decides the verdict, `key` that of the question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import RewardError
+from mrl.rewards.judges.rules import EndpointRules
+
+FILE, SECRET = "judged.jsonl", "secret"
+
+
+def digest(*what: Any) -> str:
+    """128 bits of the SHA-256 of what JSON can hold, as hex."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class Ledger:
+    """The answers of one judge, in memory alone where there is no folder."""
+
+    def __init__(self, folder: Path | None, judge: str) -> None:
+        self._judge = judge
+        self._values: dict[str, float] = {}
+        self.calls = self.tokens = 0
+        """Of answered calls, those of the run's earlier parts included."""
+        self._file = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = folder / FILE
+            self._load(self._file)
+        self.secret = _secret(folder)
+        """Of the run: what no policy knows."""
+
+    def find(self, key: str) -> float | None:
+        """The value that was given to this question before."""
+        return self._values.get(key)
+
+    def count_above(self, value: float) -> int:
+        """Questions that were given more than so much."""
+        return sum(found > value for found in self._values.values())
+
+    def note(self, tokens: int, key: str | None = None, value: float | None = None) -> None:
+        """Adds an answered call, with the verdict it held where it held one."""
+        line: dict[str, Any] = {"judge": self._judge, "tokens": tokens}
+        if key is not None:
+            line |= {"key": key, "value": value}
+        self._count(line)
+        if self._file is None:
+            return
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:  # one write, so that lines of two judges do not mix
+            os.write(descriptor, json.dumps(line).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def _load(self, file: Path) -> None:
+        if not file.is_file():
+            return
+        for text in file.read_bytes().split(b"\n"):
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # the end of a line that a killed process wrote, or nothing
+            if isinstance(line, dict) and line.get("judge") == self._judge:
+                self._count(line)
+
+    def _count(self, line: dict[str, Any]) -> None:
+        self.calls += 1
+        self.tokens += int(line.get("tokens", 0))
+        if "key" in line:
+            self._values[line["key"]] = float(line["value"])
+
+
+def check_budget(rules: EndpointRules, *ledgers: Ledger) -> None:
+    """RewardError where the run may not ask again, for all that the ledgers hold."""
+    calls = sum(ledger.calls for ledger in ledgers)
+    tokens = sum(ledger.tokens for ledger in ledgers)
+    for used, limit, name in (
+        (calls, rules.max_calls, "max_calls"),
+        (tokens, rules.max_tokens, "max_tokens"),
+    ):
+        if limit is not None and used >= limit:
+            raise RewardError(f"the run's budget is spent: {name} = {limit}")
+
+
+def _secret(folder: Path | None) -> str:
+    """The run's, made on first need; two processes that begin at once agree."""
+    if folder is None:
+        return secrets.token_hex(16)
+    file, made = folder / SECRET, folder / f"{SECRET}.{os.getpid()}"
+    if not file.is_file():
+        made.write_text(secrets.token_hex(16))
+        made.chmod(0o600)
+        try:
+            os.link(made, file)
+        except FileExistsError:
+            pass
+        finally:
+            made.unlink()
+    return file.read_text()

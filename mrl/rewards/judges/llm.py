@@ -1,0 +1,164 @@
+"""A language model that is asked for a verdict on each response.
+
+A verdict is what the model says in the one form that it was asked for; all else (a server that is down, a reply
+that is cut off, words that are no verdict) is a failure of ours, and the sample has no reward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import RewardError
+from mrl.rewards.contract import Request, rejected, scored
+from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
+from mrl.rewards.judges.endpoint import Endpoint
+from mrl.rewards.judges.ledger import Ledger, check_budget, digest
+from mrl.rewards.judges.question import Question, ask, question_of, read_choice, read_line, template_of
+from mrl.rewards.judges.rules import LlmRules
+from mrl.rewards.judges.untrusted import ControlStrings, fault_of
+from mrl.rewards.part import RewardPart
+from mrl.samples import Verdict
+
+_log = logging.getLogger(__name__)
+
+_WRONG = "I do not know the answer."
+_ASK_AGAIN_TEMPERATURE = 0.7
+_TOP_LOGPROBS = 20
+_NOT_OF_THE_VERDICT = {"tries", "max_calls", "max_tokens", "calls_per_minute", "api_key_env", "canaries"} | {
+    "max_canary_passes"
+}
+
+
+class LlmVerifier:
+    """Asks a server's chat completions."""
+
+    name = "llm"
+    waits = True
+
+    def __init__(self, part: RewardPart, rules: LlmRules, folder: Path | None) -> None:
+        self._part, self._rules = part, rules
+        self._template = template_of(rules)
+        self._controls = ControlStrings.of_folder(rules.tokenizer)
+        said = rules.model_dump(exclude=_NOT_OF_THE_VERDICT)
+        self.version = digest("llm", part.path, said, self._template)[:12]
+        self._ledger = Ledger(folder, self.version)
+        self._canaries = Ledger(folder, f"{self.version} canaries")
+        self._endpoint = Endpoint(
+            part.path or "",
+            rules,
+            concurrency=part.concurrency,
+            deadline_seconds=part.deadline_seconds,
+        )
+        self._attacks = list(read_attacks().values())
+
+    async def score(self, request: Request) -> Verdict:
+        text, question = request.visible, question_of(request)
+        reference = str(request.ground_truth) if self._rules.reference else ""
+        if fault := fault_of(text, question, reference):
+            return rejected(fault, min_reward=self._part.min_reward)
+        self._check_canaries()
+        await self._try_canary(request, question, reference)
+        nonce = self._secret_number(request.sample_id)
+        asked = self._ask(question, reference, text, nonce)
+        value = await self._value(self._ledger, asked, nonce)
+        return scored(value, score=value, control_strings=float(asked.control_strings))
+
+    def _ask(self, question: str, reference: str, response: str, nonce: str) -> Question:
+        words = {"question": question, "reference": reference, "response": response}
+        return ask(self._template, self._rules, self._controls, nonce=nonce, **words)
+
+    async def _value(self, ledger: Ledger, asked: Question, nonce: str) -> float:
+        key = digest(asked.text)
+        if (found := ledger.find(key)) is not None:
+            return found
+        fault: RewardError | None = None
+        for number in range(self._rules.asks):
+            check_budget(self._rules, self._ledger, self._canaries)
+            reply = await self._endpoint.post("/chat/completions", self._body(asked.text, nonce, number))
+            tokens = _tokens(reply)
+            try:
+                value = self._read(reply, nonce)
+            except RewardError as error:
+                ledger.note(tokens)
+                fault = error
+                continue
+            ledger.note(tokens, key, value)
+            return value
+        raise RewardError(f"{fault} ({self._rules.asks} replies)") from fault
+
+    def _body(self, text: str, nonce: str, number: int) -> dict[str, Any]:
+        rules = self._rules
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": text}],
+            "temperature": rules.temperature
+            if not number
+            else max(rules.temperature, _ASK_AGAIN_TEMPERATURE),
+            "seed": (int(nonce, 16) + number) % 2**31,
+            "max_tokens": rules.reply_tokens,
+        }
+        if rules.model:
+            body["model"] = rules.model
+        if rules.verdict == "choice":
+            body |= {"max_tokens": 1, "logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        if rules.constrained:
+            body["structured_outputs"] = {"choice": list(rules.choices)}
+        return body | rules.body
+
+    def _read(self, reply: dict[str, Any], nonce: str) -> float:
+        replies = reply.get("choices")
+        if not isinstance(replies, list) or not replies or not isinstance(replies[0], dict):
+            raise RewardError(f"the judge's answer holds no reply: {str(reply)[:80]!r}")
+        if self._rules.verdict == "choice":
+            return read_choice(replies[0], self._rules.choices)
+        return read_line(replies[0], self._rules.choices, nonce)
+
+    def _secret_number(self, *what: str) -> str:
+        """64 bits that only this run can name, as hex."""
+        return hashlib.sha256("\0".join((self._ledger.secret, *what)).encode()).hexdigest()[:16]
+
+    async def _try_canary(self, request: Request, question: str, reference: str) -> None:
+        """For a share of the samples, asks about a wrong response that attacks the judge."""
+        lot = int(self._secret_number("canary", request.sample_id), 16)
+        if lot % 10_000 >= self._rules.canaries * 10_000:
+            return
+        text = self._attacks[lot // 10_000 % len(self._attacks)]
+        best = max(self._rules.choices, key=lambda choice: self._rules.choices[choice])
+        words = {"wrong": _WRONG, "question": question, "choice": best, "guess": GUESS}
+        nonce = self._secret_number("canary nonce", request.sample_id)
+        try:
+            asked = self._ask(question, reference, attacked(text, words), nonce)
+            value = await self._value(self._canaries, asked, nonce)
+        except RewardError:
+            return  # the sample's own call tells what is wrong with the server
+        if value > self._middle:
+            _log.warning("the judge took a wrong response for right that said %r", text[:120])
+
+    def _check_canaries(self) -> None:
+        passed = self._canaries.count_above(self._middle)
+        if passed > self._rules.max_canary_passes:
+            raise RewardError(
+                f"the judge took {passed} wrong responses for right that attacked it, more than "
+                f"llm.max_canary_passes = {self._rules.max_canary_passes}"
+            )
+
+    @property
+    def _middle(self) -> float:
+        values = self._rules.choices.values()
+        return (min(values) + max(values)) / 2
+
+
+def shown(rules: LlmRules, request: Request) -> str:
+    """What the judge is asked about a response, with a nonce for show."""
+    words = {"question": question_of(request), "response": request.visible}
+    reference = str(request.ground_truth) if rules.reference else ""
+    controls = ControlStrings.of_folder(rules.tokenizer)
+    return ask(template_of(rules), rules, controls, nonce=GUESS, reference=reference, **words).text
+
+
+def _tokens(reply: dict[str, Any]) -> int:
+    usage = reply.get("usage")
+    total = usage.get("total_tokens") if isinstance(usage, dict) else 0
+    return total if isinstance(total, int) else 0

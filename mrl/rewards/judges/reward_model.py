@@ -1,0 +1,133 @@
+"""A sequence classifier with one label, behind vLLM's pooling server (POST {url}/classify): its number is the reward.
+
+The conversation goes out as token ids, made here with the model's own template, so that what a policy wrote is
+plain text to it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import ConfigError, RewardError
+from mrl.rewards.contract import Request, checked_value, scored
+from mrl.rewards.judges.endpoint import Endpoint
+from mrl.rewards.judges.ledger import Ledger, check_budget, digest
+from mrl.rewards.judges.question import text_of
+from mrl.rewards.judges.rules import RewardModelRules
+from mrl.rewards.judges.untrusted import ControlStrings
+from mrl.rewards.part import RewardPart
+from mrl.samples import Verdict
+
+
+class RewardModelVerifier:
+    """Asks a server's classification."""
+
+    name = "reward_model"
+    waits = True
+
+    def __init__(self, part: RewardPart, rules: RewardModelRules, folder: Path | None) -> None:
+        self._rules = rules
+        self._conversation = Conversation(rules.tokenizer or "")
+        self.version = digest("reward_model", part.path, rules.model, self._conversation.version)[:12]
+        self._ledger = Ledger(folder, self.version)
+        self._endpoint = Endpoint(
+            part.path or "",
+            rules,
+            concurrency=part.concurrency,
+            deadline_seconds=part.deadline_seconds,
+        )
+
+    async def score(self, request: Request) -> Verdict:
+        ids, found = self._conversation.ids(request)
+        key = digest(ids)
+        value = self._ledger.find(key)
+        if value is None:
+            check_budget(self._rules, self._ledger)
+            body = {"input": ids, "use_activation": False}
+            if self._rules.model:
+                body["model"] = self._rules.model
+            value = _score(await self._endpoint.post("/classify", body))
+            self._ledger.note(len(ids), key, value)
+        return scored(value, score=value, control_strings=float(found))
+
+
+class Conversation:
+    """Makes the ids that a reward model of a folder reads."""
+
+    def __init__(self, folder: str) -> None:
+        """ConfigError for a folder that holds no reward model whose scores mean what they seem to."""
+        config = _checked_config(Path(folder))
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # what the readers of each kind of file raise
+            raise ConfigError(f"reward_model.tokenizer = {folder!r}: {error}".splitlines()[0]) from error
+        self._controls = ControlStrings.of_folder(folder)
+        self._template = getattr(self._tokenizer, "chat_template", None)
+        self._end = config["eos_token_id"]
+        self.version = digest(config, self._template, (Path(folder) / "tokenizer.json").read_text())
+
+    def ids(self, request: Request) -> tuple[list[int], int]:
+        """The tokens of prompt and response by the chat template, or, where the folder has none, both as they are and
+        the end token; and how many control strings the response had."""
+        response, found = self._controls.defuse(request.response)
+        if not self._template:
+            prompt = self._controls.defuse(request.prompt)[0]
+            return [*self._encoded(prompt), *self._encoded(response), self._end], found
+        messages = request.messages or ({"role": "user", "content": request.prompt},)
+        said = [
+            (str(m.get("role", "user")), self._controls.defuse(text_of(m.get("content")))[0])
+            for m in messages
+        ]
+        return self._by_template([*said, ("assistant", response)]), found
+
+    def _by_template(self, said: Sequence[tuple[str, str]]) -> list[int]:
+        """The template is rendered around marks, and each text is encoded by itself in its mark's place."""
+        marks = [f"mark{secrets.token_hex(8)}" for _ in said]
+        messages = [{"role": role, "content": mark} for (role, _), mark in zip(said, marks, strict=True)]
+        rest = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        ids: list[int] = []
+        for (_, text), mark in zip(said, marks, strict=True):
+            before, there, rest = rest.partition(mark)
+            if not there:
+                raise RewardError("the reward model's chat template leaves a message out")
+            ids += [*self._encoded(before), *self._encoded(text)]
+        return [*ids, *self._encoded(rest)]
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False) if text else []
+
+
+def _checked_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json. With one token for padding and for the end, transformers scores the token before
+    the end, and vLLM the end."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"reward_model.tokenizer = {str(folder)!r}: config.json: {error}") from error
+    names = config.get("architectures") or [""]
+    if not str(names[0]).endswith("ForSequenceClassification"):
+        raise ConfigError(
+            f"reward_model.tokenizer = {str(folder)!r} is {names[0]}, no ...ForSequenceClassification"
+        )
+    pad, end = config.get("pad_token_id"), config.get("eos_token_id")
+    if not isinstance(end, int) or pad is None or pad == end:
+        raise ConfigError(
+            f"reward_model.tokenizer = {str(folder)!r}: pad_token_id = {pad} and eos_token_id = {end} in config.json; they are two "
+            "different tokens, or the score is of another place than it was trained at"
+        )
+    return config
+
+
+def _score(reply: dict[str, Any]) -> float:
+    try:
+        (row,) = reply["data"]
+        (value,) = row["probs"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RewardError(f"the reward model's answer is not one number: {str(reply)[:120]!r}") from error
+    return checked_value(value, verifier="reward_model")

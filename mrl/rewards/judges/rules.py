@@ -1,0 +1,76 @@
+"""What of asking a model is a setting."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mrl.section import Section
+
+
+class EndpointRules(Section):
+    """How a server is asked."""
+
+    model: str = ""
+    """The model's name at the server; empty: the server's own choice."""
+    api_key_env: str | None = None
+    """Environment variable that holds the server's key."""
+    tries: int = Field(default=4, ge=1)
+    """Times that a call is made where the server refuses, is overloaded or breaks off, with growing pauses (or
+    the one that it asks for), inside the sample's deadline; `reward.retries` begins anew."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Answered calls of the whole run (on each node), resumed parts included; no sample has a reward after
+    them."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """The same for tokens, as the server counts them."""
+    calls_per_minute: float | None = Field(default=None, gt=0)
+    """Most calls that are begun in a minute."""
+    tokenizer: str | None = None
+    """Folder of the judge's tokenizer, which knows the control tokens that no response may write; without it
+    those of the common families are known."""
+
+
+class LlmRules(EndpointRules):
+    """What a language model is asked, and how its answer is read."""
+
+    template: str | None = None
+    """Text file with {prompt}, {response} and, where `reference` is true, {reference}; there is one for the
+    comparison with a ground truth."""
+    reference: bool = True
+    """Whether the judge sees the row's ground truth, which every row has then."""
+    choices: dict[str, float] = Field(default={"no": 0.0, "yes": 1.0}, min_length=2)
+    """What the judge may say, and the value of each."""
+    verdict: Literal["line", "choice"] = "line"
+    """line: it may think and ends with a line of a given form. choice: it says one word, and the value is the mean over
+    the log-probs of the choices, which the server has to give; a choice is one token then."""
+    constrained: bool = False
+    """Ask the server (vLLM) to let it say nothing but a choice; for verdict = choice."""
+    reply_tokens: int = Field(default=2048, ge=1)
+    """Longest reply; for verdict = line."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Of the first ask; a further one has at least 0.7, and another seed."""
+    asks: int = Field(default=2, ge=1)
+    """Replies that are asked for until one holds a verdict."""
+    max_chars: int = Field(default=20000, ge=100)
+    """Of a longer response the judge sees the end."""
+    canaries: float = Field(default=0.01, ge=0, le=1)
+    """Share of the samples beside which the judge is also asked about a wrong response that attacks it."""
+    max_canary_passes: int = Field(default=5, ge=0)
+    """Attacks that may succeed in a run; after one more no sample has a reward."""
+    body: dict[str, Any] = {}
+    """Further fields of each request, as the server knows them."""
+
+    @model_validator(mode="after")
+    def _choices_differ(self) -> "LlmRules":
+        if len({choice.strip().casefold() for choice in self.choices}) < len(self.choices):
+            raise ValueError(f"choices {list(self.choices)} differ in more than capitals and spaces")
+        if any(not choice.strip() or len(choice.splitlines()) > 1 for choice in self.choices):
+            raise ValueError("a choice is some text of one line")
+        if len(set(self.choices.values())) < 2:
+            raise ValueError("choices have more than one value")
+        if self.constrained and self.verdict != "choice":
+            raise ValueError("constrained is for verdict = choice")
+        return self
+
+
+class RewardModelRules(EndpointRules):
+    """Which reward model is asked."""

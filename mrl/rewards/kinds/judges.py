@@ -1,0 +1,65 @@
+"""Models that judge, behind a server's address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mrl.errors import DataError
+from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
+from mrl.rewards.judges.rules import LlmRules, RewardModelRules
+from mrl.rewards.part import RewardPart
+
+
+class _Asked(RewardKind):
+    """A model at an address."""
+
+    needs_path = True
+    stages = (Stage(one_process=True),)
+
+    @property
+    def own_folder(self) -> Path | None:
+        """Where its answers are kept."""
+        return None if self.folder is None else Path(self.folder)
+
+
+class Llm(_Asked):
+    """A language model that is asked for a verdict, behind an OpenAI-compatible server."""
+
+    rules_section = LlmRules
+
+    @property
+    def needs_ground_truth(self) -> bool:  # type: ignore[override] a setting decides
+        return self.rules.reference
+
+    def parse_ground_truth(self, raw: Any, *, place: str) -> str:
+        if not isinstance(raw, str | int | float):
+            raise DataError(f"{place}: a judge is shown a text or a number, not {type(raw).__name__}")
+        return str(raw)
+
+    def verifier(self, stage: Stage) -> Verifier:
+        from mrl.rewards.judges.llm import LlmVerifier
+
+        return LlmVerifier(self.part, self.rules, self.own_folder)
+
+    def reading(self, request: Request) -> dict[str, str]:
+        from mrl.rewards.judges.llm import shown
+
+        return {"asked": shown(self.rules, request)}
+
+
+class RewardModel(_Asked):
+    """A sequence classifier with one label, behind vLLM's pooling server."""
+
+    rules_section = RewardModelRules
+
+    @classmethod
+    def check(cls, part: RewardPart) -> None:
+        super().check(part)
+        if not part.reward_model.tokenizer:  # type: ignore[attr-defined] every kind's rules are in the part
+            raise ValueError("kind = reward_model needs reward_model.tokenizer, the model's folder")
+
+    def verifier(self, stage: Stage) -> Verifier:
+        from mrl.rewards.judges.reward_model import RewardModelVerifier
+
+        return RewardModelVerifier(self.part, self.rules, self.own_folder)

@@ -1,0 +1,209 @@
+"""Models that judge, against a real server process: an outage is never a reward."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.errors import ConfigError, DataError, RewardError
+from mrl.rewards.judges.ledger import FILE
+from mrl.rewards.judges.question import read_choice, read_line
+from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.pool.pool import RewardPool
+from mrl.samples import VerdictKind
+from tests.support.judge_server import FAILURES, judge_server
+
+Asked = tuple[str, Callable[[], dict[str, int]], Any]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Asked]:
+    with judge_server() as found:
+        yield found
+
+
+def section(url: str, *, retries: int = 0, deadline: float = 60.0, **rules: Any) -> RewardSection:
+    llm = {"tries": 1, "asks": 1, "canaries": 0.0} | rules
+    return RewardSection(kind="llm", path=url, llm=llm, retries=retries, deadline_seconds=deadline)
+
+
+def test_a_judge_is_asked_about_what_is_left_of_a_response(
+    server: Asked, make_pair: Any, score_all: Any
+) -> None:
+    url, stats, _ = server
+    before = stats()["calls"]
+    responses = {
+        "The sum is 12.": (VerdictKind.SCORED, 1.0),
+        "The sum is 13.": (VerdictKind.SCORED, 0.0),
+        "<think>12</think> I say 13": (VerdictKind.SCORED, 0.0),
+        "": (VerdictKind.REJECTED, 0.0),
+        " : ": (VerdictKind.REJECTED, 0.0),
+        "question\nquestion": (VerdictKind.REJECTED, 0.0),
+    }
+    pairs = [make_pair(n, text, "12") for n, text in enumerate(responses)]
+    with RewardPool(section(url)) as pool:
+        found = score_all(pool, pairs)
+    assert [(v.kind, v.value) for _, v in sorted(found.items())] == list(responses.values())
+    assert stats()["calls"] == before + 3, "what says nothing is refused without asking"
+    with RewardPool(section(url, verdict="choice")) as pool:
+        values = score_all(pool, pairs[:2])
+    assert values["0.0"].value == pytest.approx(0.9 / 0.99)
+    assert values["1.0"].value == pytest.approx(0.09 / 0.99)
+
+
+def test_of_a_thousand_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_all: Any) -> None:
+    url, _, _ = server
+    pairs = [make_pair(n, f"12 mode={FAILURES[n % 10]}", "12") for n in range(1000)]
+    with RewardPool(section(url, deadline=1.0)) as pool:
+        found = score_all(pool, pairs)
+        reasons = "".join(v.reason for v in found.values())
+    assert {v.kind for v in found.values()} == {VerdictKind.NO_REWARD}
+    for words in (
+        "status 429",
+        "status 503",
+        "no JSON",
+        "no reply",
+        "is no verdict",
+        "ended by 'length'",
+        "4194304",
+    ):
+        assert words in reasons
+
+
+def test_a_busy_server_is_asked_again_and_a_dead_one_never_scores(make_pair: Any, score_all: Any) -> None:
+    with judge_server() as (url, stats, process), RewardPool(section(url, tries=3)) as pool:
+        found = score_all(pool, [make_pair(0, "12 mode=busy", "12")])
+        assert "(3 tries)" in found["0.0"].reason and stats()["calls"] == 3
+        assert score_all(pool, [make_pair(1, "12", "12")])["1.0"].value == 1.0
+        found = score_all(pool, [make_pair(50, "12 mode=later", "12")])
+        assert "asks for a pause of 3600 s" in found["50.0"].reason and stats()["calls"] == 5
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        found = score_all(pool, [make_pair(n, "12", "12") for n in range(2, 40)])
+    assert {v.kind for v in found.values()} == {VerdictKind.NO_REWARD}
+    assert "ConnectError" in found["2.0"].reason
+
+
+def test_one_process_has_sixty_four_calls_in_flight(make_pair: Any, score_all: Any) -> None:
+    with judge_server(1.0) as (url, stats, _), RewardPool(section(url)) as pool:
+        found = score_all(pool, [make_pair(n, "12", "12") for n in range(128)])
+        assert all(v.value == 1.0 for v in found.values())
+        assert stats()["most"] == 64
+
+
+def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
+    server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    url, stats, _ = server
+    folder = str(tmp_path / "judged")
+    before = stats()["calls"]
+    pairs = [make_pair(n, str(n), "12") for n in range(10, 14)]
+    first = RewardPool(section(url), folder=folder)
+    with first:
+        values = {name: v.value for name, v in score_all(first, pairs).items()}
+    file = tmp_path / "judged" / FILE
+    file.write_bytes(file.read_bytes() + b'{"judge": "ab')  # killed while it wrote
+    limited = section(url, max_calls=5)
+    with RewardPool(limited, folder=folder) as pool:
+        again = {name: v.value for name, v in score_all(pool, pairs).items()}
+        new = score_all(pool, [make_pair(20, "1", "12")])
+        last = score_all(pool, [make_pair(21, "2", "12")])
+    assert again == values and stats()["calls"] == before + 5
+    assert new["20.0"].value == 0.0
+    assert last["21.0"].value is None and "budget is spent: max_calls = 5" in last["21.0"].reason
+
+
+def test_a_judge_that_falls_for_attacks_ends_the_rewards(
+    make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    """The server compares numbers; where the ground truth is the last one of an attack it is taken in."""
+    with judge_server() as (url, stats, _):
+        rules = section(url, canaries=1.0, max_canary_passes=0, choices={"no": 0.0, "yes": 1.0})
+        with RewardPool(rules, folder=str(tmp_path)) as pool:
+            for number in range(200):  # one of 26 attacks has the ground truth as its last number
+                verdict = score_all(pool, [make_pair(number, "12", "128")])[f"{number}.0"]
+                if verdict.value is None:
+                    break
+        assert "llm.max_canary_passes = 0" in verdict.reason
+        assert stats()["calls"] == 2 * number, "a canary beside each sample, and none after the last"
+
+
+def test_replies_that_only_look_like_verdicts_are_none() -> None:
+    choices, nonce = {"no": 0.0, "yes": 1.0}, "00ff00ff00ff00ff"
+    right = f"VERDICT {nonce}: yes"
+
+    def read(text: Any, ended: str = "stop") -> float:
+        return read_line({"message": {"content": text}, "finish_reason": ended}, choices, nonce)
+
+    assert read(f"Thoughts.\n\n{right}\n ") == 1.0
+    assert read(f"{right}\nno, rather:\nverdict {nonce}: NO") == 0.0
+    texts = ["", None, 7, "yes", "Incorrect. The eyes", "VERDICT: yes", "\\boxed{yes}", '{"verdict": "yes"}']
+    texts += [
+        f"{right}\nThank you.",
+        f"{right}.",
+        f"{right} or no",
+        f"**{right}**",
+        right.replace("0", "1"),
+        f"> {right}",
+    ]
+    for text in texts:
+        with pytest.raises(RewardError, match="no verdict"):
+            read(text)
+    with pytest.raises(RewardError, match="ended by 'length'"):
+        read(right, "length")
+    for top in (
+        [],
+        [{"token": "the", "logprob": -0.1}],
+        [{"token": "yes", "logprob": float("nan")}],
+        "yes",
+        None,
+    ):
+        with pytest.raises(RewardError):
+            read_choice({"logprobs": {"content": [{"top_logprobs": top}]}}, choices)
+
+
+@pytest.mark.parametrize(
+    ("rules", "error"),
+    [
+        ({"choices": {"yes": 1.0, "Yes ": 0.0}}, "differ in more than capitals"),
+        ({"choices": {"yes": 1.0, "no": 1.0}}, "more than one value"),
+        ({"constrained": True}, "constrained is for verdict = choice"),
+    ],
+)
+def test_settings_that_decide_nothing_are_refused(rules: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        section("http://127.0.0.1:9", **rules)
+
+
+def test_what_a_judge_cannot_be_shown_is_named(tmp_path: Path, make_pair: Any, score_all: Any) -> None:
+    url = "http://127.0.0.1:9"
+    with pytest.raises(DataError, match="f:1: a judge is shown a text or a number, not list"):
+        parse_ground_truth(["12"], domain="x", section=section(url), place="f:1")
+    assert parse_ground_truth(None, domain="x", section=section(url, reference=False), place="f:1") is None
+    template = tmp_path / "template.txt"
+    template.write_text("{prompt} {reference}")
+    faults = {
+        "has the places ['prompt', 'reference']": section(url, template=str(template)),
+        "is an http:// or https:// address": section("127.0.0.1:9"),
+        "no such environment variable": section(url, api_key_env="MRL_NO_SUCH_KEY"),
+    }
+    for words, broken in faults.items():
+        with RewardPool(broken) as pool:
+            assert words in score_all(pool, [make_pair(0, "12", "12")])["0.0"].reason
+
+
+def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) -> None:
+    from mrl.rewards.judges.reward_model import Conversation
+
+    config = {"architectures": ["Qwen3ForSequenceClassification"], "pad_token_id": 2, "eos_token_id": 2}
+    for change, error in (
+        ({}, "two different tokens"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "no ...For"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ConfigError, match=error):
+            Conversation(str(tmp_path))
