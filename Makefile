@@ -20,7 +20,7 @@ help:
 	@echo "make quickstart-gpu  the same task on one GPU"
 	@echo "make test         install, then the whole test suite"
 	@echo "make lint         ruff, pyright and codespell"
-	@echo "make docs         docs/settings.md and docs/metrics.md, from the code"
+	@echo "make docs         the pages of docs/ that are made from the code, then the site, in site/"
 	@echo "make test-slow    the long forms of the tests"
 	@echo "make oracle       Megatron-Bridge, in an environment of its own, against the name tables (docs/design/oracle.md)"
 	@echo "make gpu-smoke    what needs one GPU, in minutes; BIN=/path/to/bin of an environment with CUDA's torch"
@@ -120,6 +120,8 @@ lint: setup system-packages
 
 docs: setup
 	$(BIN)/python -m mrl.pages docs
+	$(BIN)/python -m sphinx -qW --keep-going -c docs -d site/.doctrees . site
+	@echo "site/docs/README.html opens in a browser"
 
 lock:
 	$(BIN)/python -m pip install -q uv
@@ -127,4 +129,4 @@ lock:
 	$(BIN)/uv pip compile -q --no-annotate --no-header --python-version 3.12 --python-platform x86_64-manylinux_2_28 requirements/cuda.in -o requirements/cuda.lock
 
 clean:
-	rm -rf runs work/quickstart work/calculator
+	rm -rf runs site work/quickstart work/calculator

@@ -1,6 +1,8 @@
 """What the pages name is there: files, folders and links."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,27 @@ def test_files_and_folders_that_a_page_names_are_there(page: Path) -> None:
     absent = {place for place in places if not (ROOT / place).exists() and not list(ROOT.glob(f"{place}*"))}
     absent |= {link for link in LINK.findall(text) if not (page.parent / link).exists()}
     assert not absent
+
+
+def site(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """Reads the site's pages and resolves their links as `make docs` does, writing no page."""
+    words = ["-qW", "--keep-going", "-b", "dummy", "-c", str(ROOT / "docs"), str(folder), str(out)]
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *words], capture_output=True, text=True, timeout=400
+    )
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    built = site(ROOT, tmp_path)
+    assert (built.returncode, built.stderr) == (0, "")
+
+
+def test_a_page_that_the_index_lacks_and_links_to_nowhere_fail_the_site(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/README.md").write_text("# A\n\n## B\n\n[one](one.md) [two](two.md)\n")
+    (tmp_path / "docs/one.md").write_text("# One\n\n[no such part](#absent) [none](README.md#absent)\n")
+    (tmp_path / "docs/lost.md").write_text("# Lost\n")
+    built = site(tmp_path, tmp_path / "out")
+    assert built.returncode != 0
+    for fault in ("'docs/two'", "target not found: 'absent'", "in doc 'docs/README': 'absent'", "lost.md"):
+        assert fault in built.stderr, built.stderr

@@ -24,7 +24,7 @@ MODULES = {
     "alembic": "mlflow",
 }
 """Packages whose module has another name, or that Megatron (Transformer Engine) and MLflow's default store import for us."""
-OWN_TOOLS = {"dev"}
+OWN_TOOLS = {"dev", "docs"}
 INTERFACE = """
 import mrl, mrl.models
 print(mrl.models.__file__)
