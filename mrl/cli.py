@@ -114,11 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
     )
     rewards.add_argument("--explain", action="store_true", help="print what each stage read and said")
-    plan = _config_command(
-        commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU"
-    )
-    plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
-    plan.add_argument("--json", action="store_true", help="for programs")
+    _plan_command(commands)
     bench = commands.add_parser("bench", help="a step against its floor, or schedules against each other")
     _bench_commands(bench.add_subparsers(required=True, metavar="WHAT"))
     settings = commands.add_parser("settings", help="all settings, or those below a path, one sentence each")
@@ -133,6 +129,27 @@ def _data_command(commands) -> None:
     )
     data.add_argument("--rows", type=int, default=2, help="rows shown of each file; 2 by default")
     data.add_argument("--json", action="store_true", help="for programs")
+
+
+def _plan_command(commands) -> None:
+    plan = _config_command(
+        commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU"
+    )
+    plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
+    plan.add_argument("--json", action="store_true", help="for programs")
+    stream = plan.add_argument_group(
+        "streams", "simulated: step time, who waits for whom, ages, and the best split and max_age"
+    )
+    stream.add_argument(
+        "--stream", action="store_true", help="simulate schedules on the configuration's slots"
+    )
+    stream.add_argument("--max-age", type=int, default=4, help="largest stream.max_age that is tried")
+    stream.add_argument("--mean", type=float, help="mean tokens of a response; by the hardware's file else")
+    stream.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
+    stream.add_argument(
+        "--filtered", type=float, default=0.0, help="share of the groups that are filtered away"
+    )
+    stream.add_argument("--every-choice", action="store_true", help="simulate all choices beside the search")
 
 
 def _report_command(commands) -> None:
@@ -328,10 +345,31 @@ def _plan(options: argparse.Namespace) -> int:
     import json
 
     from mrl.capacity.hardware import load_hardware
+
+    if options.stream:
+        return _plan_stream(options)
     from mrl.capacity.report import capacity_report
 
     report = capacity_report(_load(options), load_hardware(options.hardware))
     return _answer(json.dumps(report.tree, indent=1) if options.json else report.table())
+
+
+def _plan_stream(options: argparse.Namespace) -> int:
+    import json
+
+    from mrl.capacity.hardware import load_hardware
+    from mrl.simulation.report import planned
+
+    plan = planned(
+        _load(options),
+        load_hardware(options.hardware),
+        most_age=options.max_age,
+        mean=options.mean,
+        sigma=options.sigma,
+        filtered=options.filtered,
+        every_choice=options.every_choice,
+    )
+    return _answer(json.dumps(plan.tree, indent=1) if options.json else plan.table())
 
 
 def _bench_step(options: argparse.Namespace) -> int:

@@ -92,18 +92,42 @@ def generation(
     """The share of the engine, or the dp rank, with the most samples."""
     rollout = config.rollout
     samples = -(-work.samples // (config.num_engines * rollout.dp))
-    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
-    concurrent = max(1, min(samples, rollout.max_num_seqs, fitting))
+    concurrent = min(samples, most_concurrent(rollout, work, engine))
     steps = max(work.longest_response, math.ceil(samples * work.response_tokens / concurrent))
-    read = _weights_read(facts, engine.weights, rollout, concurrent)
-    read += concurrent * (work.prompt_tokens + work.response_tokens / 2) * engine.kv_bytes_per_token
-    reading = read / (hardware.memory_bytes_per_second * hardware.decode_efficiency)
-    decode_flops = facts.forward_flops(concurrent, concurrent * work.sample_tokens) / rollout.tp
-    step = max(reading, decode_flops / (hardware.peak_flops * 0.5), hardware.decode_step_seconds)
-    pairs = samples * work.prompt_tokens**2 / 2
-    prefill = facts.forward_flops(samples * work.prompt_tokens, pairs) / rollout.tp
-    seconds = steps * step + prefill / (hardware.peak_flops * hardware.training_efficiency)
+    step = decode_step(facts, hardware, work, rollout, engine, concurrent)
+    seconds = steps * step + samples * prefill_seconds(facts, hardware, rollout, work.prompt_tokens)
     return Generation(samples=samples, concurrent=concurrent, decode_steps=steps, seconds=seconds)
+
+
+def most_concurrent(rollout: RolloutSection, work: Work, engine: EngineMemory) -> int:
+    """Sequences of mean length that an engine, or a dp rank of it, decodes at one time."""
+    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
+    return max(1, min(rollout.max_num_seqs, fitting))
+
+
+def decode_step(
+    facts: Facts,
+    hardware: Hardware,
+    work: Work,
+    rollout: RolloutSection,
+    engine: EngineMemory,
+    sequences: int,
+) -> float:
+    """Seconds of one decode step of so many sequences that are half through their mean length."""
+    read = _weights_read(facts, engine.weights, rollout, sequences)
+    read += sequences * (work.prompt_tokens + work.response_tokens / 2) * engine.kv_bytes_per_token
+    flops = facts.forward_flops(sequences, sequences * work.sample_tokens) / rollout.tp
+    return max(
+        read / (hardware.memory_bytes_per_second * hardware.decode_efficiency),
+        flops / (hardware.peak_flops * 0.5),
+        hardware.decode_step_seconds,
+    )
+
+
+def prefill_seconds(facts: Facts, hardware: Hardware, rollout: RolloutSection, tokens: float) -> float:
+    """Seconds in which an engine computes a context of so many tokens."""
+    flops = facts.forward_flops(tokens, tokens**2 / 2) / rollout.tp
+    return flops / (hardware.peak_flops * hardware.training_efficiency)
 
 
 def _weights_read(facts: Facts, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:

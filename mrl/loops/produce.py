@@ -116,9 +116,10 @@ class Producer:
         served = self._in_flight.newest_version if version == self._served else -1
         return Batch(groups, served, metrics | kept | ages_of(groups, version) | self._take_counts())
 
-    def is_ready(self) -> bool:
-        """Whether `take` has groups."""
-        return self._admission.next_batch(self._ledger) is not None
+    def sync_due(self, *, shared: bool) -> bool:
+        """Whether the engines are to take the newest weights, by stream.sync_every or because the trainer's slots are theirs
+        (`shared`) and the next groups are not there."""
+        return self._admission.sync_due(self._ledger, shared=shared)
 
     def waiting_for(self) -> str:
         """The oldest group that no step has taken, and what it lacks."""

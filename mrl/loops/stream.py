@@ -98,9 +98,8 @@ class StreamLoop(Schedule):
 
     def _sync_due(self, number: int) -> bool:
         """By stream.sync_every; earlier for a cut or a validation, and where the engines must go on for the next groups."""
-        due = self._steps_since_sync >= self._config.stream.sync_every or number == self._config.loop.steps
-        stuck = self._shares_slots and not self._producer.is_ready()
-        return due or stuck or self._save_due(number) or self._validation_due(number)
+        due = self._producer.sync_due(shared=self._shares_slots) or number == self._config.loop.steps
+        return due or self._save_due(number) or self._validation_due(number)
 
     def _sync(self, step: Step) -> None:
         with self._clock.phase("sync"):

@@ -136,7 +136,10 @@ class Ledger:
         for index in indices:
             self._move(index, State.KEPT, State.TAKEN)
             self._entries[index].trained_at = version
+        last = max(indices, default=-1)
         for entry in self._entries.values():
+            if entry.index >= last:
+                break
             if entry.state is not State.TAKEN:
                 entry.overtaken += sum(index > entry.index for index in indices)
         self.fruitless = 0
@@ -225,6 +228,11 @@ class Admission:
     def is_spent(self, ledger: Ledger) -> bool:
         """Whether too many groups were dropped since the last batch."""
         return ledger.fruitless > self.most_fruitless
+
+    def sync_due(self, ledger: Ledger, *, shared: bool) -> bool:
+        """Whether the engines are to take the weights of the step that ended. `shared`: they have the trainer's slots, and
+        so must go on where the next groups are not there."""
+        return len(ledger.uncommitted) >= self.sync_every or (shared and self.next_batch(ledger) is None)
 
     def next_batch(self, ledger: Ledger) -> list[int] | None:
         """Indices of the next step's groups; None while they are on their way.

@@ -157,9 +157,8 @@ class World:
 
     def _end_step(self) -> None:
         self.trained_version += 1
-        due = self.trained_version % self._settings.admission.sync_every == 0
-        early = self._settings.shared and self.admission.next_batch(self.ledger) is None
-        if due or early or self._dice.random() < 0.1:  # a checkpoint or a validation syncs too
+        due = self.admission.sync_due(self.ledger, shared=self._settings.shared)
+        if due or self._dice.random() < 0.1:  # a checkpoint or a validation syncs too
             self.served_version = self.trained_version
             self.ledger.commit(self.served_version)
         self._busy = None
