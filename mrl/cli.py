@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     _data_command(commands)
     _report_command(commands)
     _audit_command(commands)
+    _watch_command(commands)
     samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
     samples.add_argument("--step", type=int, help="of one step alone")
@@ -170,6 +171,17 @@ def _audit_command(commands) -> None:
     audit = commands.add_parser("audit", help=text, description=f"{text}; 1 where that is not so")
     audit.add_argument("folder", help="run folder")
     audit.set_defaults(run=_audit)
+
+
+def _watch_command(commands) -> None:
+    text = "the report's page of runs while they are written, for a browser of this machine"
+    watch = commands.add_parser("watch", help=text, description=text)
+    watch.add_argument("folder", nargs="+", help="run folders, or folders of runs")
+    watch.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; this machine alone by default"
+    )
+    watch.add_argument("--port", type=int, default=8400, help="8400 by default; 0 is any that is free")
+    watch.set_defaults(run=_watch)
 
 
 def _bench_commands(commands) -> None:
@@ -291,6 +303,15 @@ def _audit(options: argparse.Namespace) -> int:
 
     found = audit(Path(options.folder))
     return _answer(text(found)) or int(not found.holds)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from mrl.watch.serve import serve
+
+    serve([Path(folder) for folder in options.folder], host=options.host, port=options.port)
+    return 0
 
 
 def _samples(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ LAYERS = [
         "mrl.report",
         "mrl.resharding.planner",
         "mrl.training.platform",
+        "mrl.watch",
     ],
     [
         "mrl.resharding.transfer",
@@ -117,6 +118,7 @@ PURE = {
     "mrl.data": ("ray", "vllm", "megatron"),
     "mrl.observe": ("ray", "vllm", "megatron"),
     "mrl.report": ("ray", "vllm", "megatron", "torch"),
+    "mrl.watch": ("ray", "vllm", "megatron", "torch"),
     "mrl.capacity": ("ray", "vllm", "megatron"),
     "mrl.simulation": ("ray", "vllm", "megatron"),
     "mrl.models": ("ray", "vllm", "megatron", "torch"),

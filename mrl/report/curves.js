@@ -14,15 +14,43 @@ class CurveFigures {
       }
     }, { rootMargin: "300px" });
     this.plots = [];
+    this.grids = new Map();
+  }
+
+  update(data) {
+    this.runs = data.runs;
+    const known = new Map(this.plots.map((plot) => [keyOf(plot.described), plot]));
+    for (const described of data.figures) {
+      const plot = known.get(keyOf(described));
+      if (plot) this.describe(plot, described);
+      else this.grid(described.section).append(this.card(described));
+    }
+    for (const plot of this.plots) {
+      plot.axis = null;
+      if (plot.inView) this.draw(plot);
+    }
+  }
+
+  grid(title) {
+    if (!this.grids.has(title)) {
+      this.grids.set(title, element("div", { class: "figures" }));
+      section(title, this.grids.get(title));
+    }
+    return this.grids.get(title);
+  }
+
+  describe(plot, described) {
+    plot.described = described;
+    plot.heading.textContent = described.title + (described.unit ? ` [${described.unit}]` : "");
   }
 
   card(described) {
     const plot = element("div", { class: "plot" });
-    plot.described = described;
+    plot.heading = element("h3", {});
+    this.describe(plot, described);
     this.plots.push(plot);
     this.seen.observe(plot);
-    const title = described.title + (described.unit ? ` [${described.unit}]` : "");
-    return element("div", { class: "figure" }, element("h3", {}, title), plot, element("p", {}, described.meaning));
+    return element("div", { class: "figure" }, plot.heading, plot, element("p", {}, described.meaning));
   }
 
   show(axis) {
@@ -36,7 +64,7 @@ class CurveFigures {
     const traces = this.traces(plot.described);
     const title = this.axis === "step" ? "step" : "hours of steps, saving and validation";
     Plotly.react(plot, traces, {
-      height: 260, margin: { l: 52, r: 8, t: 6, b: 36 }, hovermode: "x",
+      height: 260, margin: { l: 52, r: 8, t: 6, b: 36 }, hovermode: "x", uirevision: this.axis,
       showlegend: traces.length > 1, legend: { orientation: "h", y: -0.25, font: { size: 10 } },
       xaxis: { title: { text: title, font: { size: 11 } } }, yaxis: { automargin: true },
     }, SETTINGS);
@@ -76,10 +104,12 @@ function showCurves(data) {
       card.hidden = !card.querySelector("h3").textContent.includes(find.value);
     }
   } });
-  document.querySelector("main").append(element("div", { class: "controls" },
+  partInTurn.append(element("div", { class: "controls" },
     choice("Curves over", axes, (axis) => curves.show(axis)), element("label", {}, "Figures with ", find)));
-  const bySection = Map.groupBy(data.figures, (described) => described.section);
-  for (const [title, members] of bySection) {
-    section(title, element("div", { class: "figures" }, ...members.map((described) => curves.card(described))));
-  }
+  for (const described of data.figures) curves.grid(described.section).append(curves.card(described));
+  return (newer) => curves.update(newer);
+}
+
+function keyOf(described) {
+  return `${described.section} ${described.entry}`;
 }

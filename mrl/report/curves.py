@@ -44,6 +44,11 @@ class Curves:
         taken = [numbers.get(name) for name in ("time/step_seconds", *OUTSIDE_STEP)]
         self._seconds[place] += sum(value for value in taken if value is not None and math.isfinite(value))
 
+    @property
+    def rows_per_point(self) -> int:
+        """How many neighbouring rows share a point."""
+        return self._width
+
     def tree(self) -> dict[str, Any]:
         """JSON values: steps and hours at the end of each point, and per metric the means; with more than one row a point also the ranges.
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from mrl.observe.phases import STREAM_PHASES
 from mrl.report.figures import figures
 from mrl.report.run import read_run
 
-SCRIPTS = ("elements.js", "curves.js", "step.js", "samples.js", "settings.js", "page.js")
-"""The page's own, in the order in which they run; plotly's comes before them."""
+SCRIPTS = ("elements.js", "curves.js", "step.js", "samples.js", "settings.js")
+"""The page's own, in the order in which they run; plotly's comes before them, and behind them a way to be fed and page.js."""
+HELD, LIVE = (*SCRIPTS, "held.js", "page.js"), (*SCRIPTS, "live.js", "page.js")
+"""Of a page that holds its data; of one that asks for it (`mrl watch`)."""
 
 
 def write_report(
@@ -40,16 +42,34 @@ def write_report(
 
 
 def page(runs: Sequence[dict[str, Any]]) -> str:
-    """The page's text. `runs`: what read_run makes."""
+    """The text of a page that has all its data. `runs`: what read_run makes."""
+    return built(page_data(runs), scripts_of(HELD), allowed="default-src 'none'")
+
+
+def page_data(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the page's scripts show, as JSON values."""
+    names = [name for run in runs for name in run["curves"]["metrics"]]
+    return {"runs": list(runs), "figures": figures(names), "phases": STREAM_PHASES}
+
+
+def scripts_of(names: Sequence[str]) -> list[str]:
+    """Plotly's script, and those of this folder with these names as one."""
     from plotly.offline import get_plotlyjs
 
-    names = [name for run in runs for name in run["curves"]["metrics"]]
-    data = {"runs": runs, "figures": figures(names), "phases": STREAM_PHASES}
-    scripts = [get_plotlyjs(), "\n".join(_file(name) for name in SCRIPTS)]
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    return [get_plotlyjs(), "\n".join(_file(name) for name in names)]
+
+
+def policy(scripts: Sequence[str], allowed: str) -> str:
+    """The content security policy of a page that runs these scripts alone, and else does what is `allowed`."""
+    digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    return f"{allowed}; script-src {digests}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def built(data: Mapping[str, Any], scripts: Sequence[str], *, allowed: str) -> str:
+    """The page's text; `allowed`: as in `policy`."""
     parts = {
-        "allowed": allowed,
-        "title": html.escape(", ".join(run["name"] for run in runs)),
+        "policy": policy(scripts, allowed),
+        "title": html.escape(", ".join(run["name"] for run in data["runs"])),
         "style": _file("page.css"),
         "data": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         "plotly": scripts[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from mrl.errors import DataError
 from mrl.report.curves import Curves
 from mrl.report.rows import Reading, rows
 from mrl.report.samples import SamplesShown
+
+FACTS = ("versions", "hardware", "summary")
+"""Files of a run folder, beside its settings."""
 
 
 def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = None) -> dict[str, Any]:
@@ -29,53 +33,51 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
     if not curves.rows and not samples.seen:
         raise DataError(f"{folder} has no rows of metrics and no samples; is this a run folder?")
     notes = [note for reading in readings.values() for note in reading.notes()]
-    config = _config(folder / "config.yaml", notes)
-    facts = {name: _json(folder / f"{name}.json", notes) for name in ("versions", "hardware", "summary")}
-    facts["summary"].pop("last", None)
+    settings = settings_of(folder, notes)
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
-        "notes": notes + _left_out(curves, samples),
+        "notes": notes + curve_notes(curves) + _left_out(samples),
         "curves": curves.tree(),
         "samples": samples.tree(),
-        "config": config,
-        "facts": {name: dict(flat(tree)) for name, tree in facts.items()},
+        **settings,
     }
 
 
-def _config(path: Path, notes: list[str]) -> dict[str, str]:
-    """The settings by their dotted names."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        notes.append(f"{path.name} is not there.")
-        return {}
-    except (yaml.YAMLError, UnicodeDecodeError):
-        tree = None
-    if not isinstance(tree, dict):
-        notes.append(f"{path.name} cannot be read.")
-        return {}
-    return dict(flat(tree))
+def settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
+    """`config` and `facts` of a run folder by dotted names; what is missing goes into the notes."""
+    config = _tree(folder, "config.yaml", yaml.safe_load, notes)
+    facts = {name: _tree(folder, f"{name}.json", json.loads, notes) for name in FACTS}
+    facts["summary"].pop("last", None)
+    return {"config": dict(flat(config)), "facts": {name: dict(flat(tree)) for name, tree in facts.items()}}
 
 
-def _json(path: Path, notes: list[str]) -> dict[str, Any]:
+def inside(folder: Path, name: str) -> Path | None:
+    """A file of a folder, there or not; None for a link that leads out of it, and for what is there and no plain file."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return None
+    return path if path.is_file() or not path.exists() else None
+
+
+def _tree(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]) -> dict[str, Any]:
+    path = inside(folder, name)
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = parse(path.read_text(encoding="utf-8")) if path is not None else None
     except FileNotFoundError:
-        notes.append(f"{path.name} is not there.")
+        notes.append(f"{name} is not there.")
         return {}
-    except (ValueError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError, OSError):
         tree = None
     if not isinstance(tree, dict):
-        notes.append(f"{path.name} cannot be read.")
+        notes.append(f"{name} cannot be read.")
         return {}
     return tree
 
 
-def _left_out(curves: Curves, samples: SamplesShown) -> list[str]:
-    """What is there and not shown one by one."""
-    shown, notes = samples.tree(), []
-    width, kept = curves.tree()["rows_per_point"], len(shown["rows"])
+def curve_notes(curves: Curves) -> list[str]:
+    """What is there of the metrics and not drawn one by one."""
+    width, notes = curves.rows_per_point, []
     if width > 1:
         notes.append(
             f"{curves.rows} rows of metrics: a point is the mean of {width} rows, with their range behind it."
@@ -86,6 +88,13 @@ def _left_out(curves: Curves, samples: SamplesShown) -> list[str]:
         )
     for name, (count, first) in curves.not_finite.items():
         notes.append(f"{name}: no finite number in {count} rows, first at step {first}; a gap in its curve.")
+    return notes
+
+
+def _left_out(samples: SamplesShown) -> list[str]:
+    """What is there of the samples and not shown one by one."""
+    shown, notes = samples.tree(), []
+    kept = len(shown["rows"])
     if samples.made_again:
         notes.append(f"{samples.made_again} samples of steps that a resumed run made again are left out.")
     if kept < samples.seen - samples.made_again:

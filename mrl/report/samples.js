@@ -1,8 +1,7 @@
 "use strict";
 // Samples to browse: filters, a list, and all samples of the chosen prompt side by side with coloured tokens.
 
-const PAGE = 100, TOKENS = 4000, SIDE_BY_SIDE = 12;
-const SEARCHED = Symbol("what the search looks at");
+const TOKENS = 4000, SIDE_BY_SIDE = 12;
 const red = (share) => `rgba(214, 60, 50, ${Math.min(0.75, share).toFixed(3)})`;
 const blue = (share) => `rgba(45, 105, 200, ${Math.min(0.75, share).toFixed(3)})`;
 const signed = (share) => (share < 0 ? blue(-share) : red(share));
@@ -15,14 +14,15 @@ const COLOURS = {
 const COLOUR_NAMES = [["", "nothing"], ["logprob", "log-prob of the engine"], ["ratio", "ratio of trainer to engine"], ["age", "age in versions"], ["advantage", "advantage"]];
 const FILTERS = ["run", "kind", "domain", "status", "verdict"];
 const RANGES = ["step", "reward", "response_tokens"];
+const HEAD = ["run", "step", "kind", "domain", "reward", "tokens", "status", "prompt", "response"];
 
 class SampleBrowser {
-  constructor(runs) {
-    this.rows = runs.flatMap((run) => run.samples.rows.map((row) => ({ ...row, run: run.name })));
-    this.seen = runs.reduce((sum, run) => sum + run.samples.seen, 0);
-    this.filters = {};
+  constructor(source) {
+    this.source = source;
+    this.query = { names: {}, ranges: {}, text: "" };
+    this.asked = 0;
+    this.selects = {};
     this.colour = "";
-    this.text = "";
     this.count = element("p", { class: "quiet", id: "sample-count" });
     this.list = element("div", { class: "list", id: "sample-list" });
     this.chosen = element("div", { id: "chosen" });
@@ -30,51 +30,61 @@ class SampleBrowser {
 
   content() {
     const search = element("input", { type: "search", id: "find-sample", placeholder: "prompt, response, truth, reason", input: () => {
-      this.text = search.value.toLowerCase();
+      this.query.text = search.value.toLowerCase();
       this.show();
     } });
     const controls = element("div", { class: "controls" }, element("label", {}, "Text ", search));
     for (const name of FILTERS) {
-      const values = [...new Set(this.rows.map((row) => String(row[name] ?? "")))].sort();
-      if (values.length < 2) continue;
-      const options = [["", "all"], ...values.filter((value) => value).map((value) => [value, value])];
-      controls.append(choice(name, options, (value) => this.filter(name, value && ((row) => String(row[name]) === value))));
+      const label = choice(name, [], (value) => { this.query.names[name] = value; this.show(); });
+      this.selects[name] = label;
+      controls.append(label);
     }
+    this.offer();
     for (const name of RANGES) controls.append(this.range(name));
-    controls.append(choice("Colour tokens by", COLOUR_NAMES, (value) => { this.colour = value; this.showChosen(); }));
+    controls.append(choice("Colour tokens by", COLOUR_NAMES, (value) => { this.colour = value; this.showCards(); }));
     return [controls, this.count, this.list, this.chosen];
+  }
+
+  offer() {
+    for (const [name, label] of Object.entries(this.selects)) {
+      const values = this.source.values(name), select = label.querySelector("select"), now = select.value;
+      label.hidden = values.length < 2;
+      select.replaceChildren(...["", ...values.filter((value) => value)].map((value) => element("option", { value }, value || "all")));
+      select.value = now;
+    }
   }
 
   range(name) {
     const inputs = ["from", "to"].map((end) => element("input", { type: "number", step: "any", placeholder: end, "data-range": `${name}-${end}`, input: () => {
-      const [low, high] = inputs.map((input) => input.value);
-      const fits = (row) => typeof row[name] === "number" && (low === "" || row[name] >= low) && (high === "" || row[name] <= high);
-      this.filter(name, low === "" && high === "" ? "" : fits);
+      this.query.ranges[name] = inputs.map((input) => input.value);
+      this.show();
     } }));
     return element("label", {}, name.replace("_", " ") + " ", ...inputs);
   }
 
-  filter(name, fits) {
-    if (fits) this.filters[name] = fits;
-    else delete this.filters[name];
-    this.show();
+  async show() {
+    const ticket = ++this.asked;
+    const found = await this.source.find(this.query, null);
+    if (ticket === this.asked) this.fill(found, [element("tr", {}, ...HEAD.map((name) => element("th", {}, name)))]);
   }
 
-  show(limit = PAGE) {
-    const all = Object.values(this.filters);
-    const found = this.rows.filter((row) => all.every((fits) => fits(row)) && this.hasText(row));
-    this.count.textContent = `${found.length} of the ${this.rows.length} samples here; the runs wrote ${this.seen}.`;
-    const head = ["run", "step", "kind", "domain", "reward", "tokens", "status", "prompt", "response"];
-    const rows = found.slice(0, limit).map((row) => this.line(row));
-    const more = element("button", { click: () => this.show(limit + PAGE) }, `${PAGE} more`);
-    this.list.replaceChildren(element("table", {}, element("tr", {}, ...head.map((name) => element("th", {}, name))), ...rows),
-      ...(found.length > limit ? [more] : []));
+  async showMore(next, rows) {
+    const ticket = ++this.asked;
+    const found = await this.source.find(this.query, next);
+    if (ticket === this.asked) this.fill(found, rows);
   }
 
-  hasText(row) {
-    if (!this.text) return true;
-    row[SEARCHED] ??= [row.prompt, row.response, row.ground_truth, row.reason].join("\n").toLowerCase();
-    return row[SEARCHED].includes(this.text);
+  fill(found, before) {
+    const rows = [...before, ...found.rows.map((row) => this.line(row))];
+    this.isFirstPage = before.length === 1;
+    this.count.textContent = found.said;
+    const more = element("button", { click: () => this.showMore(found.next, rows) }, found.nextSaid);
+    this.list.replaceChildren(element("table", {}, ...rows), ...(found.next ? [more] : []));
+  }
+
+  update() {
+    this.offer();
+    if (this.isFirstPage && !this.query.text) this.show();
   }
 
   line(row) {
@@ -84,16 +94,25 @@ class SampleBrowser {
     return element("tr", { class: "choosable", click: () => { this.row = row; this.showChosen(); } }, ...cells, short(row.prompt), short(row.response));
   }
 
-  showChosen(limit = SIDE_BY_SIDE) {
-    if (!this.row) return;
-    const others = this.rows.filter((row) => row.prompt === this.row.prompt && row !== this.row);
-    const cards = [this.row, ...others].slice(0, limit).map((row) => this.card(row));
-    const left = others.length + 1 - cards.length;
+  async showChosen(limit = SIDE_BY_SIDE) {
+    const row = this.row, found = await this.source.ofPrompt(row, limit);
+    if (row !== this.row) return;
+    this.found = { ...found, limit };
+    this.showCards();
+  }
+
+  showCards() {
+    if (!this.found) return;
+    const { rows, total, limit } = this.found, left = total - rows.length;
+    if (!rows.length) {
+      this.chosen.replaceChildren(element("p", { class: "quiet" }, "The sample is no longer in its file."));
+      return;
+    }
     this.chosen.replaceChildren(
-      element("h3", {}, `Prompt, with its ${others.length + 1} samples that are here`),
-      element("div", { class: "text" }, String(this.row.prompt ?? "")),
-      element("p", { class: "quiet" }, `ground truth: ${this.row.ground_truth ?? "not written"}`),
-      element("div", { class: "samples" }, ...cards),
+      element("h3", {}, `Prompt, with its ${total} samples that are here`),
+      element("div", { class: "text" }, String(rows[0].prompt ?? "")),
+      element("p", { class: "quiet" }, `ground truth: ${rows[0].ground_truth ?? "not written"}`),
+      element("div", { class: "samples" }, ...rows.map((row) => this.card(row))),
       ...(left > 0 ? [element("button", { click: () => this.showChosen(limit + SIDE_BY_SIDE) }, `${left} more`)] : []));
   }
 
@@ -146,12 +165,15 @@ function valueAt(values, place) {
 }
 
 function showSamples(data) {
-  const browser = new SampleBrowser(data.runs);
-  if (!browser.seen) return;
+  if (!data.runs.some((run) => run.samples.seen)) return null;
+  const source = data.live ? new ServedSamples(data) : new HeldSamples(data.runs);
+  const browser = new SampleBrowser(source), counts = element("div", {});
   section("Samples", ...browser.content());
   browser.show();
-  const rows = data.runs.flatMap((run) => Object.entries(run.samples.counts).flatMap(([what, counts]) =>
-    counts.map(([value, count]) => [run.name, what, value, count, figure(count / run.samples.seen)])));
-  section("Counts over all samples", element("p", { class: "quiet" }, "The thirty commonest of each; in reasons, numbers and quotations are left out."),
-    table(["run", "what", "value", "samples", "share"], rows));
+  section("Counts over all samples", element("p", { class: "quiet" }, "The thirty commonest of each; in reasons, numbers and quotations are left out."), counts);
+  const showCounts = (newer) => counts.replaceChildren(table(["run", "what", "value", "samples", "share"],
+    newer.runs.flatMap((run) => Object.entries(run.samples.counts).flatMap(([what, found]) =>
+      found.map(([value, count]) => [run.name, what, value, count, figure(count / run.samples.seen)])))));
+  showCounts(data);
+  return (newer) => { source.update(newer); browser.update(); showCounts(newer); };
 }

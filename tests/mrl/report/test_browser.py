@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from mrl.report.page import write_report
+from tests.support.browser import CHROMIUM, opened_page, wait_for
 from tests.support.run_folders import metrics_row, sample_row, write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 ATTACK = "<img src=x onerror=\"document.title='run'\"></script><script>document.title='run'</script>"
 TOKENS = {
@@ -41,26 +40,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def opened(report: Path) -> Iterator[tuple[Page, list[str]]]:
     """The page, and what went wrong in it: errors, console messages, requests of anything but the file."""
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000)
-        page, wrong = browser.new_page(viewport={"width": 1300, "height": 900}), []
-        page.set_default_timeout(120_000)
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on(
-            "request", lambda request: wrong.extend([] if request.url == report.as_uri() else [request.url])
-        )
-        page.goto(report.as_uri())
-        yield page, wrong
-        browser.close()
+    with opened_page(report.as_uri(), lambda url: url == report.as_uri()) as found:
+        yield found
 
 
 def test_it_draws_curves_and_a_step_without_an_error(opened: tuple[Page, list[str]]) -> None:
     page, wrong = opened
-    page.wait_for_function("document.querySelectorAll('.figure .scatterlayer path.js-line').length >= 4")
+    wait_for(page, "document.querySelectorAll('.figure .scatterlayer path.js-line').length >= 4")
     page.wait_for_selector(".plot .barlayer path")
     page.select_option("label:has-text('Curves over') select", "hours")
-    page.wait_for_function("document.querySelector('.figure .xtitle').textContent.startsWith('hours')")
+    wait_for(page, "document.querySelector('.figure .xtitle').textContent.startsWith('hours')")
     page.fill("#find-figure", "sync/")
     assert set(page.locator(".figure:visible h3").all_inner_texts()) >= {"sync/seconds [s]"}
     assert not any("reward" in title for title in page.locator(".figure:visible h3").all_inner_texts())
@@ -111,7 +100,7 @@ def test_tokens_are_coloured_turns_are_apart_and_markup_is_text(opened: tuple[Pa
 
 def test_settings_that_differ_stand_out(opened: tuple[Page, list[str]]) -> None:
     page, wrong = opened
-    table = page.locator("h2#Configuration ~ table").first
+    table = page.locator("h2#Configuration ~ div table").first
     assert table.locator("tr:visible td:first-child").all_inner_texts() == ["a", "run.name"]
     notes = page.locator("#notes").inner_text()
     assert "two: samples.jsonl is not there." in notes and "one: versions.json is not there." in notes
