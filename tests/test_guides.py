@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from mrl import errors
 from mrl.algorithms.losses import Tokens, loss_of
@@ -18,7 +19,7 @@ from mrl.config.other_names import SYNONYMS
 from mrl.config.sections.policy_loss import CustomLoss
 from tests.support.source_tree import ROOT
 
-COMMANDS = re.compile(r"^mrl (?:train|eval|plan) (configs/.+?)(?:  .*)?$", re.M)
+COMMANDS = re.compile(r"^mrl (?:train|eval|plan) (configs/.+?)(?:  .*| --.*)?$", re.M)
 GUIDES = sorted(path for path in (ROOT / "docs").glob("*.md"))
 
 
@@ -105,8 +106,38 @@ def test_the_loss_of_ones_own_computes(tmp_path: Path, monkeypatch: pytest.Monke
     assert logprobs.grad is not None and logprobs.grad.tolist() == [-1.0, 3.0]
 
 
+JOB_FIELDS = {"entrypoint", "shutdownAfterJobFinishes", "backoffLimit", "rayClusterSpec"}
+CLUSTER_FIELDS = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
+GROUP_FIELDS = {"labels", "resources", "rayStartParams", "template"}
+WORKER_FIELDS = GROUP_FIELDS | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+"""Of KubeRay's API (ray.io/v1: RayJobSpec, RayClusterSpec, HeadGroupSpec, WorkerGroupSpec), those that the manifest has."""
+
+
+def test_the_job_for_kubernetes_fits_its_configuration_and_ray() -> None:
+    job = yaml.safe_load((ROOT / "examples/kubernetes/rayjob.yaml").read_text())
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert (set(spec), set(cluster), set(head)) == (JOB_FIELDS, CLUSTER_FIELDS, GROUP_FIELDS)
+    assert all(set(worker) == WORKER_FIELDS and worker["replicas"] == 1 for worker in workers)
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "pyproject.toml").read_text()
+    groups = [head, *workers]
+    assert [group["labels"] for group in groups] == [{"mrl-node": str(n)} for n in range(len(groups))]
+    _, _, script = shlex.split(spec["entrypoint"])
+    preflight, train = (part.split() for part in re.findall(r"(?:preflight|train) ([^&]+)", script))
+    assert preflight[-2:] == ["--nodes", str(len(groups))]
+    config = load_config(*train)
+    assert config.num_slots == load_config(*preflight[:-2]).num_slots
+    assert config.num_slots == sum(int(group["resources"]["slot"]) for group in groups)
+    for group in groups:
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == group["resources"]["GPU"]
+        assert group["resources"]["GPU"] == group["resources"]["slot"]
+        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/dev/shm", "/runs"} == mounted
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_a_command_of_a_guide_is_a_configuration(path: Path) -> None:
     for words in COMMANDS.findall(path.read_text()):
         if "..." not in words:
-            load_config(*(word for word in shlex.split(words) if not word.startswith("--")))
+            load_config(*shlex.split(words))
