@@ -52,9 +52,15 @@ class StubEngines:
                 (due, request) for request in (each.requests() if isinstance(each, Round) else [each])
             ]
 
-    def poll(self, timeout_seconds: float) -> list[Response]:
+    def at_work(self) -> Sequence[int]:
+        return [0] if self._due else []
+
+    def ended(self, timeout_seconds: float) -> Sequence[int]:
         wait = min(due for due, _ in self._due) - time.monotonic()
         time.sleep(min(max(wait, 0.02), timeout_seconds))  # a tick
+        return [0]
+
+    def take(self, engines: Sequence[int]) -> list[Response]:
         now = time.monotonic()
         ended = [request for due, request in self._due if due <= now]
         self._due = [(due, request) for due, request in self._due if due > now]

@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _report_command(commands)
     _audit_command(commands)
     _watch_command(commands)
+    _replay_command(commands)
     samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
     samples.add_argument("--step", type=int, help="of one step alone")
@@ -182,6 +183,22 @@ def _watch_command(commands) -> None:
     )
     watch.add_argument("--port", type=int, default=8400, help="8400 by default; 0 is any that is free")
     watch.set_defaults(run=_watch)
+
+
+def _replay_command(commands) -> None:
+    text = "executes the recorded schedule of a stream again and compares all tokens and weights"
+    replay = commands.add_parser("replay", help=text, description=text)
+    replay.add_argument("folder", help="run folder")
+    replay.add_argument("--out", help="new folder; the run's with -replay behind its name by default")
+    replay.add_argument(
+        "--until", type=int, metavar="STEP", help="last step; the record's last whole one by default"
+    )
+    replay.add_argument("--attempt", type=int, help="number of the run's start; its last one by default")
+    replay.add_argument(
+        "--judge-again", action="store_true", help="ask the reward workers again and name other rewards"
+    )
+    replay.add_argument("--any-code", action="store_true", help="also a record of other source code")
+    replay.set_defaults(run=_replay)
 
 
 def _bench_commands(commands) -> None:
@@ -391,6 +408,19 @@ def _plan_stream(options: argparse.Namespace) -> int:
         every_choice=options.every_choice,
     )
     return _answer(json.dumps(plan.tree, indent=1) if options.json else plan.table())
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from mrl.launch.commands.replay import Asked, replay
+    from mrl.observe.streams import survive_full_disks
+
+    survive_full_disks()
+    run = Path(options.folder)
+    out = Path(options.out) if options.out else run.resolve().with_name(f"{run.resolve().name}-replay")
+    asked = Asked(run, out, options.until, options.attempt, options.judge_again, options.any_code)
+    return _answer(replay(asked))
 
 
 def _bench_step(options: argparse.Namespace) -> int:

@@ -31,14 +31,16 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops import group_pool
+from mrl.loops.arrivals import Arrivals, RewardWorkers
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.in_flight import InFlight, RewardWorkers
+from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
+from mrl.loops.replaying import NoRewardWorkers
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
@@ -76,8 +78,8 @@ class Parts:
     lengths: Lengths | None = None
     """Of each response, instead of where the policy would end it; for measurements."""
 
-    def in_flight(self) -> InFlight:
-        """Groups in the making over the engines and the reward workers."""
+    def in_flight(self, arrivals: Arrivals | None = None) -> InFlight:
+        """Groups in the making over the engines and the reward workers; `arrivals` decides what is taken when."""
         return InFlight(
             self.hybrid.rollout,
             self.reward_workers,
@@ -85,6 +87,7 @@ class Parts:
             run_seed=self.config.run.seed,
             lengths=self.lengths,
             episodes=self.episodes,
+            arrivals=arrivals,
         )
 
     def loop(
@@ -93,9 +96,10 @@ class Parts:
         checkpoints: Checkpoints,
         *,
         should_stop: Callable[[], str | None] = lambda: None,
+        arrivals: Arrivals | None = None,
     ) -> OnPolicyLoop | StreamLoop:
         """The configured schedule at its first step."""
-        config, in_flight, prompts = self.config, self.in_flight(), self.prompts
+        config, in_flight, prompts = self.config, self.in_flight(arrivals), self.prompts
         deadline = config.loop.phase_deadline_seconds
         collector = Collector(in_flight, clock=self.clock, deadline_seconds=deadline)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
@@ -119,14 +123,14 @@ class Parts:
 
 
 @contextlib.contextmanager
-def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
-    """Workers up, before the first weight sync. ConfigError and DataError come before anything is started.
+def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iterator[Parts]:
+    """Workers up, before the first weight sync; reward workers only with `rewards`. ConfigError and DataError come before anything is started.
 
     The clock has the start's parts: check, cluster, workers, connect.
     """
     clock = PhaseClock()
     with clock.phase("check"):
-        inputs = check(config)
+        inputs = check(config, rewards=rewards)
         for warning in config.warnings:
             log.warning(warning)
         print(inputs.dataset.report.text(), flush=True)
@@ -138,7 +142,9 @@ def assembled(config: Config, *, log_folder: Path) -> Iterator[Parts]:
             stack.callback(store.remove)
         with clock.phase("cluster"):
             stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
-        reward_workers = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
+        reward_workers: RewardWorkers = NoRewardWorkers()
+        if rewards:
+            reward_workers = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
         episodes = stack.enter_context(opened(inputs.acting, config)) if inputs.acting else None
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         gc.collect()

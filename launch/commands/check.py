@@ -48,9 +48,9 @@ class Inputs:
     """The texts of single tokens, for samples.jsonl."""
 
 
-def check(config: Config) -> Inputs:
+def check(config: Config, *, rewards: bool = True) -> Inputs:
     """What the run will read. ConfigError has one line for each fault, with what to do; nothing is started
-    but reward processes.
+    but reward processes, and these only with `rewards`.
 
     Makes the model's folder where `model.new` says so.
     """
@@ -61,7 +61,8 @@ def check(config: Config) -> Inputs:
     acting = look_at(config, tokenizer)
     dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools if acting else None)
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
-    check_rewards(config, trial)
+    if rewards:
+        check_rewards(config, trial)
     return Inputs(dataset, acting, trial, pieces(tokenizer))
 
 

@@ -118,6 +118,7 @@ class _OneEngine:
 
     def __init__(self, engine: RolloutEngine, texts: Texts) -> None:
         self._engine, self._texts = engine, texts
+        self._ended: list[Response] = []
 
     def submit(self, requested: Iterable[Round | Request]) -> None:
         for each in requested:
@@ -125,8 +126,17 @@ class _OneEngine:
             self._texts.expect(requests)
             self._engine.submit(requests)
 
-    def poll(self, timeout_seconds: float) -> list[Response]:
-        return self._texts.told(self._engine.poll(timeout_seconds))
+    def at_work(self) -> Sequence[int]:
+        return [0] if self._engine.num_unfinished else []
+
+    def ended(self, timeout_seconds: float) -> Sequence[int]:
+        """The engine works only while it is waited for."""
+        self._ended += self._texts.told(self._engine.poll(timeout_seconds))
+        return [0]
+
+    def take(self, engines: Sequence[int]) -> list[Response]:
+        ended, self._ended = self._ended, []
+        return ended
 
     def park(self) -> list[Response]:
         return self._texts.told(self._engine.park())

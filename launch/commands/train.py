@@ -16,9 +16,12 @@ from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import last_words
+from mrl.loops.arrivals import Arrivals, AsTheyCome
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
+from mrl.loops.recording import Recording
+from mrl.loops.schedule_file import Header, ScheduleFile, code_digest
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.folder import take_latest
@@ -125,7 +128,11 @@ class Run:
         first_step = int(state["next_step"]) if state else 0
         folder.write_hardware(train.device_names())
         recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
-        loop = parts.loop(recorder, Checkpoints(config, folder, exports), should_stop=signals.reason)
+        arrivals: Arrivals = AsTheyCome()
+        if config.records_schedule:
+            arrivals = Recording(arrivals, _schedule_file(parts, folder, max(1, first_step)))
+        checkpoints = Checkpoints(config, folder, exports)
+        loop = parts.loop(recorder, checkpoints, should_stop=signals.reason, arrivals=arrivals)
         if state:
             loop.restore(state)
             recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
@@ -166,6 +173,12 @@ def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] 
             for callback in callbacks:
                 callback(run, row)
     return run
+
+
+def _schedule_file(parts: Parts, folder: RunFolder, first_step: int) -> ScheduleFile:
+    devices = parts.hybrid.train.device_names()
+    header = Header(parts.config.model_dump(mode="json"), first_step, code_digest(), devices)
+    return ScheduleFile(folder.path, header)
 
 
 def _said(error: MrlError) -> str:

@@ -1,4 +1,4 @@
-"""All engines as one: submit, poll, park. A prompt's samples go to one engine, or to one dp rank of an engine
+"""All engines as one: submit, take, park. A prompt's samples go to one engine, or to one dp rank of an engine
 (mrl/rollout/routing.py).
 
 An engine steps only inside a call. Two rounds of calls are under way on each engine that has work: while the driver looks at
@@ -117,9 +117,14 @@ class RolloutGroup(ActorGroup[RolloutActor]):
                 self._outbox[rank].append(each)
         self._call()
 
-    def poll(self, timeout_seconds: float) -> list[Response]:
-        """Finished responses; waits for the first call of an engine to end at most `timeout_seconds`, and then for the other
-        calls of its round, which end with it."""
+    def at_work(self) -> list[int]:
+        """The engines that have rounds under way."""
+        self._call()
+        return [engine for engine, rounds in enumerate(self._rounds) if rounds]
+
+    def ended(self, timeout_seconds: float) -> list[int]:
+        """The engines of whose next round a call ended, the others of which end with it; waits for the first at most
+        `timeout_seconds`."""
         import ray
 
         self._call()
@@ -129,8 +134,13 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         with self._clock.waiting():
             ended, _ = ray.wait(heads, num_returns=1, timeout=timeout_seconds)
             ended += ray.wait(heads, num_returns=len(heads), timeout=0)[0]
-        over = [rounds for rounds in self._rounds if rounds and not set(ended).isdisjoint(rounds[0].values())]
-        calls = {self.name(rank): call for rounds in over for rank, call in rounds.popleft().items()}
+        calls = {engine: self._rounds[engine][0].values() for engine in self.at_work()}
+        return [engine for engine, round_ in calls.items() if not set(ended).isdisjoint(round_)]
+
+    def take(self, engines: Sequence[int]) -> list[Response]:
+        """The responses that finished in the next rounds of these engines; waits for their end."""
+        over = [self._rounds[engine].popleft() for engine in engines]
+        calls = {self.name(rank): call for round_ in over for rank, call in round_.items()}
         responses = self._arrived(list(self.wait(calls).values()))
         self._call()
         return responses

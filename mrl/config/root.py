@@ -197,6 +197,11 @@ class Config(Section):
         return self
 
     @property
+    def records_schedule(self) -> bool:
+        """Whether the run writes a record that can be replayed: when environments answer is in none."""
+        return self.loop.schedule == "stream" and self.stream.record and self.agent is None
+
+    @property
     def warnings(self) -> list[str]:
         """What works and is probably not meant; a run's start and its capacity estimate print it."""
         return [*self._quantisation_warnings(), *self._stream_warnings()]

@@ -15,47 +15,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from mrl.loops.arrivals import Arrivals, AsTheyCome, RewardWorkers, Rollout
 from mrl.loops.episodes import Episodes
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
 from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
-
-
-class Rollout(Protocol):
-    """The engines as a schedule needs them."""
-
-    def submit(self, requested: Iterable[Round | Request]) -> None: ...
-
-    def poll(self, timeout_seconds: float) -> list[Response]: ...
-
-    def park(self) -> list[Response]:
-        """Those that ended, and PARKED those that were begun; the others wait for `go_on`."""
-        ...
-
-    def go_on(self) -> None:
-        """What waits may be begun, beside what is submitted next."""
-        ...
-
-    def under_way(self) -> Sequence[Any]:
-        """Calls of the engines, for whoever waits for their end."""
-        ...
-
-    def where(self, prompt: int) -> str:
-        """The engine that has a prompt's requests, by name."""
-        ...
-
-
-class RewardWorkers(Protocol):
-    """The reward pool as a schedule needs it."""
-
-    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None: ...
-
-    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]: ...
-
-    def flush_groups(self, prompts: Collection[int]) -> None: ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,9 +50,11 @@ class InFlight:
         run_seed: int,
         lengths: Lengths | None = None,
         episodes: Episodes | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it. `episodes`:
-        where samples are such."""
+        where samples are such. `arrivals`: who decides what is taken next; by default all that is there."""
+        self.arrivals = arrivals or AsTheyCome()
         self._clock, self._lengths, self._episodes = clock, lengths, episodes
         self._rollout, self._reward_workers = rollout, reward_workers
         self._drafts = Drafts(run_seed)
@@ -97,6 +66,10 @@ class InFlight:
         self.newest_version = -1
         """Of the tokens that came since whoever reads it set it to -1."""
 
+    def pumps(self, *, room: int, beside: bool, timeout_seconds: float) -> bool:
+        """Whether a schedule may look for what has come, after it asks `room` more prompts (arrivals.py)."""
+        return self.arrivals.pumps(self._rollout, room=room, beside=beside, timeout_seconds=timeout_seconds)
+
     # -- to the engines ------------------------------------------------------------------------------------------
 
     def ask(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -106,12 +79,15 @@ class InFlight:
     def park(self) -> list[Response]:
         """The engines stop; what came so far of each response that they had begun. The others wait where they are."""
         self._resting = set(self._making)
-        self._answered(self._rollout.park())
+        responses = self._rollout.park()
+        self.arrivals.parked(responses)
+        self._answered(responses)
         return self._drafts.parked()
 
     def go_on(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Asks for what is parked, goes on with what waits, and asks these prompts, all at once."""
         self._resting = set()
+        self.arrivals.goes_on()
         self._rollout.go_on()
         turns = self._draft(self._turns_to_ask())
         self._submit([*self._drafts.resubmit(), *turns], prompts, sampling)
@@ -148,9 +124,15 @@ class InFlight:
         """Takes the responses and verdicts that are there, or the first ones within the time."""
         asks_engines = len(self._drafts) > self._drafts.num_parked
         if asks_engines:
-            self._answered(self._rollout.poll(timeout_seconds))
+            self._take_responses(timeout_seconds)
         waits = self._ask_environments(0.0 if asks_engines else timeout_seconds)
         self.collect(0.0 if asks_engines or waits else timeout_seconds)
+
+    def _take_responses(self, timeout_seconds: float) -> None:
+        engines = self.arrivals.engines(self._rollout, timeout_seconds)
+        responses = self._rollout.take(engines)
+        self.arrivals.brought(engines, responses)
+        self._answered(responses)
 
     def _ask_environments(self, timeout_seconds: float) -> bool:
         """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""
@@ -187,7 +169,7 @@ class InFlight:
     def collect(self, timeout_seconds: float) -> None:
         """Takes the verdicts that are there, or the first ones within the time."""
         with self._clock.waiting() if timeout_seconds else contextlib.nullcontext():
-            verdicts = self._reward_workers.collect(timeout_seconds)
+            verdicts = self.arrivals.verdicts(self._reward_workers, timeout_seconds)
         for name, verdict in verdicts:
             self._making[sample_of(name)[0]].verdicts[name] = verdict
 
@@ -219,6 +201,10 @@ class InFlight:
 
     def _judge(self, arrived: Sequence[tuple[Sample, Prompt]]) -> None:
         self._reward_workers.submit_all(arrived)
+        for index in sorted({sample.prompt_index for sample, _ in arrived}):
+            making = self._making[index]
+            if len(making.samples) == making.size:
+                self.arrivals.answered([name for name in making.ids() if name not in making.verdicts])
         if failed := {s.prompt_index for s, _ in arrived if s.status in (Status.FAILED, Status.ABORTED)}:
             self.flush_groups([i for i in failed if len(self._making[i].samples) == self._making[i].size])
 

@@ -49,6 +49,7 @@ class StreamLoop(Schedule):
         return not self._config.launch.engine_slots
 
     def start(self) -> None:
+        self._producer.arrivals.starts(self.version, self._train.weights_digests)
         super().start()
         self._producer.commit(self.version)
 
@@ -58,6 +59,8 @@ class StreamLoop(Schedule):
             self._take(step)
             self._commit_pending()
             self._learn(step)
+        trained = [group.prompt.index for group in step.groups]
+        self._producer.arrivals.trained(step.number, trained, self._train.weights_digests)
         self.next_step += 1
         self._steps_since_sync += 1
         syncs = self._sync_due(step.number)
@@ -67,6 +70,7 @@ class StreamLoop(Schedule):
         if syncs:
             self._sync(step)
         self._measure(step)
+        self._producer.arrivals.ends(step.number)
         if step.number < self._config.loop.steps:
             self._go_on()
         self._write_row(step.number, step.metrics)
@@ -93,7 +97,7 @@ class StreamLoop(Schedule):
             self._leave_engines()
             self._learner.learn(step)
         else:
-            with self._train.meanwhile(self._producer.pump):
+            with self._producer.beside_training(), self._train.meanwhile(self._producer.pump):
                 self._learner.learn(step)
 
     def _sync_due(self, number: int) -> bool:

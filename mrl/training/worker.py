@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.model import ModelSection
@@ -23,6 +24,7 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.observe.memory_use import memory_use
+from mrl.resharding.wire.digest import digest
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.saving import Save, save_weights
@@ -284,6 +286,12 @@ class MegatronWorker:
         """Of the weights that adapters change; asked for on all ranks together, each reads its share."""
         own = base.file_digests(self.model.path, share=self.place.rank, shares=self.layout.world_size)
         return base.digest_of(joined(own))
+
+    def weights_digest(self) -> int:
+        """Of this rank's parameters of all trained models, which are in its memory."""
+        tensors = [tensor for model in self._models() for _, tensor, *_ in model.local_tensors()]
+        found = [digest(tensor.contiguous().view(torch.uint8).reshape(-1)) for tensor in tensors]
+        return xxhash.xxh3_64_intdigest(np.array(found, np.uint64).tobytes())
 
     def offload(self, *, keep_parameters: bool = False) -> None:
         """Frees gradients, optimizer state, the critic and parameters (on CPU: shared memory, gradients).

@@ -92,7 +92,7 @@ def sampled(
     found: dict[str, Response] = {}
     deadline = time.monotonic() + seconds
     while len(found) < len(prompts):
-        found |= {r.request_id: r for r in hybrid.rollout.poll(1.0)}
+        found |= {r.request_id: r for r in hybrid.rollout.take(hybrid.rollout.ended(1.0))}
         assert time.monotonic() < deadline, f"{len(found)} of {len(prompts)} responses after {seconds} s"
     return [found[name] for name in wanted.request_ids()]
 

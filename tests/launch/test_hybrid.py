@@ -149,7 +149,7 @@ def lose_a_rank(hybrid: Hybrid, how: signal.Signals, said: str) -> None:
 
 def poll_to_the_end(hybrid: Hybrid) -> None:
     while hybrid.rollout.under_way():
-        hybrid.rollout.poll(60.0)
+        hybrid.rollout.take(hybrid.rollout.ended(60.0))
 
 
 @pytest.mark.slow

@@ -207,7 +207,7 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
 def finished(hybrid: Hybrid, drafts: Drafts) -> list[Response]:
     whole, deadline = [], time.monotonic() + 120
     while len(drafts):
-        whole += drafts.take(hybrid.rollout.poll(1.0))
+        whole += drafts.take(hybrid.rollout.take(hybrid.rollout.ended(1.0)))
         assert time.monotonic() < deadline
     return whole
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,8 @@ LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 
 @pytest.mark.parametrize("split", [pytest.param("shared"), pytest.param("own", marks=pytest.mark.slow)])
 def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, tmp_path: Path) -> None:
     """Responses that were parked in the checkpoint before the death begin with the tokens there. Whether any was is a matter of time:
-    engines may be done with all that was admitted, so there are three runs at most; with slots of their own they often are."""
+    engines may be done with all that was admitted, so there are three runs at most; with slots of their own they often are. What
+    went on from the checkpoint is then replayed by its record."""
     for attempt in range(3 if split == "shared" else 1):
         gone_on = killed_and_resumed(task, tmp_path / str(attempt), *SPLITS[split])
         if gone_on:
@@ -84,6 +87,32 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
     for text, line in gone_on:
         assert line["response"].startswith(text)
         assert line["policy_versions"][0] < 3 <= line["policy_versions"][1]
+    folder = tmp_path / str(attempt)
+    said = run("replay", str(folder / "run"), log=folder / "replay.log", seconds=400)
+    assert "steps 4 to 6 of" in said and "are equal to the bit" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_replay_beside_busy_programs_is_the_run_to_the_bit(split: str, task: Path, tmp_path: Path) -> None:
+    """All tokens, log-probs and weights of six steps with parked responses, and all rewards asked again. A record of other source code is
+    answered with a sentence."""
+    more = ("loop.schedule=stream", "stream.max_age=2", "loop.steps=6", *LONG, *SPLITS[split])
+    rows = trained(task, tmp_path, "run", *more)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        said = run("replay", str(tmp_path / "run"), "--judge-again", log=tmp_path / "replay.log", seconds=500)
+    finally:
+        for program in busy:
+            program.kill()
+            program.wait()
+    assert "steps 1 to 6 of" in said and "are equal to the bit" in said and ", 0 with another reward" in said
+    replayed = read(tmp_path / "run-replay/metrics.jsonl")
+    assert [without_volatile(row) for row in replayed] == [without_volatile(row) for row in rows]
+    path = next((tmp_path / "run/schedule").iterdir())
+    path.write_text(path.read_text().replace('"code": "', '"code": "0'))
+    with pytest.raises(AssertionError, match="was made by other source code of mrl"):
+        run("replay", str(tmp_path / "run"), "--out", str(tmp_path / "no"), log=tmp_path / "no.log")
 
 
 def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[str, dict[str, Any]]]:
@@ -94,7 +123,7 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
         "loop.schedule=stream",
         "stream={max_age: 2, pool: {memory_bytes: 0}}",
         "loop.steps=6",
-        "loop.checkpoint={every_steps: 1}",
+        "loop.checkpoint={every_steps: 1, keep: 9}",
         "logging.samples_per_step=1000",
         *LONG,
         *settings,

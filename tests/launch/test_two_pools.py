@@ -48,7 +48,7 @@ def assert_both_work_at_once(pools: TwoPools) -> None:
     found: list[Response] = []
 
     def pump() -> list:
-        found.extend(pools.rollout.poll(0.0))
+        found.extend(pools.rollout.take(pools.rollout.ended(0.0)))
         return []
 
     sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=8)

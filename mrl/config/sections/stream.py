@@ -35,5 +35,8 @@ class StreamSection(Section):
     in_flight: Literal["recompute", "drain"] = "recompute"
     """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
     new version computes; drain: it waits for them."""
+    record: bool = True
+    """Writes the order in which the driver takes what engines and reward workers bring to `schedule/` of the run's folder, for
+    `mrl replay`: about 150 bytes a sample. Runs with the section agent have no record."""
     pool: PoolSection = PoolSection()
     """Where judged groups wait for their step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,10 @@ class ScriptedRollout:
         self.rounds.append(requested)
         self._open = requested.requests()
 
-    def poll(self, timeout_seconds: float) -> list[Response]:
+    def ended(self, timeout_seconds: float) -> list[int]:
+        return [0]
+
+    def take(self, engines: Sequence[int]) -> list[Response]:
         self.polls += 1
         if self.polls == self.dies_at:
             raise self.error

@@ -10,12 +10,14 @@ import dataclasses
 import functools
 import math
 import pickle
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 import yaml
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops import group_pool
+from mrl.loops.arrivals import Arrivals, AsTheyCome
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes
@@ -54,6 +57,7 @@ from tests.support.table_environment import Returns, digits
 
 VOCAB, LONGEST = 6, 4
 CONFIGS = Path(__file__).parents[3] / "configs"
+ROWS = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
 
 
 def config_of(folder: Path, algorithm: Mapping[str, Any], *words: str) -> Config:
@@ -94,6 +98,8 @@ class TableRanks:
         self.called: list[str] = []
         """The passes over the model, in order."""
         self._pump: Callable[[], Any] | None = None
+        self.dice: random.Random | None = None
+        """How often it is pumped, where that is no function of the run."""
 
     def forward(self, batch: TrainBatch, *, role: Role, **options: Any) -> dict[str, np.ndarray]:
         self.called.append(f"forward {role}" + " with routes" * (batch.routes is not None))
@@ -126,7 +132,7 @@ class TableRanks:
             raise self.dies
         self.called.append("update")
         if self._pump is not None:
-            for _ in range(3):
+            for _ in range(self.dice.randint(0, 6) if self.dice else 3):
                 self._pump()
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
@@ -150,6 +156,9 @@ class TableRanks:
         with torch.no_grad():
             self.table -= self._lr * self._gradient
         return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
+
+    def weights_digests(self) -> list[int]:
+        return [xxhash.xxh3_64_intdigest(self.table.detach().numpy().tobytes())]
 
     @contextlib.contextmanager
     def meanwhile(self, pump: Callable[[], Any]) -> Iterator[None]:
@@ -197,6 +206,8 @@ class TableEngines:
         """Requests at work; the others wait."""
         self.speaks: Callable[[Sequence[int]], str] = lambda tokens: ""
         """The text of a response's tokens."""
+        self.dice: random.Random | None = None
+        """What calls that take different times are here."""
         self.damage = torch.zeros(VOCAB, VOCAB)
         """Added to what a sync moves."""
         self.dies: Exception | None = None
@@ -225,7 +236,16 @@ class TableEngines:
                 self.open[request.request_id] = _Open(request, np.random.default_rng(request.seed))
         self.open = dict(sorted(self.open.items(), key=lambda item: sample_of(item[0])))
 
-    def poll(self, timeout_seconds: float) -> list[Response]:
+    def at_work(self) -> Sequence[int]:
+        return [0] if self.open else []
+
+    def ended(self, timeout_seconds: float) -> Sequence[int]:
+        """Where dice decide, whether a call has ended is no function of the run."""
+        return [0] if self.dice is None or self.dice.random() < 0.5 else []
+
+    def take(self, engines: Sequence[int]) -> list[Response]:
+        if not engines:
+            return []
         for _ in range(self.tokens_per_poll):
             for opened in [o for o in self.open.values() if not self._has_ended(o)][: self.at_once]:
                 self._step(opened)
@@ -282,8 +302,10 @@ def _length_of(request_id: str) -> int:
 class EvenIsRight:
     """Reward 1 for a response whose first token is even."""
 
-    def __init__(self) -> None:
+    def __init__(self, dice: random.Random | None = None) -> None:
+        """`dice`: how many verdicts are there, where that is no function of the run."""
         self._verdicts: list[tuple[str, Verdict]] = []
+        self._dice = dice
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
         self._verdicts += [
@@ -291,7 +313,8 @@ class EvenIsRight:
         ]
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        verdicts, self._verdicts = self._verdicts, []
+        count = len(self._verdicts) if self._dice is None else self._dice.randint(0, len(self._verdicts))
+        verdicts, self._verdicts = self._verdicts[:count], self._verdicts[count:]
         return verdicts
 
     def flush_groups(self, prompts: Collection[int]) -> None:
@@ -308,22 +331,31 @@ class TableRun:
         first_step: int = 0,
         should_stop: Callable[[], str | None] = lambda: None,
         episodes: Callable[[], Episodes] | None = None,
+        arrivals: Callable[[], Arrivals] = AsTheyCome,
+        dice: random.Random | None = None,
     ) -> None:
-        """`episodes`: makes what answers the policy's turns, whose rewards are then the run's."""
+        """`episodes`: makes what answers the policy's turns, whose rewards are then the run's. `arrivals`: makes what decides when
+        what comes is taken. `dice`: how fast engines, reward workers and the trainer are."""
         self.engines, clock, self._config = TableEngines(config), PhaseClock(), config
-        self.rewards, self._episodes = EvenIsRight() if episodes is None else Returns(), episodes
+        self.rewards, self._episodes = EvenIsRight(dice) if episodes is None else Returns(), episodes
         self.train = self.engines.train
         self.groups: list[Sequence[Group]] = []
         """Of each step."""
         self._folder = RunFolder(config.run_folder)
         if episodes is not None:
             self.engines.speaks = digits
+        self._arrivals, self._dice = arrivals, dice
+        self.engines.dice = self.train.dice = dice
         in_flight = InFlight(
-            self.engines, self.rewards, clock, run_seed=0, episodes=None if episodes is None else episodes()
+            self.engines,
+            self.rewards,
+            clock,
+            run_seed=0,
+            episodes=None if episodes is None else episodes(),
+            arrivals=arrivals(),
         )
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
-        rows = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
-        self.prompts = prompts = PromptStream(rows, seed=1)
+        self.prompts = prompts = PromptStream(ROWS, seed=1)
         recorder = Recorder(
             config, self._folder, clock, first_step=first_step, pieces=lambda tokens: [str(t) for t in tokens]
         )
@@ -351,7 +383,14 @@ class TableRun:
         """A new start of the same run, from its last checkpoint; state travels as bytes."""
         state, table = self.train.saved[max(self.train.saved)]
         self._folder.close()
-        run = TableRun(self._config, first_step=int(state["next_step"]), episodes=self._episodes)
+        run = TableRun(
+            self._config,
+            first_step=int(state["next_step"]),
+            episodes=self._episodes,
+            arrivals=self._arrivals,
+            dice=self._dice,
+        )
+        run.engines.tokens_per_poll, run.engines.at_once = self.engines.tokens_per_poll, self.engines.at_once
         with torch.no_grad():
             run.train.table.copy_(table)
         run.loop.restore(pickle.loads(pickle.dumps(state)))

@@ -266,8 +266,8 @@ def test_a_failed_generation_begins_anew(tmp_path: Path) -> None:
     class Failing(TableEngines):
         failed = 0
 
-        def poll(self, timeout_seconds: float) -> list[Response]:
-            responses = super().poll(timeout_seconds)
+        def take(self, engines: Sequence[int]) -> list[Response]:
+            responses = super().take(engines)
             if responses and not self.failed:
                 self.failed += 1
                 return [Response.empty(responses[0].request_id, Status.FAILED), *responses[1:]]

@@ -1,0 +1,146 @@
+"""What the driver takes next of that which engines and reward workers bring, and when: the only place where time enters a stream.
+
+All else that a driver does follows from what it has taken. So whoever decides this decides the run: the clock on the wall
+(`AsTheyCome`), engine steps (engine_time.py), or a record of another run (replaying.py). recording.py writes such a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+from mrl.rollout.request import Request, Response, Round
+from mrl.samples import Prompt, Sample, Verdict
+
+Digests = Callable[[], Sequence[int]]
+"""Asks the trainer ranks for the digests of their weights."""
+
+
+class Rollout(Protocol):
+    """The engines as a schedule needs them."""
+
+    def submit(self, requested: Iterable[Round | Request]) -> None: ...
+
+    def at_work(self) -> Sequence[int]:
+        """The engines that have calls under way."""
+        ...
+
+    def ended(self, timeout_seconds: float) -> Sequence[int]:
+        """Those of them whose next calls ended; waits for the first at most so long."""
+        ...
+
+    def take(self, engines: Sequence[int]) -> list[Response]:
+        """What the next calls of these engines bring; waits for their end."""
+        ...
+
+    def park(self) -> list[Response]:
+        """Those that ended, and PARKED those that were begun; the others wait for `go_on`."""
+        ...
+
+    def go_on(self) -> None:
+        """What waits may be begun, beside what is submitted next."""
+        ...
+
+    def under_way(self) -> Sequence[Any]:
+        """Calls of the engines, for whoever waits for their end."""
+        ...
+
+    def where(self, prompt: int) -> str:
+        """The engine that has a prompt's requests, by name."""
+        ...
+
+
+class RewardWorkers(Protocol):
+    """The reward pool as a schedule needs it."""
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None: ...
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]: ...
+
+    def flush_groups(self, prompts: Collection[int]) -> None: ...
+
+
+class Arrivals(Protocol):
+    """Who decides."""
+
+    def pumps(self, rollout: Rollout, *, room: int, beside: bool, timeout_seconds: float) -> bool:
+        """Whether the producer pumps now, and admits `room` prompts first; `beside` a trainer, which is at work where the pump
+        may not wait."""
+        ...
+
+    def owes_pumps(self) -> bool:
+        """Whether pumps beside the trainer, which is done by now, are still to come."""
+        ...
+
+    def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
+        """Those whose next calls are taken."""
+        ...
+
+    def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
+        """What these calls brought."""
+        ...
+
+    def answered(self, names: Sequence[str]) -> None:
+        """The reward workers have all samples of a group."""
+        ...
+
+    def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        """Those that the driver sees now."""
+        ...
+
+    def parked(self, responses: Sequence[Response]) -> None:
+        """What the engines brought when they were stopped."""
+        ...
+
+    def goes_on(self) -> None:
+        """The engines go on after a weight sync."""
+        ...
+
+    def starts(self, version: int, weights: Digests) -> None:
+        """The trainer has the weights that the run begins with."""
+        ...
+
+    def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
+        """A step made new weights of the groups of these prompts."""
+        ...
+
+    def ends(self, step: int) -> None:
+        """A step is over, its weight sync and validation included where they were due."""
+        ...
+
+
+class AsTheyCome(Arrivals):
+    """The clock on the wall: whatever is there is taken. What a schedule does not decide by time it decides like this."""
+
+    def pumps(self, rollout: Rollout, *, room: int, beside: bool, timeout_seconds: float) -> bool:
+        return True
+
+    def owes_pumps(self) -> bool:
+        return False
+
+    def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
+        return rollout.ended(timeout_seconds)
+
+    def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
+        pass
+
+    def answered(self, names: Sequence[str]) -> None:
+        pass
+
+    def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        return workers.collect(timeout_seconds)
+
+    def parked(self, responses: Sequence[Response]) -> None:
+        pass
+
+    def goes_on(self) -> None:
+        pass
+
+    def starts(self, version: int, weights: Digests) -> None:
+        pass
+
+    def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
+        pass
+
+    def ends(self, step: int) -> None:
+        pass

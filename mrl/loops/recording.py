@@ -1,0 +1,73 @@
+"""Writes down what another one decides, and digests of what came (schedule_file.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mrl.loops.arrivals import Arrivals, Digests, RewardWorkers, Rollout
+from mrl.loops.schedule_file import ScheduleFile, told_response, told_verdict
+from mrl.rollout.request import Response
+from mrl.samples import Verdict
+
+
+class Recording(Arrivals):
+    """Decides as `inner` does. A pump that admitted nothing and took nothing leaves no trace: it changed nothing."""
+
+    def __init__(self, inner: Arrivals, file: ScheduleFile) -> None:
+        self._inner, self._file = inner, file
+        self._pump: str | None = None
+        """The pump that nothing was written of yet."""
+
+    def pumps(self, rollout: Rollout, *, room: int, beside: bool, timeout_seconds: float) -> bool:
+        goes = self._inner.pumps(rollout, room=room, beside=beside, timeout_seconds=timeout_seconds)
+        self._pump = ("beside" if beside else "pump") if goes else None
+        if goes and room:
+            self._begin(room)
+        return goes
+
+    def owes_pumps(self) -> bool:
+        return self._inner.owes_pumps()
+
+    def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
+        return self._inner.engines(rollout, timeout_seconds)
+
+    def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
+        self._inner.brought(engines, responses)
+        if engines:
+            self._add("took", list(engines), [told_response(response) for response in responses])
+
+    def answered(self, names: Sequence[str]) -> None:
+        self._inner.answered(names)
+
+    def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        verdicts = self._inner.verdicts(workers, timeout_seconds)
+        if verdicts:
+            self._add("verdicts", [told_verdict(*verdict) for verdict in verdicts])
+        self._pump = None
+        return verdicts
+
+    def parked(self, responses: Sequence[Response]) -> None:
+        self._inner.parked(responses)
+        self._add("park", [told_response(response) for response in responses])
+
+    def goes_on(self) -> None:
+        self._inner.goes_on()
+
+    def starts(self, version: int, weights: Digests) -> None:
+        self._file.add("start", version, list(weights()))
+
+    def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
+        self._file.add("trained", step, list(indices), list(weights()))
+
+    def ends(self, step: int) -> None:
+        self._file.add("end", step)
+        self._file.flush()
+
+    def _add(self, name: str, *values: object) -> None:
+        if self._pump:
+            self._begin(0)
+        self._file.add(name, *values)
+
+    def _begin(self, room: int) -> None:
+        self._file.add(self._pump, room)
+        self._pump = None

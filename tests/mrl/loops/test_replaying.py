@@ -1,0 +1,184 @@
+"""A stream over the table policy whose engines, reward workers and trainer are as fast as dice say: recorded, and done again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.errors import ReplayError
+from mrl.loops.arrivals import AsTheyCome, Digests
+from mrl.loops.recording import Recording
+from mrl.loops.replaying import Replaying
+from mrl.loops.schedule_file import (
+    Header,
+    ScheduleFile,
+    ScheduleRecord,
+    code_digest,
+    difference,
+    read_record,
+    told_response,
+    told_verdict,
+    verdict_told,
+)
+from mrl.pool.group_bytes import encode
+from mrl.rollout.request import Request
+from tests.mrl.loops.table_policy import TableRun, config_of
+from tests.support.samples import make_response, verdict_of
+
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+STEPS = 8
+SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1")}
+
+
+def table_run(folder: Path, name: str, seed: int, arrivals: Callable[[], Any], *words: str) -> TableRun:
+    config = config_of(
+        folder,
+        FILTER,
+        "loop.schedule=stream",
+        "stream.max_age=2",
+        f"run.name={name}",
+        f"loop.steps={STEPS}",
+        *words,
+    )
+    run = TableRun(config, arrivals=arrivals, dice=random.Random(seed))
+    run.engines.tokens_per_poll, run.engines.at_once = 1, 10
+    return run
+
+
+def recorded(folder: Path, *words: str) -> TableRun:
+    (folder / "run").mkdir()
+    file = ScheduleFile(folder / "run", Header({}, 1, code_digest(), ["cpu"]))
+    run = table_run(folder, "run", 1, lambda: Recording(AsTheyCome(), file), *words)
+    assert run.finished() == "done"
+    return run
+
+
+def replayed(folder: Path, record: ScheduleRecord, *words: str) -> tuple[TableRun, Replaying]:
+    """With other dice."""
+    replay = Replaying(record, judge_again=False, deadline_seconds=5)
+    run = table_run(folder, f"again-{len(list(folder.iterdir()))}", 2, lambda: replay, *words)
+    run.loop.start()
+    next(number for number in run.loop.steps() if number == record.last_step)
+    return run, replay
+
+
+def samples(run: TableRun) -> list[list[bytes]]:
+    return [[encode(group) for group in groups] for groups in run.groups]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_replay_is_the_run_to_the_bit_whatever_the_speed(split: str, tmp_path: Path) -> None:
+    """Of all samples with their segments, and of the weights; a run that is not told the order is another one."""
+    words = SPLITS[split]
+    first = recorded(tmp_path, *words)
+    record = read_record(tmp_path / "run")
+    again, replay = replayed(tmp_path, record, *words)
+    assert samples(again) == samples(first)
+    assert torch.equal(again.train.table, first.train.table)
+    assert replay.compared["responses"] > 100 and replay.compared["weights"] == STEPS + 1
+    other = table_run(tmp_path, "other", 2, AsTheyCome, *words)
+    assert other.finished() == "done"
+    assert samples(other) != samples(first)
+
+
+def test_a_replay_stops_where_weights_or_tokens_are_others(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    record = read_record(tmp_path / "run")
+    with pytest.raises(
+        ReplayError, match=r"step 1 parts.*all tokens so far are equal, the new weights are not"
+    ):
+        replayed(tmp_path, record, "training.optimizer={lr: 0.4}")
+    replay = Replaying(record, judge_again=False, deadline_seconds=5)
+    run = table_run(tmp_path, "damaged", 2, lambda: replay)
+    run.engines.damage[0, 0] = 1e-3
+    run.loop.start()
+    with pytest.raises(ReplayError, match=r"step 1 .*sample \d+\.\d+, request 0: other .* from token"):
+        run.loop.step()
+
+
+def test_a_record_of_another_batch_size_says_where_it_parts(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    with pytest.raises(ReplayError, match=r"prompts may be admitted where the record admits|comes to"):
+        replayed(tmp_path, read_record(tmp_path / "run"), "loop.prompts_per_step=3")
+
+
+def test_judging_again_names_rewards_that_are_no_function_of_the_sample(tmp_path: Path) -> None:
+    first = recorded(tmp_path)
+    record = read_record(tmp_path / "run")
+    name, kind, value, more = next(e for e in record.events if e[0] == "verdicts")[1][0]
+    next(e for e in record.events if e[0] == "verdicts")[1][0] = [name, kind, 1.0 - value, more]
+    replay = Replaying(record, judge_again=True, deadline_seconds=5)
+    run = table_run(tmp_path, "again", 2, lambda: replay)
+    run.loop.start()
+    with pytest.raises(ReplayError):  # the changed reward, which is taken, leads elsewhere
+        run.loop.run()
+    assert replay.other_verdicts == [f"{name}: {1.0 - value} scored, asked again {value} scored"]
+    assert first.loop.version == STEPS
+
+
+def test_a_record_that_is_cut_is_read_to_its_last_whole_step(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    path = read_record(tmp_path / "run").path
+    lines = path.read_text().splitlines(keepends=True)
+    ends = [n for n, line in enumerate(lines) if line.startswith('["end"')]
+    path.write_text("".join(lines[: ends[4] + 3]) + lines[ends[4] + 3][:5])
+    record = read_record(tmp_path / "run")
+    assert record.last_step == 5
+    run, _ = replayed(tmp_path, record)
+    assert run.loop.version == 5
+    path.write_text("".join(lines[:4]) + "[[garbage")
+    with pytest.raises(ReplayError, match=r"has no whole step: line 5 cannot be read.*--attempt"):
+        read_record(tmp_path / "run")
+    path.write_text(lines[0].replace('"format": 1', '"format": 99'))
+    with pytest.raises(ReplayError, match=r"no record of this release \(format 99"):
+        read_record(tmp_path / "run")
+    with pytest.raises(ReplayError, match=r"no record of attempt 7 \(there: attempt-001\)"):
+        read_record(tmp_path / "run", 7)
+
+
+@pytest.mark.parametrize("count", [1, 3, 64, 65, 1000])
+def test_the_first_token_that_differs_is_found(count: int) -> None:
+    """To the token up to 64, else to its part; a log-prob that moved by one bit is told from another token."""
+    rng = np.random.default_rng(count)
+    request = Request("3.1", np.array([5], np.int32), 0, count)
+    tokens, logprobs = rng.integers(0, 1000, count), -rng.random(count).astype(np.float32)
+    told = told_response(make_response(request, tokens.tolist(), logprobs=logprobs.tolist()))
+    place = count // 2
+    moved = logprobs.copy()
+    moved[place] = np.nextafter(moved[place], np.float32(0))
+    said = difference(told, told_response(make_response(request, tokens.tolist(), logprobs=moved.tolist())))
+    assert said.startswith("sample 3.1, request 0: other log-probs of the same tokens from token")
+    size = -(-count // 64)
+    first = place // size * size
+    assert f"token {first} of" in said or f"tokens {first} to " in said
+    other = tokens.copy()
+    other[place] += 1
+    assert "other tokens" in difference(
+        told, told_response(make_response(request, other.tolist(), logprobs=logprobs.tolist()))
+    )
+    assert difference(told, json.loads(json.dumps(told))) == ""
+
+
+def test_a_verdict_comes_back_as_it_was() -> None:
+    verdict = verdict_of(
+        0.1 + 0.2, parts={"format": 1.0}, token_values=np.array([np.nan, 0.5], np.float32), is_return=True
+    )
+    name, again = verdict_told(json.loads(json.dumps(told_verdict("1.2", verdict))))
+    assert name == "1.2" and again.value == verdict.value and again.parts == verdict.parts and again.is_return
+    np.testing.assert_array_equal(again.token_values, verdict.token_values)
+
+
+def test_digests_are_asked_only_where_someone_reads_them() -> None:
+    def never() -> list[int]:
+        raise AssertionError("asked")
+
+    ask: Digests = never
+    AsTheyCome().starts(0, ask)
+    AsTheyCome().trained(1, [0], ask)
