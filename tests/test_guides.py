@@ -4,6 +4,7 @@ import inspect
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,3 +142,15 @@ def test_a_command_of_a_guide_is_a_configuration(path: Path) -> None:
     for words in COMMANDS.findall(path.read_text()):
         if "..." not in words:
             load_config(*shlex.split(words))
+
+
+def test_the_environment_of_ones_own_answers() -> None:
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", page("environments.md"), re.S)[0], names)
+    lock = names["Lock"]()
+    assert lock.reset({"secret": "271"}, 0) == "Open the lock: three digits."
+    said = [lock.step(guess, ()) for guess in ("171", "271")]
+    assert [(step.observation, step.reward, step.done) for step in said] == [
+        ("2 right", 0.0, False),
+        ("3 right", 1.0, True),
+    ]

@@ -100,14 +100,10 @@ SYNONYMS = {
     "max_steps": "loop.steps",
     "reward_funcs": "reward={kind: plugin, path: file.py:function, style: trl}",
     "custom_reward_function": "reward={kind: plugin, path: file.py:function, style: verl}",
+    "reward_model": "reward={kind: reward_model, path: http://...}",
+    "multi_turn": "agent.environment (every sample is an episode then)",
 }
 """A word of verl, TRL, OpenRLHF, slime or vLLM -> the setting that does the same."""
-
-UNSUPPORTED = {
-    "reward_model": "rewards come from verifiers and functions; see `mrl settings reward`",
-    "multi_turn": "an episode is one prompt and one response",
-}
-"""A word of other systems -> what there is instead."""
 
 
 def renamed(section: type, key: str, value: object = None) -> str:
@@ -119,7 +115,5 @@ def renamed(section: type, key: str, value: object = None) -> str:
 
 
 def answer(word: str) -> str:
-    """What an error says about a word of another system; empty where the word is in neither table."""
-    if word in SYNONYMS:
-        return f"; did you mean {SYNONYMS[word]}?"
-    return f"; not supported: {UNSUPPORTED[word]}" if word in UNSUPPORTED else ""
+    """What an error says about a word of another system; empty where the word is not in the table."""
+    return f"; did you mean {SYNONYMS[word]}?" if word in SYNONYMS else ""
