@@ -134,9 +134,8 @@ def _data_command(commands) -> None:
 
 
 def _plan_command(commands) -> None:
-    plan = _config_command(
-        commands, "plan", _plan, "memory, traffic and time of a configuration, without any GPU"
-    )
+    text = "memory, traffic and time of a configuration, without any GPU"
+    plan = _config_command(commands, "plan", _plan, text, count="*")
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
     plan.add_argument("--json", action="store_true", help="for programs")
     stream = plan.add_argument_group(
@@ -144,6 +143,12 @@ def _plan_command(commands) -> None:
     )
     stream.add_argument(
         "--stream", action="store_true", help="simulate schedules on the configuration's slots"
+    )
+    stream.add_argument(
+        "--from",
+        dest="run_folder",
+        metavar="RUN",
+        help="take times and lengths from this on_policy run, and its configuration; CONFIG then changes settings of it",
     )
     stream.add_argument("--max-age", type=int, default=4, help="largest stream.max_age that is tried")
     stream.add_argument("--mean", type=float, help="mean tokens of a response; by the hardware's file else")
@@ -222,9 +227,9 @@ def _bench_commands(commands) -> None:
         command.add_argument("--json", action="store_true", help="for programs")
 
 
-def _config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+def _config_command(commands, name: str, run, text: str, *, count: str = "+") -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text)
-    command.add_argument("config", nargs="+", help=CONFIG_HELP)
+    command.add_argument("config", nargs=count, help=CONFIG_HELP)
     command.set_defaults(run=run)
     return command
 
@@ -384,6 +389,10 @@ def _plan(options: argparse.Namespace) -> int:
 
     from mrl.capacity.hardware import load_hardware
 
+    if options.run_folder and options.stream:
+        options.config = [f"{options.run_folder}/config.yaml", *options.config]
+    if not options.config:
+        raise ConfigError("mrl plan: CONFIG.yaml is needed, or --stream --from RUN")
     if options.stream:
         return _plan_stream(options)
     from mrl.capacity.report import capacity_report
@@ -394,19 +403,17 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _plan_stream(options: argparse.Namespace) -> int:
     import json
+    from pathlib import Path
 
     from mrl.capacity.hardware import load_hardware
-    from mrl.simulation.report import planned
+    from mrl.simulation.report import planned, planned_from
 
-    plan = planned(
-        _load(options),
-        load_hardware(options.hardware),
-        most_age=options.max_age,
-        mean=options.mean,
-        sigma=options.sigma,
-        filtered=options.filtered,
-        every_choice=options.every_choice,
-    )
+    shown = {"most_age": options.max_age, "every_choice": options.every_choice}
+    if options.run_folder:
+        plan = planned_from(_load(options), Path(options.run_folder), **shown)
+    else:
+        lengths = {"mean": options.mean, "sigma": options.sigma, "filtered": options.filtered}
+        plan = planned(_load(options), load_hardware(options.hardware), **lengths, **shown)
     return _answer(json.dumps(plan.tree, indent=1) if options.json else plan.table())
 
 

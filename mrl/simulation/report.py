@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mrl.capacity.hardware import Hardware
@@ -11,6 +12,7 @@ from mrl.capacity.step_time import work_of
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.loops.produce import admission_of
+from mrl.simulation.calibrate import calibrated
 from mrl.simulation.forecast import Choice, Forecast, Placements, Planner
 from mrl.simulation.load import Load, log_normal
 from mrl.simulation.places import Places
@@ -48,6 +50,15 @@ def planned(
     load = Load(draw, prompt_tokens=round(work.prompt_tokens), filtered=filtered, seed=config.run.seed)
     origin = f"capacity estimate on {hardware.name}; lengths log-normal, mean {work.response_tokens:,.0f}, sigma {sigma:g}"
     return plan_of(config, places, load, origin, most_age=most_age, every_choice=every_choice)
+
+
+def planned_from(
+    config: Config, folder: Path, *, most_age: int = AGES, every_choice: bool = False
+) -> StreamPlan:
+    """The plan of a configuration on its own slots, from the metrics of its on_policy run in `folder`."""
+    found = calibrated(config, folder)
+    origin = f"times and lengths of {found.steps} steps of {folder}"
+    return plan_of(config, found.places, found.load, origin, most_age=most_age, every_choice=every_choice)
 
 
 def plan_of(

@@ -1,0 +1,114 @@
+"""Times from a run's metrics: a run that a known machine made is forecast as that machine runs it."""
+
+import json
+import math
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from mrl.cli import main
+from mrl.config.load import dump, load
+from mrl.config.root import Config
+from mrl.errors import ConfigError
+from mrl.files import CONFIGS
+from mrl.pool.ledger import Admission
+from mrl.simulation.calibrate import calibrated
+from mrl.simulation.forecast import Choice, Planner
+from mrl.simulation.leaves import EngineSpeed, Leaves
+from mrl.simulation.load import Load, log_normal
+from mrl.simulation.world import World
+
+PROMPT, MEAN, MOST = 5, 48, 384
+
+
+def config_of(*words: str) -> Config:
+    sizes = (
+        "model.max_length=400",
+        f"rollout.max_response_tokens={MOST}",
+        "loop.prompts_per_step=16",
+        "loop.samples_per_prompt=8",
+    )
+    return load([CONFIGS / "quickstart.yaml"], [*sizes, *words])
+
+
+def machine(*, shares_slots: bool, num_engines: int, trainer_slots: int) -> Leaves:
+    return Leaves(
+        EngineSpeed.linear(256, 0.003, 5e-5),
+        num_engines,
+        shares_slots,
+        train_fixed_seconds=0.1,
+        train_seconds_per_token=1.5e-4 * 2 / trainer_slots,
+        sync_seconds=0.05,
+        turn_seconds=0.02 if shares_slots else 0.0,
+        verdict_seconds=0.03,
+    )
+
+
+def write_run(folder: Path, config: Config, steps: int = 40) -> None:
+    """The files of a run that `machine` made; lengths move a little from step to step, as they do."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump(config))
+    leaves, dice = machine(shares_slots=True, num_engines=2, trainer_slots=2), random.Random(0)
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            draw = log_normal(8, mean=MEAN * dice.uniform(0.8, 1.2), sigma=0.9, most=MOST)
+            known = Load(draw, prompt_tokens=PROMPT, seed=step)
+            (row,) = World(leaves, Admission(16), known, by_index=True).run(1)
+            lengths = sorted(n for index in range(16) for n in known.lengths(index))
+            written = {
+                "step": step,
+                "rollout/samples": 128.0,
+                "rollout/groups": 16.0,
+                "rollout/response_tokens_mean": statistics.fmean(lengths),
+                "rollout/response_tokens_p99": float(lengths[math.ceil(0.99 * len(lengths)) - 1]),
+                "time/generate_seconds": row.waited_seconds - leaves.verdict_seconds,
+                "time/reward_seconds": leaves.verdict_seconds,
+                "time/recompute_seconds": 0.25 * row.train_seconds,
+                "time/update_seconds": 0.75 * row.train_seconds,
+                "time/sync_seconds": 0.05,
+                "time/step_seconds": row.seconds,
+                "perf/tokens_per_second_per_device": row.tokens / row.seconds / 2,
+            }
+            file.write(json.dumps(written) + "\n")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrate") / "run"
+    write_run(folder, config_of("training.layout={ep: 1, dp: 2}"))
+    return folder
+
+
+@pytest.mark.parametrize(("engine_slots", "max_age"), [(0, 0), (0, 2), (1, 1), (1, 2)])
+def test_other_schedules_are_forecast_from_one_run(run: Path, engine_slots: int, max_age: int) -> None:
+    """Within 10 % of what the machine takes, which the calibration never saw in these schedules."""
+    found = calibrated(config_of("training.layout={ep: 1, dp: 2}"), run)
+    planner = Planner(found.places, Admission(16), found.load, steps=60)
+    forecast = planner.forecast(Choice(max_age, engine_slots, 256))
+    trainer = 2 - engine_slots
+    leaves = machine(shares_slots=not engine_slots, num_engines=engine_slots or 2, trainer_slots=trainer)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    mean = statistics.fmean(row["rollout/response_tokens_mean"] for row in rows[1:])
+    known = Load(log_normal(8, mean=mean, sigma=0.9, most=MOST), prompt_tokens=PROMPT, seed=99)
+    rows = World(leaves, Admission(16, max_age), known).run(80)[20:]
+    assert forecast.step_seconds == pytest.approx(statistics.fmean(r.seconds for r in rows), rel=0.1)
+    assert found.load.prompt_tokens == PROMPT
+
+
+def test_a_plan_from_a_run_needs_its_folder_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--stream", "--from", str(run), "--max-age", "1", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["advised"]["speed_up"] >= 1 and tree["origin"].startswith("times and lengths of 39 steps")
+
+
+def test_runs_that_tell_no_times_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of("training.layout={ep: 1, dp: 2}")
+    write_run(tmp_path / "short", config, steps=2)
+    with pytest.raises(ConfigError, match="has 1 steps of training"):
+        calibrated(config, tmp_path / "short")
+    stream = config_of("training.layout={ep: 1, dp: 2}", "loop.schedule=stream")
+    with pytest.raises(ConfigError, match="calibrate from one of on_policy"):
+        calibrated(stream, tmp_path / "short")
+    assert main(["plan"]) == 2 and "--from RUN" in capsys.readouterr().err
