@@ -299,7 +299,7 @@ def _data(options: argparse.Namespace) -> int:
 
     from mrl.launch.commands.data import preview
 
-    found = preview(_load(options), rows=options.rows)
+    found = preview(_load(options), rows=max(0, options.rows))
     return _answer(json.dumps(found.tree, indent=1) if options.json else found.text())
 
 

@@ -59,13 +59,11 @@ def preview(config: Config, *, rows: int) -> Preview:
             f"an episode opens with what {config.agent.environment} makes of its row; rows are shown here"
         )
     dataset = load_data(section, config.reward, tokenizer, tools=tools)
-    used = [("train", section.train_entries(), dataset.train)]
-    used += [("validation", section.validation_entries(), dataset.validation)]
     files = [
         file
-        for use, entries, sources in used
-        for entry, source in zip(entries, sources, strict=True)
-        for file in of_source(use, entry, source, tokenizer, rows=rows)
+        for use, sources in (("train", dataset.train), ("validation", dataset.validation))
+        for source in sources
+        for file in of_source(use, source, tokenizer, rows=rows)
     ]
     if config.sft is not None:
         files.append(_demonstrations(config.sft.data, tokenizer, rows))

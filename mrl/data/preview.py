@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mrl.config.sections.data import DataEntry
 from mrl.data.left_out import Rows
 from mrl.data.stream import Source
 from mrl.samples import Prompt
@@ -56,18 +55,20 @@ class FilePreview:
         return sum(self.domains.values())
 
 
-def of_source(use: str, entry: DataEntry, source: Source, tokenizer: Any, *, rows: int) -> list[FilePreview]:
-    """The files of one entry, the first `rows` rows of each."""
-    by_file: dict[str, list[Prompt]] = {path: [] for path in entry.paths}
+def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[FilePreview]:
+    """The files of one entry that its rows name, the first `rows` rows of each."""
+    left_out = source.left_out.rows()
+    by_file: dict[str, list[Prompt]] = {}
     for prompt in source.rows:
-        by_file[prompt.row.rpartition(":")[0]].append(prompt)
+        by_file.setdefault(prompt.row.rpartition(":")[0], []).append(prompt)
+    by_file |= {each.file: [] for each in left_out if each.file not in by_file}
     return [
         FilePreview(
             use=use,
             file=file,
             domains=dict(Counter(prompt.domain for prompt in prompts)),
             lengths=lengths([len(prompt.tokens) for prompt in prompts]),
-            left_out=[each for each in source.left_out.rows() if each.file == file],
+            left_out=[each for each in left_out if each.file == file],
             first=[_row(prompt, tokenizer) for prompt in prompts[:rows]],
         )
         for file, prompts in by_file.items()

@@ -31,6 +31,7 @@ class LiveRun:
         self._settings: dict[str, Any] = {}
         self._settings_notes: list[str] = []
         self._settings_seen: list[tuple[float, int] | None] = []
+        self._unreadable: dict[str, str] = {}
         self._drawn: tuple[int, dict[str, Any]] | None = None
         self._start_metrics()
         self._start_samples()
@@ -42,9 +43,9 @@ class LiveRun:
             self._start_metrics()
         if self._samples.replaced():
             self._start_samples()
-        for _, _, row in self._whole(self._metrics, most):
+        for _, _, row in self._new_rows(self._metrics, most):
             self._curves.add(row)
-        for offset, length, row in self._whole(self._samples, most):
+        for offset, length, row in self._new_rows(self._samples, most):
             self.index.add(offset, length, row)
             self._counts.add(row)
         return sum(max(0, tail.behind - tail.unfinished) for tail in (self._metrics, self._samples))
@@ -91,14 +92,22 @@ class LiveRun:
         self.index, self._counts = SampleIndex(), SampleCounts()
         self.version += 1
 
-    def _whole(self, tail: Tail, most: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """New rows of a file that is one and lies in the folder."""
-        if inside(self._folder, tail.path.name) is None:
-            tail.reading.is_there = False
-            return
-        before = (tail.reading.lines, tail.unfinished, tail.reading.is_there)
-        yield from tail.rows(most)
-        self.version += before != (tail.reading.lines, tail.unfinished, tail.reading.is_there)
+    def _new_rows(self, tail: Tail, most: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Those of a file that lies in the folder; where it cannot be read, for now or at all, there are none, and a note says so."""
+        name, before = tail.path.name, self._state(tail)
+        self._unreadable.pop(name, None)
+        try:
+            if inside(self._folder, name) is None:
+                tail.reading.is_there = False
+            else:
+                yield from tail.rows(most)
+        except OSError as error:
+            self._unreadable[name] = f"{name} cannot be read: {error.strerror}."
+        self.version += before != self._state(tail)
+
+    def _state(self, tail: Tail) -> tuple[object, ...]:
+        reading = tail.reading
+        return reading.lines, reading.is_there, tail.unfinished, self._unreadable.get(tail.path.name)
 
     def _read_settings(self) -> None:
         names = ("config.yaml", *(f"{name}.json" for name in FACTS))
@@ -110,6 +119,7 @@ class LiveRun:
         self.version += 1
 
     def _notes(self) -> Iterator[str]:
+        yield from self._unreadable.values()
         for tail in (self._metrics, self._samples):
             yield from tail.reading.notes()
             if tail.unfinished:

@@ -20,14 +20,14 @@ MATHS = RewardSection.model_validate({"kind": "maths"})
 def previews(tokenizer: Any, entry: DataEntry, *, rows: int = 2, **settings: Any) -> list[FilePreview]:
     section = DataSection(train=(entry,), **settings)
     source = load_data(section, MATHS, tokenizer).train[0]
-    return of_source("train", entry, source, tokenizer, rows=rows)
+    return of_source("train", source, tokenizer, rows=rows)
 
 
 def test_a_row_is_shown_as_the_policy_sees_it_with_its_special_tokens(
     write_rows: Any, plain_tokenizer: Any
 ) -> None:
     path = write_rows([{"prompt": "1+1 =", "answer": 2, "tag": "easy"}, {"prompt": "2+2=", "answer": 4}])
-    (file,) = previews(plain_tokenizer, DataEntry(path=path), rows=1)
+    (file,) = previews(plain_tokenizer, DataEntry(path=path.replace("/rows", "/./rows")), rows=1)
     (row,) = file.first
     assert (row.place, row.domain, row.tag, row.tokens, row.ground_truth) == (
         f"{path}:1", "default", "easy", 6, "2",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +132,26 @@ def test_the_oldest_samples_make_room() -> None:
     assert numbers[0] == 9999 and len(numbers) <= 4096 and index.left_out == 10_000 - len(numbers)
     assert index.place(9999) == (9999, 1) and index.place(0) is None and index.place(10_000) is None
     assert numbers.tolist() == list(range(9999, 9999 - len(numbers), -1))
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shared file system does it: the handle is stale, then the file is there again."""
+    folder = write_run(tmp_path / "run", metrics=[metrics_row(1)])
+    run = LiveRun(folder, "run")
+    opened = Path.open
+
+    def stale(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "metrics.jsonl":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", stale)
+        run.read(10**6)
+        assert "metrics.jsonl cannot be read: Stale file handle." in run.tree()["notes"]
+    version = run.version
+    run.read(10**6)
+    assert run.version > version and run.tree()["curves"]["step"] == [1]
+    assert not any("cannot be read: " in note for note in run.tree()["notes"])
