@@ -82,12 +82,13 @@ def test_a_resumed_run_is_read_again_and_its_samples_replace_the_earlier(tmp_pat
     run.read(10**6)
     log = MetricsLog(folder / "metrics.jsonl")
     log.resume_at(2)
-    log.write(2, {"reward/mean": 9.0})
+    for step in range(2, 40):  # longer than the file was
+        log.write(step, {"reward/mean": 9.0})
     with (folder / "samples.jsonl").open("a") as file:
         file.write(json.dumps(sample_row(2, 2, response="alive")) + "\n")
     run.read(10**6)
-    assert run.tree()["curves"]["step"] == [1, 2]
-    assert run.tree()["curves"]["metrics"]["reward/mean"]["mean"] == [0.1, 9.0]
+    assert run.tree()["curves"]["step"] == list(range(1, 40))
+    assert run.tree()["curves"]["metrics"]["reward/mean"]["mean"] == [0.1, *[9.0] * 38]
     numbers, steps = run.index.find(Query(), run.index.end)
     assert (numbers.tolist(), steps.tolist()) == ([3, 0], [2.0, 1.0])
     with run.reader() as sample:
