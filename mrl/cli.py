@@ -1,7 +1,8 @@
 """The `mrl` command.
 
 Owns arguments and exit codes; each command's work is in the package it belongs to, imported when called.
-Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 99 stopped to be queued again.
+Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 3 stopped by a rule of
+loop.stop, 99 stopped to be queued again.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     _audit_command(commands)
     _watch_command(commands)
     _replay_command(commands)
+    _diagnose_command(commands)
     samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
     samples.add_argument("--step", type=int, help="of one step alone")
@@ -204,6 +206,14 @@ def _replay_command(commands) -> None:
     )
     replay.add_argument("--any-code", action="store_true", help="also a record of other source code")
     replay.set_defaults(run=_replay)
+
+
+def _diagnose_command(commands) -> None:
+    text = "what is wrong with a run, since when, and what to change"
+    diagnose = commands.add_parser("diagnose", help=text, description=text)
+    diagnose.add_argument("folder", help="run folder; diagnosis.md is written there")
+    diagnose.add_argument("--json", action="store_true", help="for programs; writes nothing")
+    diagnose.set_defaults(run=_diagnose)
 
 
 def _bench_commands(commands) -> None:
@@ -334,6 +344,22 @@ def _watch(options: argparse.Namespace) -> int:
 
     serve([Path(folder) for folder in options.folder], host=options.host, port=options.port)
     return 0
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from mrl.diagnosis import page
+    from mrl.diagnosis.folder import diagnose_folder
+
+    folder = Path(options.folder)
+    diagnosis, notes = diagnose_folder(folder)
+    if options.json:
+        return _answer(json.dumps(page.tree(diagnosis, notes), indent=1))
+    name, out = folder.resolve().name, folder / "diagnosis.md"
+    out.write_text(page.markdown(name, diagnosis, notes), encoding="utf-8")
+    return _answer(f"{page.screen(name, diagnosis, notes)}\nwrote {out}")
 
 
 def _samples(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ LAYERS = [
     ["mrl.models", "mrl.models.facts", "mrl.resharding.wire", "mrl.observe"],
     [
         "mrl.algorithms",
+        "mrl.diagnosis",
         "mrl.models.kernels",
         "mrl.models.megatron",
         "mrl.pool",

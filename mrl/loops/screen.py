@@ -14,6 +14,7 @@ from mrl.config.root import Config
 from mrl.config.sections.algorithm import FilterSection
 from mrl.errors import RewardError, RolloutError
 from mrl.loops import nan_guard
+from mrl.loops.alikeness import alikeness
 from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.staleness import oldest, policy_versions
@@ -97,6 +98,7 @@ class Screen:
         wanted, no_reward = self._config.loop.prompts_per_step, _no_reward(judged)
         metrics = (
             _statistics(judged)
+            | alikeness(judged)
             | self._account.metrics()
             | {
                 "group/short": float(wanted - len(chosen)),

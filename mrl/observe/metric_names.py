@@ -62,6 +62,10 @@ METRICS = {
     "reward/masked_truncated": Metric(
         "samples", "Truncated samples that count in their groups and are not trained on."
     ),
+    "reward/length_correlation": Metric(
+        "1",
+        "Correlation of reward and response length, both less their group's mean; left out where one never differs.",
+    ),
     "reward/raw_mean": Metric("reward", "Mean reward of the trained groups' samples, before shaping."),
     "reward/shaped_mean": Metric("reward", "Mean of the same rewards after shaping."),
     "reward/clipped_frac": Metric(
@@ -104,6 +108,13 @@ METRICS = {
     "rollout/response_tokens_mean": Metric("tokens", "Mean response length in tokens."),
     "rollout/response_tokens_p99": Metric("tokens", "99th percentile of the response length in tokens."),
     "rollout/truncated_frac": Metric("share", "Share of the samples cut off at rollout.max_response_tokens."),
+    "rollout/distinct_frac": Metric(
+        "share", "Different responses over samples, mean over the groups generated for the step."
+    ),
+    "rollout/shared_run_frac": Metric(
+        "share",
+        "Share of 256 responses whose last 256 tokens have the run of 8 tokens that most of them have.",
+    ),
     "rollout/aborted": Metric("samples", "Samples that were aborted."),
     "rollout/failed": Metric("samples", "Samples whose generation failed."),
     "agent/episodes": Metric("samples", "Episodes generated for the step."),

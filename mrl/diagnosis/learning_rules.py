@@ -1,0 +1,211 @@
+"""Rules about what the policy learns: each joins a signal of training with whether the run gets better."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mrl.diagnosis.curves import held, noise, recent, start
+from mrl.diagnosis.findings import Lever, Run, Signs
+from mrl.diagnosis.levers import advice, at_least, scaled, switched
+from mrl.diagnosis.quality import VALIDATION
+from mrl.observe.metric_names import name_in_list
+
+COLLAPSED = 0.8
+"""Share of what it was below which validation and reward have collapsed."""
+ENTROPY = 0.3
+"""Share of its start below which entropy has collapsed, where the other signs are there."""
+DISTINCT = 0.3
+"""Share of different responses."""
+WRONG = 0.2
+"""Share of groups in which every sample is wrong."""
+EMPTY, KEPT = 0.9, 0.2
+"""Shares of samples without an advantage, and of groups that a filter keeps."""
+SPIKE, SPIKES, SPIKE_ROWS, MEDIAN_ROWS = 10.0, 3, 20, 100
+"""Times the median of as many rows that a gradient norm is one; as many of them, in so many rows."""
+
+
+def reward_hacked(run: Run) -> Signs:
+    """Since the best validation the training reward rose and the validation fell, both by more than chance."""
+    q, against = run.quality, []
+    levers = [*_kl(run), *_length_levers(run)]
+    if not _parts(run):
+        against.append(
+            "one verifier judges both: rows that are learned by heart look the same; compare the epochs seen "
+            "(prompts so far over rows of data.train)"
+        )
+        levers += advice(
+            "a part with the truth in `reward.parts`, first in the list",
+            "validation then reads it and shows when the reward parts from it",
+        )
+    return Signs(q.fell & q.reward_rose, [*_fall(run), *_kinds(run)], levers, against)
+
+
+def _kl(run: Run) -> list[Lever]:
+    now = run.number("algorithm.kl.coefficient")
+    why = "holds the policy near its start; KL to the reference is then measured too"
+    place = switched(run, "algorithm.kl.location", "loss", why) if not now else []
+    return [
+        *place,
+        *switched(run, "algorithm.kl.coefficient", f"{3 * now:g}" if now else "0.01", "its weight"),
+    ]
+
+
+def _length_levers(run: Run) -> list[Lever]:
+    cut = recent(run.curves.of("rollout/truncated_frac"))
+    if not len(cut) or not cut[-1] > 0.1:
+        return []
+    return switched(run, "algorithm.shaping.stop_properly", "0.5", "a response cut off earns half")
+
+
+def _fall(run: Run) -> list[str]:
+    q, steps = run.quality, run.curves.steps
+    best = steps[q.best_row[-1]]
+    return [
+        f"{VALIDATION} was at its best at step {best} with {q.best[-1]:.3f} and is {q.now[-1]:.3f}",
+        f"reward/mean changed by {q.reward_change[-1]:+.3f} since (standard error {q.reward_error:.3f})",
+    ]
+
+
+def _parts(run: Run) -> list[str]:
+    """The reward's named parts."""
+    return [n for n in run.curves.names("reward/") if name_in_list(n) == "reward/<part>"]
+
+
+def _kinds(run: Run) -> list[str]:
+    """What rose meanwhile: the likely way round the reward."""
+    watched = ("reward/length_correlation", "rollout/truncated_frac", "rollout/shared_run_frac")
+    lines = []
+    for name in (*_parts(run), *watched):
+        values = run.curves.of(name)
+        change = recent(values)[-1] - start(values)
+        if np.isfinite(change) and abs(change) > max(0.1, 2 * noise(values)):
+            lines.append(f"{name} went from {start(values):.3g} to {recent(values)[-1]:.3g}")
+    return lines
+
+
+def policy_collapsed(run: Run) -> Signs:
+    """Since the best validation both it and the training reward fell, and far: the policy was destroyed, not bent."""
+    q = run.quality
+    before = recent(run.curves.of("reward/mean")) - q.reward_change
+    far = (q.now < COLLAPSED * q.best) & (q.reward_change < -(1 - COLLAPSED) * np.abs(before))
+    norms = run.curves.of("optim/grad_norm")
+    evidence = [
+        *_fall(run),
+        f"optim/grad_norm was {start(norms):.3g} at the start, {recent(norms)[-1]:.3g} lately",
+    ]
+    levers = [
+        *scaled(run, "training.optimizer.lr", 0.1, "updates are too large for what they are made from"),
+        *at_least(run, "training.optimizer.warmup_steps", 10.0, "the first updates have no average yet"),
+        *_kl(run),
+        *advice("resume from a checkpoint of the best validation", "nothing is left to recover from here"),
+    ]
+    against = [
+        "a verifier that broke in the middle of a run looks the same: read the verdicts of the samples below"
+    ]
+    return Signs(q.fell & far & q.reward_fell, evidence, levers, against)
+
+
+def entropy_collapsed(run: Run) -> Signs:
+    """Answers no longer differ, groups are wrong as a whole, and the validation no longer rises."""
+    entropy, distinct = run.curves.of("policy/entropy"), recent(run.curves.of("rollout/distinct_frac"))
+    wrong, first, now = recent(run.curves.of("group/all_wrong_frac")), start(entropy), recent(entropy)
+    sick = (now < ENTROPY * first) & (distinct < DISTINCT) & (wrong > WRONG) & run.quality.stalled
+    evidence = [
+        f"policy/entropy is {now[-1]:.3g} nats, {first:.3g} at the start",
+        f"rollout/distinct_frac is {distinct[-1]:.3g}; group/all_wrong_frac {wrong[-1]:.3g}: no sample finds the way",
+        f"{VALIDATION} has been below its best for {run.quality.checks_since[-1]} checks",
+    ]
+    levers = [
+        *at_least(
+            run, "algorithm.loss.clip_high", 0.28, "lets rare tokens rise (DAPO's value, for ppo_clip)"
+        ),
+        *switched(run, "algorithm.entropy.target", f"{first / 2:.3g}", "a bonus acts below it"),
+        *scaled(run, "training.optimizer.lr", 0.5, "slower, so that more is tried before it is decided"),
+        *at_least(run, "rollout.temperature", 1.0, "samples as the policy is"),
+    ]
+    return Signs(sick, evidence, levers, [])
+
+
+def data_solved(run: Run) -> Signs:
+    """Most groups have no gradient because every sample is right."""
+    empty, right, wrong = _empty(run)
+    rewards = held(run.curves.of("reward/mean"))
+    evidence = [
+        *_gradient_evidence(run),
+        f"reward/mean is {rewards[-1]:.3f}; group/all_correct_frac {right[-1]:.3g}",
+    ]
+    levers = [
+        *advice("harder rows in data.train", "these teach nothing more"),
+        *_filter(run),
+        *advice("or stop here and `mrl export` the run", "it has learned what these rows can teach"),
+    ]
+    return Signs(empty & (right > wrong), evidence, levers, _validation_below(run))
+
+
+def no_gradient(run: Run) -> Signs:
+    """Most groups have no gradient, and not because they are right."""
+    empty, right, wrong = _empty(run)
+    evidence = [
+        *_gradient_evidence(run),
+        f"group/all_wrong_frac is {wrong[-1]:.3g}, group/all_correct_frac {right[-1]:.3g}",
+    ]
+    levers = [
+        *scaled(run, "loop.samples_per_prompt", 2.0, "a rare right answer is found by more samples"),
+        *_filter(run),
+        *advice("easier rows in data.train, or an SFT start (`mrl sft`)", "nothing is right often enough"),
+    ]
+    return Signs(empty & ~(right > wrong), evidence, levers, [])
+
+
+def _empty(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[S] whether gradients are nearly gone; the shares of groups all right and all wrong."""
+    c = run.curves
+    degenerate, kept = recent(c.of("group/degenerate_samples_frac")), recent(c.of("group/kept_frac"))
+    right, wrong = recent(c.of("group/all_correct_frac")), recent(c.of("group/all_wrong_frac"))
+    return (degenerate > EMPTY) | (kept < KEPT), right, wrong
+
+
+def _gradient_evidence(run: Run) -> list[str]:
+    names = ("group/degenerate_samples_frac", "group/kept_frac")
+    return [f"{name} is {recent(run.curves.of(name))[-1]:.3g}" for name in names]
+
+
+def _filter(run: Run) -> list[Lever]:
+    if run.settings.get("algorithm.filter", "") != "null":
+        return []
+    why = "groups without a gradient are left out and others drawn in their place"
+    return [Lever("algorithm.filter", "null", "{max_rounds: 4}", why)]
+
+
+def _validation_below(run: Run) -> list[str]:
+    if not run.curves.has(VALIDATION) or run.quality.now[-1] > 0.9:
+        return []
+    return [f"{VALIDATION} is {run.quality.now[-1]:.3f}: the training rows are solved, the task is not"]
+
+
+def gradient_spikes(run: Run) -> Signs:
+    """Gradient norms far above the usual again and again, while the validation is below its best."""
+    norms = run.curves.of("optim/grad_norm")
+    medians = _medians(norms)
+    spikes = (norms > SPIKE * medians).astype(np.float64)
+    count = np.round(recent(spikes, SPIKE_ROWS) * np.minimum(np.arange(len(norms)) + 1, SPIKE_ROWS))
+    evidence = [
+        f"optim/grad_norm was above {SPIKE:g} times its median ({medians[-1]:.3g}) in {count[-1]:.0f} of the last {SPIKE_ROWS} rows",
+        *_fall(run)[:1],
+    ]
+    levers = [
+        *scaled(run, "training.optimizer.lr", 0.5, "smaller updates"),
+        *scaled(run, "training.optimizer.clip_grad", 0.5, "bounds what one batch does"),
+        *advice("the samples below and those of these steps", "a few of them make the norm"),
+    ]
+    return Signs((count >= SPIKES) & run.quality.stalled, evidence, levers, [])
+
+
+def _medians(values: np.ndarray) -> np.ndarray:
+    """[S] the median of the finite ones among the last MEDIAN_ROWS, its own included."""
+    padded = np.concatenate([np.full(MEDIAN_ROWS - 1, np.nan), values])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_ROWS)
+    some = np.isfinite(windows).any(axis=1)
+    medians = np.full(len(values), np.nan)
+    medians[some] = np.nanmedian(windows[some], axis=1)
+    return medians

@@ -1,0 +1,102 @@
+"""Rules about parts of a run that fail beside the policy: engines, critic, verifiers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mrl.diagnosis.curves import held, recent, start
+from mrl.diagnosis.findings import Run, Signs
+from mrl.diagnosis.levers import advice, scaled, switched
+
+MISMATCH = "policy/rollout_mismatch_kl"
+MISMATCH_TIMES, MISMATCH_NATS = 10.0, 0.01
+"""Growth over its start, and nats a token below which no growth counts."""
+ERROR_TIMES = 2.0
+"""Growth of a critic's squared error over its start."""
+EXPLAINED, SETTLED = 0.02, 20
+"""Share of the returns' variance below which a critic explains nothing, and rows in which it should have learned to."""
+NO_REWARD = 0.02
+"""Share of samples without a reward."""
+
+
+def engines_apart(run: Run) -> Signs:
+    """Engines and trainer give the same tokens different probabilities, and more so than at the start."""
+    kl = held(run.curves.of(MISMATCH))
+    first = start(kl)
+    weight = held(run.curves.of("policy/rollout_weight_geometric"))[-1]
+    evidence = [
+        f"{MISMATCH} is {kl[-1]:.3g} nats a token, {first:.2g} at the start; the tokens are today's, near-ties of routers apart",
+    ]
+    if np.isfinite(weight):
+        evidence.append(f"policy/rollout_weight_geometric is {weight:.3g}; 1 where both agree")
+    levers = [
+        *switched(
+            run, "sync.verify", "full", "every version is compared with the trainer's before it serves"
+        ),
+        *switched(run, "sync.verify_every", "1", "the comparison is made at every weight sync"),
+        *switched(
+            run, "rollout.enforce_eager", "true", "a captured graph may go on reading where old weights were"
+        ),
+        *switched(
+            run, "algorithm.correction.kind", "truncated", "bounds what a difference does, where it must be"
+        ),
+    ]
+    if run.settings.get("loop.max_rollout_mismatch", "null") == "null":
+        levers += switched(run, "loop.max_rollout_mismatch", "0.5", "ends a run whose engines are apart")
+    against = []
+    if run.settings.get("rollout.quantization", "none") != "none":
+        against.append("the engines are quantised (rollout.quantization): some distance is theirs")
+    if run.settings.get("rollout.dtype") != run.settings.get("training.dtype"):
+        against.append("engines and trainer compute in different types (rollout.dtype, training.dtype)")
+    return Signs(kl > max(MISMATCH_TIMES * first, MISMATCH_NATS), evidence, levers, against)
+
+
+def critic_lost(run: Run) -> Signs:
+    """The critic is worse than a constant and further off than at its start; or has long been no better than one."""
+    errors, explained = run.curves.of("critic/error_squared"), run.curves.of("critic/explained_variance")
+    first, now, lately = start(errors), recent(errors), recent(explained, SETTLED)
+    after = run.curves.steps - (run.number("critic.warmup_steps") or 0)
+    diverged = (recent(explained) < 0) & (now > ERROR_TIMES * first) & (after > 0)
+    useless = (lately < EXPLAINED) & (after > SETTLED)
+    evidence = [
+        f"critic/explained_variance is {lately[-1]:.2g} (mean of {SETTLED} rows): 0 is what a constant explains",
+        f"critic/error_squared is {now[-1]:.3g} (mean of the last rows), {first:.3g} at the start",
+    ]
+    levers = [
+        *scaled(run, "critic.optimizer.lr", 0.1, "its updates overshoot"),
+        *scaled(run, "critic.warmup_steps", 2.0, "values settle before they are used"),
+        *advice("algorithm.estimator.name=grpo without section critic", "needs no values"),
+    ]
+    return Signs(diverged | useless, evidence, levers, [*_rises(explained), *_returns_grew(run)])
+
+
+def _rises(explained: np.ndarray) -> list[str]:
+    before, now = recent(explained[:-SETTLED], SETTLED)[-1:], recent(explained, SETTLED)[-1]
+    if len(before) and now > max(2 * before[0], 0):
+        return ["critic/explained_variance rises, slowly: it may get there"]
+    return []
+
+
+def _returns_grew(run: Run) -> list[str]:
+    returns = np.abs(held(run.curves.of("critic/return_mean")))
+    grew = len(returns) and returns[-1] > ERROR_TIMES * start(returns) > 0
+    return ["critic/return_mean has grown as well: an error in its scale grows with it"] if grew else []
+
+
+def verifier_silent(run: Run) -> Signs:
+    """The verifier has said the same of every sample since the run began, or says nothing of too many."""
+    high, low = run.curves.of("reward/max"), run.curves.of("reward/min")
+    missing = recent(np.nan_to_num(run.curves.of("reward/no_reward_frac")))
+    differed = np.logical_or.accumulate(high > low)
+    seen = np.logical_or.accumulate(np.isfinite(high))
+    evidence = []
+    if not differed[-1]:
+        evidence.append(f"reward/max = reward/min = {held(high)[-1]:.3g} in every step so far")
+    if missing[-1] > NO_REWARD:
+        evidence.append(f"reward/no_reward_frac is {missing[-1]:.3g} (mean of the last rows)")
+    levers = advice(
+        "mrl rewards CONFIG --row 1 --explain",
+        "shows what each stage of the verifier read and said of one row's own answer",
+    )
+    against = ["the task may be so hard, or so easy, that no sample differs: look at the samples"]
+    return Signs((~differed & seen) | (missing > NO_REWARD), evidence, levers, against)

@@ -1,0 +1,86 @@
+"""`mrl diagnose RUN`: a page in the folder, a screen, JSON; and folders that are not whole."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mrl.cli import main
+from mrl.diagnosis.folder import chosen
+from tests.support.recorded_rows import recorded
+
+
+def folder_of(tmp_path: Path, run: str, *, config: str = "training: {optimizer: {lr: 0.006}}") -> Path:
+    folder = tmp_path / run
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in recorded(run)))
+    (folder / "config.yaml").write_text(config)
+    samples = [
+        {"step": step, "kind": kind, "sample_id": f"{step * 10 + n}.{n}", "reward": float(n), "prompt": "?"}
+        for step in range(1, 61)
+        for n in range(4)
+        for kind in ("train", "validation")
+    ]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    return folder
+
+
+def test_the_page_says_what_since_when_and_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "rate_times_30")
+    assert main(["diagnose", str(folder)]) == 0
+    said, page = capsys.readouterr().out, (folder / "diagnosis.md").read_text()
+    for text in (said, page):
+        assert "policy_collapsed" in text and "since step 10" in text
+        assert "training.optimizer.lr=0.0006 (now 0.006)" in text
+        assert "600.0" in text and "590.0" in text, "the lowest rewards of the last steps"
+    assert len(said.splitlines()) < 25 and "no_gradient" in said
+    assert page.startswith("# Diagnosis of rate_times_30")
+
+
+def test_for_programs_it_is_json_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "planted_cue")
+    assert main(["diagnose", str(folder), "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    (finding,) = tree["findings"]
+    assert (finding["rule"], finding["since"], tree["last_step"]) == ("reward_hacked", 15, 60)
+    assert {"setting", "now", "value", "why"} == finding["levers"][0].keys()
+    assert len(finding["samples"]) == 3 and not (folder / "diagnosis.md").exists()
+
+
+def test_a_folder_that_is_not_whole_is_read_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "stale_engines", config="a: [")
+    (folder / "samples.jsonl").unlink()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 61, "rew')
+    assert main(["diagnose", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "engines_apart" in said and "samples.jsonl is not there" in said
+    assert "config.yaml is not there or cannot be read" in said and "metrics.jsonl: 1 of 62" in said
+    shutil.rmtree(folder)
+    assert main(["diagnose", str(folder)]) == 2
+
+
+def test_samples_are_of_different_prompts_and_of_the_time_of_the_finding() -> None:
+    rows = [
+        {"step": step, "sample_id": f"{prompt}.{n}", "reward": reward}
+        for step, prompt, n, reward in [
+            (9, 1, 0, 5.0),
+            (11, 2, 0, 1.0),
+            (12, 3, 0, 3.0),
+            (12, 3, 1, 2.0),
+            (13, 4, 0, 0.0),
+        ]
+    ]
+    assert chosen([*rows, {"step": 20, "sample_id": "9.0", "reward": None}], 10, "highest") == [
+        "3.0",
+        "2.0",
+        "4.0",
+    ]
+    assert chosen(rows, 10, "lowest") == ["4.0", "2.0", "3.1"]

@@ -1,0 +1,167 @@
+"""Each rule fires on its failure and names it first, and none fires on a run that learns."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.diagnosis.curves import Curves, recent, standing, start
+from mrl.diagnosis.quality import quality
+from mrl.diagnosis.rules import diagnose
+from tests.support.made_rows import made
+from tests.support.recorded_rows import recorded
+
+SETTINGS = {
+    "training.optimizer.lr": "0.0002",
+    "critic.optimizer.lr": "0.05",
+    "critic.warmup_steps": "5",
+    "sync.verify": "wire",
+    "algorithm.filter": "null",
+    "algorithm.kl.location": "off",
+    "algorithm.kl.coefficient": "0.0",
+    "loop.samples_per_prompt": "8",
+    "rollout.dtype": "float32",
+    "training.dtype": "float32",
+}
+MADE = {
+    "engines_apart": {"policy/rollout_mismatch_kl": (0.02, 0.5)},
+    "critic_lost": {"critic/error_squared": (1.0, 40.0), "critic/explained_variance": (-1.0, -50.0)},
+    "reward_hacked": {"val/accuracy": (0.3, 0.1)},
+    "policy_collapsed": {"val/accuracy": (0.1, 0.0), "reward/mean": (0.1, 0.0)},
+    "entropy_collapsed": {
+        "policy/entropy": (0.05, 0.01),
+        "rollout/distinct_frac": (0.2, 0.13),
+        "group/all_wrong_frac": (0.5, 0.5),
+        "reward/mean": (0.5, 0.5),
+        "val/accuracy": (0.52, 0.52),
+    },
+    "data_solved": {"group/degenerate_samples_frac": (0.95, 1.0), "group/all_correct_frac": (0.9, 1.0)},
+    "no_gradient": {
+        "group/degenerate_samples_frac": (0.95, 1.0),
+        "group/all_wrong_frac": (0.9, 0.9),
+        "group/all_correct_frac": (0.05, 0.05),
+    },
+    "verifier_silent": {"reward/no_reward_frac": (0.04, 0.05)},
+}
+"""Rule -> what changes at step 40 of a healthy run."""
+
+
+def names(rows: list[dict[str, Any]]) -> list[str]:
+    return [f.rule for f in diagnose(Curves(rows), SETTINGS).findings]
+
+
+def ever(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Rule -> the step at which it fired first, were the run looked at after every step."""
+    curves, first = Curves(), {}
+    for row in rows:
+        curves.add(row)
+        for finding in diagnose(curves, SETTINGS).findings:
+            first.setdefault(finding.rule, row["step"])
+    return first
+
+
+@pytest.mark.parametrize("rule", MADE)
+def test_a_rule_fires_on_its_failure_and_knows_since_when(rule: str) -> None:
+    found = diagnose(Curves(made(MADE[rule])), SETTINGS).findings
+    assert [f.rule for f in found][:1] == [rule]
+    assert 35 <= found[0].since <= 60 and found[0].last == 80
+    assert found[0].evidence and found[0].levers
+
+
+def test_spikes_of_the_gradient_count_where_the_validation_stalls() -> None:
+    rows = made({"val/accuracy": (0.55, 0.55)})
+    for step in (66, 70, 77):
+        rows[step]["optim/grad_norm"] = 90.0
+    assert names(rows) == ["gradient_spikes"]
+    healthy = made()
+    for step in (66, 70, 77):
+        healthy[step]["optim/grad_norm"] = 90.0
+    assert names(healthy) == [], "the validation rises"
+
+
+def test_a_verifier_that_says_one_thing_from_the_start_is_named() -> None:
+    rows = made()
+    for row in rows[1:]:
+        row["reward/max"] = row["reward/min"]
+    assert names(rows)[0] == "verifier_silent"
+    assert "verifier_silent" not in names(made({"reward/max": (0.0, 0.0)})), "it told samples apart before"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_rule_fires_on_a_run_that_learns(seed: int) -> None:
+    """Its entropy falls to a quarter, most groups lose their gradient, norms are never below 1."""
+    assert ever(made(seed=seed)) == {}
+
+
+@pytest.mark.parametrize("run", ["quickstart", "quickstart_ppo", "quickstart_dapo", "cispo"])
+def test_no_rule_fires_on_a_recorded_run_at_any_step(run: str) -> None:
+    assert ever(recorded(f"healthy_{run}")) == {}
+
+
+@pytest.mark.parametrize(
+    ("run", "rule", "by"),
+    [
+        ("rate_times_30", "policy_collapsed", 10),
+        ("planted_cue", "reward_hacked", 15),
+        ("stale_engines", "engines_apart", 14),
+        ("critic_times_100", "critic_lost", 35),
+    ],
+)
+def test_a_provoked_failure_is_named_first(run: str, rule: str, by: int) -> None:
+    rows = recorded(run)
+    assert names(rows)[0] == rule
+    assert ever(rows)[rule] <= by
+
+
+def test_without_a_gradient_after_a_collapse_the_collapse_is_said_to_be_the_cause() -> None:
+    collapsed, empty, *_ = diagnose(Curves(recorded("rate_times_30")), SETTINGS).findings
+    assert (collapsed.rule, empty.rule) == ("policy_collapsed", "no_gradient")
+    assert any(
+        lever.setting == "training.optimizer.lr" and lever.value == "2e-05" for lever in collapsed.levers
+    )
+
+
+def test_what_is_not_measured_is_said() -> None:
+    rows = [{n: v for n, v in row.items() if not n.startswith("val/")} for row in recorded("planted_cue")]
+    told = diagnose(Curves(rows), SETTINGS)
+    assert "reward_hacked" in told.cannot_tell and "validation" in told.cannot_tell["reward_hacked"]
+    assert "critic_lost" not in told.cannot_tell, "a run without a critic lacks nothing"
+    assert "reward_hacked" not in [f.rule for f in told.findings]
+
+
+def test_a_critic_that_explains_nothing_is_lost_also_without_a_growing_error() -> None:
+    rows = made({"critic/explained_variance": (0.001, 0.001)})
+    assert names(rows) == ["critic_lost"]
+    still_warming = diagnose(Curves(rows), SETTINGS | {"critic.warmup_steps": "70"})
+    assert still_warming.findings == []
+
+
+def test_one_bad_validation_is_chance() -> None:
+    rows = made({"reward/mean": (0.3, 0.95)})
+    rows[80]["val/accuracy"] = 0.5
+    assert names(rows) == []
+    rows[75]["val/accuracy"] = 0.5
+    assert names(rows) == ["reward_hacked"]
+
+
+def test_rows_that_are_no_numbers_and_steps_made_again() -> None:
+    rows = made()
+    for row in rows[20:30]:
+        row["reward/mean"] = row["optim/grad_norm"] = "nan"
+    assert ever(rows) == {}
+    curves = Curves([*rows, {"no": "step"}, {"step": 3, "reward/mean": 0.5}])
+    assert curves.steps.tolist() == [0, 1, 2, 3] and curves.of("reward/mean")[-1] == 0.5
+
+
+def test_curves_look_back_only() -> None:
+    rows = recorded("planted_cue")
+    whole = quality(Curves(rows))
+    for last in (1, 6, 17, 44):
+        part = quality(Curves(rows[:last]))
+        assert whole is not None and part is not None
+        for name in ("now", "best", "checks_since"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[:last])
+        np.testing.assert_allclose(part.reward_change, whole.reward_change[:last])
+    assert recent(np.array([np.nan, 1.0, 3.0, np.nan, 5.0]), 2).tolist()[1:] == [1.0, 2.0, 3.0, 5.0]
+    assert start(np.array([np.nan, 4.0, 1.0, 2.0])) == 2.0
+    assert standing(np.array([True, False, True, True])) == 2 and standing(np.array([True, False])) is None
