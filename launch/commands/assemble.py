@@ -41,6 +41,7 @@ from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
 from mrl.loops.replaying import NoRewardWorkers
+from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
@@ -97,13 +98,18 @@ class Parts:
         *,
         should_stop: Callable[[], str | None] = lambda: None,
         arrivals: Arrivals | None = None,
+        stop_rules: StopRules | None = None,
     ) -> OnPolicyLoop | StreamLoop:
         """The configured schedule at its first step."""
         config, in_flight, prompts = self.config, self.in_flight(arrivals), self.prompts
         deadline = config.loop.phase_deadline_seconds
         collector = Collector(in_flight, clock=self.clock, deadline_seconds=deadline)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
-        more: dict[str, Any] = {"should_stop": should_stop, "throughput": self.throughput()}
+        more: dict[str, Any] = {
+            "should_stop": should_stop,
+            "stop_rules": stop_rules,
+            "throughput": self.throughput(),
+        }
         if self.store is not None:
             producer = Producer(config, prompts, in_flight, self.store)
             return StreamLoop(config, self.hybrid, collector, producer, *common, **more)

@@ -14,6 +14,8 @@ from mrl.observe.streams import say
 
 REQUEUE_EXIT_CODE = 99
 """The batch script puts the job back in the queue for this code."""
+RULE_EXIT_CODE = 3
+"""A rule of loop.stop ended the run; whoever looks decides what comes next."""
 
 
 class LeaveNow(KeyboardInterrupt):

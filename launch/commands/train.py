@@ -14,7 +14,7 @@ from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
-from mrl.launch.commands.stopping import StopSignals
+from mrl.launch.commands.stopping import RULE_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
 from mrl.loops.arrivals import Arrivals, AsTheyCome
 from mrl.loops.checkpoints import Checkpoints
@@ -22,6 +22,7 @@ from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
 from mrl.loops.recording import Recording
 from mrl.loops.schedule_file import Header, ScheduleFile, code_digest
+from mrl.loops.stop_rules import StopRules
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.folder import take_latest
@@ -63,12 +64,15 @@ class Run:
         self.ended = ""
         """Empty until it has; then "done", the reason it was stopped for, or the error."""
         self._signals = StopSignals()
+        self._ended_by_rule = False
         self._rows: Generator[StepRow] | None = None
 
     @property
     def exit_code(self) -> int:
-        """Of the command, where no error ended the run: 0, or what the signal that stopped it asks for (128 + its number, 99
-        to be queued again)."""
+        """Of the command, where no error ended the run: 0; 3 where a rule of loop.stop did; or what the signal that stopped it
+        asks for (128 + its number, 99 to be queued again)."""
+        if self._ended_by_rule:
+            return RULE_EXIT_CODE
         return 0 if self.ended == "done" else self._signals.exit_code
 
     def stop(self, reason: str = "stopped") -> None:
@@ -128,11 +132,14 @@ class Run:
         first_step = int(state["next_step"]) if state else 0
         folder.write_hardware(train.device_names())
         recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
+        rules = StopRules(config, folder.metrics, recorder.progress.message)
         arrivals: Arrivals = AsTheyCome()
         if config.records_schedule:
             arrivals = Recording(arrivals, _schedule_file(parts, folder, max(1, first_step)))
         checkpoints = Checkpoints(config, folder, exports)
-        loop = parts.loop(recorder, checkpoints, should_stop=signals.reason, arrivals=arrivals)
+        loop = parts.loop(
+            recorder, checkpoints, should_stop=signals.reason, stop_rules=rules, arrivals=arrivals
+        )
         if state:
             loop.restore(state)
             recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
@@ -149,6 +156,7 @@ class Run:
             for number in loop.steps():
                 yield StepRow(number, recorder.last_row)
             ended = loop.ended
+            self._ended_by_rule = ended == rules.reason()
         except MrlError as error:
             ended = _said(error)
             raise

@@ -36,6 +36,7 @@ from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
+from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
@@ -359,19 +360,19 @@ class TableRun:
         recorder = Recorder(
             config, self._folder, clock, first_step=first_step, pieces=lambda tokens: [str(t) for t in tokens]
         )
+        self.said: list[str] = []
+        """By stop rules."""
+        rules = StopRules(config, self._folder.metrics, self.said.append)
         common = [], recorder, Checkpoints(config, self._folder)
+        more: dict[str, Any] = {"should_stop": should_stop, "stop_rules": rules}
         self.loop: OnPolicyLoop | StreamLoop
         if config.loop.schedule == "stream":
             self.store = group_pool.opened(config, prompts)
             self.producer = Producer(config, prompts, in_flight, self.store)
-            self.loop = StreamLoop(
-                config, self.engines, collector, self.producer, *common, should_stop=should_stop
-            )
+            self.loop = StreamLoop(config, self.engines, collector, self.producer, *common, **more)
         else:
             supply = GroupSupply(config, prompts)
-            self.loop = OnPolicyLoop(
-                config, self.engines, collector, supply, *common, should_stop=should_stop
-            )
+            self.loop = OnPolicyLoop(config, self.engines, collector, supply, *common, **more)
         self.loop.on_batch = self.groups.append
 
     def finished(self) -> str:
@@ -379,12 +380,12 @@ class TableRun:
         self.loop.start()
         return self.loop.run()
 
-    def resumed(self) -> TableRun:
-        """A new start of the same run, from its last checkpoint; state travels as bytes."""
+    def resumed(self, config: Config | None = None) -> TableRun:
+        """A new start of the same run, from its last checkpoint; state travels as bytes. `config`: another one from here on."""
         state, table = self.train.saved[max(self.train.saved)]
         self._folder.close()
         run = TableRun(
-            self._config,
+            config or self._config,
             first_step=int(state["next_step"]),
             episodes=self._episodes,
             arrivals=self._arrivals,
