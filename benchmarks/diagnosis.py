@@ -32,7 +32,7 @@ COMMON = (
     "loop.max_rollout_mismatch=null",
 )
 FEW = 16
-"""Rows of the kind `solved`, which are learned by heart."""
+"""Rows of the kind `few`."""
 
 
 class Kind(NamedTuple):
@@ -57,7 +57,7 @@ KINDS = {
         files=("quickstart", "quickstart_ppo"),
     ),
     "stale": Kind("engines_apart", (), command=("benchmarks.stale_engines", "10")),
-    "solved": Kind("data_solved", (f"loop.prompts_per_step={FEW}", "loop.steps=100")),
+    "few": Kind("rows_memorised", (f"loop.prompts_per_step={FEW}", "loop.steps=100")),
 }
 """Learning rates are 30 (policy) and 100 (critic) times the recipes'; engines stay at version 10."""
 
@@ -90,7 +90,7 @@ def provoked(start: Path, name: str) -> Path:
     kind, folder = KINDS[name], start / "provoked" / name
     if not metrics_log.read(folder / "metrics.jsonl")[STEPS:]:
         train = start / "train.jsonl"
-        if name == "solved":
+        if name == "few":
             lines = train.read_text(encoding="utf-8").splitlines(keepends=True)
             train = start / "few.jsonl"
             train.write_text("".join(lines[:FEW]), encoding="utf-8")

@@ -11,6 +11,9 @@ import numpy as np
 
 from mrl.diagnosis.curves import Curves
 from mrl.diagnosis.quality import Quality, quality
+from mrl.observe.metric_names import name_in_list
+
+PART = "reward/<part>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,15 @@ class Run:
         if found is None:
             raise ValueError("the run has no validation")
         return found
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """Metrics of the reward's named parts, in the reward's order: validation reads the first one."""
+        return [name for name in self.curves.names("reward/") if name_in_list(name) == PART]
+
+    def measures(self, name: str) -> bool:
+        """Whether some row has a number of this metric; of PART, whether the reward has parts."""
+        return bool(self.parts) if name == PART else self.curves.has(name)
 
     def number(self, setting: str) -> float | None:
         """The setting's value where it is a number."""

@@ -8,7 +8,6 @@ from mrl.diagnosis.curves import held, noise, recent, start
 from mrl.diagnosis.findings import Lever, Run, Signs
 from mrl.diagnosis.levers import advice, at_least, scaled, switched
 from mrl.diagnosis.quality import VALIDATION
-from mrl.observe.metric_names import name_in_list
 
 COLLAPSED = 0.8
 """Share of what it was below which validation and reward have collapsed."""
@@ -25,19 +24,28 @@ SPIKE, SPIKES, SPIKE_ROWS, MEDIAN_ROWS = 10.0, 3, 20, 100
 
 
 def reward_hacked(run: Run) -> Signs:
-    """Since the best validation the training reward rose and the validation fell, both by more than chance."""
-    q, against = run.quality, []
-    levers = [*_kl(run), *_length_levers(run)]
-    if not _parts(run):
-        against.append(
-            "one verifier judges both: rows that are learned by heart look the same; compare the epochs seen "
-            "(prompts so far over rows of data.train)"
-        )
-        levers += advice(
-            "a part with the truth in `reward.parts`, first in the list",
-            "validation then reads it and shows when the reward parts from it",
-        )
+    """Since the best validation, which reads the reward's first part, the training reward rose and the validation fell."""
+    q = run.quality
+    levers = [
+        *_kl(run),
+        *_length_levers(run),
+        *advice("another weight for the part that rose", "it is what the policy found"),
+    ]
+    against = ["the first of the reward's parts must be the truth, because validation reads it"]
     return Signs(q.fell & q.reward_rose, [*_fall(run), *_kinds(run)], levers, against)
+
+
+def rows_memorised(run: Run) -> Signs:
+    """The same where one verifier judges both, which a way round it would help in the validation too."""
+    q = run.quality
+    best = run.curves.steps[q.best_row[-1]]
+    levers = [
+        *advice("more rows in data.train", "these are seen too often"),
+        *advice(f"the checkpoint nearest to step {best}", "the validation was at its best there"),
+        *_kl(run),
+    ]
+    against = ["rows of the validation may be of another kind than those of the training"]
+    return Signs(q.fell & q.reward_rose & (not run.parts), [*_fall(run), *_kinds(run)], levers, against)
 
 
 def _kl(run: Run) -> list[Lever]:
@@ -66,16 +74,11 @@ def _fall(run: Run) -> list[str]:
     ]
 
 
-def _parts(run: Run) -> list[str]:
-    """The reward's named parts."""
-    return [n for n in run.curves.names("reward/") if name_in_list(n) == "reward/<part>"]
-
-
 def _kinds(run: Run) -> list[str]:
     """What rose meanwhile: the likely way round the reward."""
     watched = ("reward/length_correlation", "rollout/truncated_frac", "rollout/shared_run_frac")
     lines = []
-    for name in (*_parts(run), *watched):
+    for name in (*run.parts, *watched):
         values = run.curves.of(name)
         change = recent(values)[-1] - start(values)
         if np.isfinite(change) and abs(change) > max(0.1, 2 * noise(values)):

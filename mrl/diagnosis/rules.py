@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from mrl.diagnosis import learning_rules, parts_rules
 from mrl.diagnosis.curves import Curves, standing
-from mrl.diagnosis.findings import Diagnosis, Finding, Run, Signs
+from mrl.diagnosis.findings import PART, Diagnosis, Finding, Run, Signs
 from mrl.diagnosis.quality import VALIDATION
 
 ADVICE = {
     VALIDATION: "validation (data.validation, loop.validation.every_steps)",
+    PART: "the truth as the first of several parts of the reward, which validation then reads",
     "rollout/distinct_frac": "loop.samples_per_prompt above 1, and a run of this version",
 }
 """How a run gets a metric that it lacks, where a sentence is needed."""
@@ -58,6 +59,13 @@ RULES = {
     "reward_hacked": Rule(
         "the reward rises and the truth falls: the policy found a way round the reward",
         learning_rules.reward_hacked,
+        ("reward/mean", VALIDATION, PART),
+        1,
+        "highest",
+    ),
+    "rows_memorised": Rule(
+        "the training rows are learned by heart: their reward rises and the validation falls",
+        learning_rules.rows_memorised,
         ("reward/mean", VALIDATION),
         1,
         "highest",
@@ -108,7 +116,7 @@ def diagnose(curves: Curves, settings: Mapping[str, str], rules: Collection[str]
         rule = RULES[name]
         if not len(curves) or (rule.only_with and not curves.has(rule.only_with)):
             continue
-        if missing := [ADVICE.get(metric, metric) for metric in rule.needs if not curves.has(metric)]:
+        if missing := [ADVICE.get(metric, metric) for metric in rule.needs if not run.measures(metric)]:
             cannot_tell[name] = f"needs {', '.join(missing)}"
         elif finding := _finding(run, name, rule):
             findings.append(_told_of_earlier(finding, findings))

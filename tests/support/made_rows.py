@@ -36,7 +36,8 @@ def made(
     rows = []
     for step in range(steps + 1):
         row: dict[str, Any] = {"step": step, "val/prompts": 512.0}
-        for name, pair in HEALTHY.items():
+        for name in dict.fromkeys([*HEALTHY, *to]):
+            pair = HEALTHY.get(name, to.get(name, (0.0, 0.0)))
             if (step == 0 and not name.startswith("val/")) or (name.startswith("val/") and step % 5):
                 continue
             first, last = to[name] if name in to and step >= change else pair

@@ -55,6 +55,7 @@ RULES = Literal[
     "critic_lost",
     "verifier_silent",
     "reward_hacked",
+    "rows_memorised",
     "policy_collapsed",
     "entropy_collapsed",
     "data_solved",

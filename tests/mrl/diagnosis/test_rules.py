@@ -26,7 +26,8 @@ SETTINGS = {
 MADE = {
     "engines_apart": {"policy/rollout_mismatch_kl": (0.02, 0.5)},
     "critic_lost": {"critic/error_squared": (1.0, 40.0), "critic/explained_variance": (-1.0, -50.0)},
-    "reward_hacked": {"val/accuracy": (0.3, 0.1)},
+    "reward_hacked": {"val/accuracy": (0.3, 0.1), "reward/cue": (0.2, 0.9)},
+    "rows_memorised": {"val/accuracy": (0.3, 0.1)},
     "policy_collapsed": {"val/accuracy": (0.1, 0.0), "reward/mean": (0.1, 0.0)},
     "entropy_collapsed": {
         "policy/entropy": (0.05, 0.01),
@@ -105,6 +106,7 @@ def test_no_rule_fires_on_a_recorded_run_at_any_step(run: str) -> None:
         ("planted_cue", "reward_hacked", 15),
         ("stale_engines", "engines_apart", 14),
         ("critic_times_100", "critic_lost", 35),
+        ("few_rows", "rows_memorised", 15),
     ],
 )
 def test_a_provoked_failure_is_named_first(run: str, rule: str, by: int) -> None:
@@ -118,6 +120,14 @@ def test_without_a_gradient_after_a_collapse_the_collapse_is_said_to_be_the_caus
     assert (collapsed.rule, empty.rule) == ("policy_collapsed", "no_gradient")
     assert any(
         lever.setting == "training.optimizer.lr" and lever.value == "2e-05" for lever in collapsed.levers
+    )
+
+
+def test_without_the_truth_beside_the_reward_no_way_round_it_can_be_told() -> None:
+    told = diagnose(Curves(recorded("few_rows")), SETTINGS)
+    assert "parts of the reward" in told.cannot_tell["reward_hacked"]
+    assert "rows_memorised" not in ever(recorded("planted_cue")), (
+        "validation reads another part than is trained"
     )
 
 
@@ -141,7 +151,7 @@ def test_one_bad_validation_is_chance() -> None:
     rows[80]["val/accuracy"] = 0.5
     assert names(rows) == []
     rows[75]["val/accuracy"] = 0.5
-    assert names(rows) == ["reward_hacked"]
+    assert names(rows) == ["rows_memorised"]
 
 
 def test_rows_that_are_no_numbers_and_steps_made_again() -> None:
