@@ -58,7 +58,7 @@ work/quickstart/train.jsonl: | setup
 	$(BIN)/mrl make arithmetic --out work/quickstart
 
 work/quickstart/sft/config.json: work/quickstart/train.jsonl
-	$(BIN)/mrl sft configs/quickstart.yaml configs/quickstart_model.yaml
+	$(BIN)/mrl tune configs/quickstart.yaml configs/quickstart_model.yaml
 
 quickstart: setup work/quickstart/sft/config.json
 	$(BIN)/mrl train configs/quickstart.yaml
@@ -72,7 +72,7 @@ work/calculator/train.jsonl: | setup
 	$(BIN)/mrl make calculator --out work/calculator
 
 work/calculator/sft/config.json: work/calculator/train.jsonl
-	$(BIN)/mrl sft configs/calculator.yaml configs/calculator_model.yaml
+	$(BIN)/mrl tune configs/calculator.yaml configs/calculator_model.yaml
 
 calculator: setup work/calculator/sft/config.json
 	$(BIN)/mrl train configs/calculator.yaml
@@ -80,7 +80,7 @@ calculator: setup work/calculator/sft/config.json
 
 quickstart-gpu: setup-cuda
 	$(BIN)/mrl make arithmetic --out work/quickstart
-	test -e work/quickstart_gpu/sft/config.json || $(BIN)/mrl sft configs/quickstart.yaml configs/quickstart_gpu.yaml configs/quickstart_gpu_model.yaml
+	test -e work/quickstart_gpu/sft/config.json || $(BIN)/mrl tune configs/quickstart.yaml configs/quickstart_gpu.yaml configs/quickstart_gpu_model.yaml
 	$(BIN)/mrl train configs/quickstart.yaml configs/quickstart_gpu.yaml
 	$(BIN)/mrl report runs/quickstart_gpu
 

@@ -74,10 +74,10 @@ def sft_start(out: Path, start: int) -> Path:
             f"run.seed={start}",
             f"model.path={folder}/model",
             f"data={{train: {folder}/train.jsonl, validation: {folder}/validation.jsonl}}",
-            f"sft={{data: {folder}/sft.jsonl, output: {folder}/sft}}",
+            f"tune={{data: {{train: {folder}/sft.jsonl}}, output: {folder}/sft}}",
         ]
         files = [ROOT / "configs/quickstart.yaml", ROOT / "configs/quickstart_model.yaml"]
-        mrl("sft", *map(str, files), *words, log=folder / "sft.log")
+        mrl("tune", *map(str, files), *words, log=folder / "sft.log")
     return folder
 
 

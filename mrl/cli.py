@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the resolved configuration, check all that it names, stop",
     )
-    _config_command(commands, "sft", _sft, "supervised start of a new model, exported as a model folder")
+    _config_command(commands, "tune", _tune, "tune on demonstrations or preferences; gives a model folder")
     make = commands.add_parser("make", help="make task files or a tokenizer")
     make.add_argument("what", choices=["arithmetic", "calculator", "domains", "tokenizer"])
     make.add_argument("--out", required=True, help="folder to write to")
@@ -275,8 +275,8 @@ def _train(options: argparse.Namespace) -> int:
     return train(config).exit_code
 
 
-def _sft(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.sft import run_ranks
+def _tune(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.tune import run_ranks
 
     return run_ranks(options.config)
 

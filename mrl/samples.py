@@ -215,6 +215,10 @@ class TrainBatch:
     advantages, returns, values, scores."""
     routes: tuple[Routes, ...] | None = None
     """Of each sample, where the passes of policy and reference are to take them."""
+    samples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """What is known of each sample, [B] arrays by name; an objective finds them in its segments' values."""
+    whole_groups: bool = False
+    """Samples of one group, which stand side by side, are computed in one microbatch."""
 
     @property
     def num_samples(self) -> int:
@@ -268,4 +272,6 @@ class TrainBatch:
             sample_ids=tuple(self.sample_ids[b] for b in samples),
             arrays={name: part(array) for name, array in self.arrays.items()},
             routes=None if self.routes is None else tuple(self.routes[b] for b in samples),
+            samples={name: array[samples] for name, array in self.samples.items()},
+            whole_groups=self.whole_groups,
         )

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.errors import WorkerLost
 
-GRACE_SECONDS = 20.0
+GRACE_SECONDS = 40.0
+"""torchrun itself gives its ranks 30 s."""
+POLL_SECONDS = 0.5
 
 
 def run_torchrun(
-    module: str, arguments: Sequence[str], config: Config, *, deadline_seconds: float = 3600.0
+    module: str,
+    arguments: Sequence[str],
+    config: Config,
+    *,
+    environment: Mapping[str, str],
+    while_it_runs: Callable[[], None],
 ) -> int:
-    """`torchrun --nproc-per-node WORLD -m module ARGUMENTS` on this machine; its exit code, or WorkerLost at the deadline."""
+    """`torchrun --nproc-per-node WORLD -m module ARGUMENTS` on this machine; its exit code.
+
+    It has a session of its own, so that a terminal's signals reach this process alone; `while_it_runs` is called every
+    POLL_SECONDS. torchrun is ended when this function is left by an exception.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(config.training.layout.world_size), "-m", module, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(config.training.num_threads)}
-    process = subprocess.Popen(command, env=environment)
+    threads = {"OMP_NUM_THREADS": str(config.training.num_threads)}
+    process = subprocess.Popen(command, env={**os.environ, **threads, **environment}, start_new_session=True)
     try:
-        return process.wait(deadline_seconds)
-    except subprocess.TimeoutExpired:
-        raise WorkerLost(f"{module} was not done after {deadline_seconds:g} s and was ended") from None
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(POLL_SECONDS)
+            while_it_runs()
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)  # torchrun ends its ranks

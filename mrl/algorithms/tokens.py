@@ -31,12 +31,21 @@ class Segments:
     """[N] int64, 0..B-1, nondecreasing."""
     count: int
     """B; sequences without a token are allowed."""
+    values: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """What is known of each sequence, [B] by name."""
 
     @classmethod
-    def of(cls, lengths: np.ndarray, *, device: torch.device | str = "cpu") -> Segments:
-        """The sequences of [B] lengths, side by side."""
+    def of(
+        cls,
+        lengths: np.ndarray,
+        *,
+        device: torch.device | str = "cpu",
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> Segments:
+        """The sequences of [B] lengths, side by side, and what is known of each."""
         ids = np.repeat(np.arange(len(lengths)), lengths)
-        return cls(ids=torch.from_numpy(ids).to(device), count=len(lengths))
+        known = {name: torch.from_numpy(value).to(device) for name, value in (values or {}).items()}
+        return cls(ids=torch.from_numpy(ids).to(device), count=len(lengths), values=known)
 
     def sum(self, values: Tensor) -> Tensor:
         """[N] to [B]: sums per sequence."""

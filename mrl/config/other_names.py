@@ -17,7 +17,7 @@ from mrl.section import Section
 _REWARD = (KindPart, RewardSpec, RewardSection)
 
 RENAMED: dict[type[Section], dict[str, str]] = {
-    Config: {"judge": "reward", "observe": "logging", "warm_start": "sft"},
+    Config: {"judge": "reward", "observe": "logging", "sft": "tune", "warm_start": "tune"},
     DataSection: {"over_long": "overlong"},
     FilterSection: {"min_spread": "min_reward_range", "when_spent": "on_exhausted"},
     KlSection: {"place": "location", "times_ratio": "unbiased"},
@@ -48,7 +48,7 @@ RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
 }
 """Section -> (setting, a former value of it) -> today's value."""
 
-RENAMED_COMMANDS = {"warm-start": "sft"}
+RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 """A former command of `mrl` -> today's."""
 
 SYNONYMS = {

@@ -14,10 +14,10 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.routing import RoutingSection
 from mrl.config.sections.run import RunSection
-from mrl.config.sections.sft import SftSection
 from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.tune import TuneSection
 from mrl.rewards.kinds.section import RewardSection
 from mrl.section import Section
 
@@ -60,8 +60,8 @@ class Config(Section):
     """Trackers and dumps."""
     export: ExportSection = ExportSection()
     """Checkpoints as Hugging Face folders."""
-    sft: SftSection | None = None
-    """Supervised start, run by `mrl sft`."""
+    tune: TuneSection | None = None
+    """Demonstrations or preferences, run by `mrl tune`."""
 
     @model_validator(mode="after")
     def _layouts_fit(self) -> "Config":

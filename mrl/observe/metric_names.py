@@ -314,6 +314,43 @@ METRICS = {
     "val/pass@<k>": Metric("share", "Share of the prompts that one of k samples answers right."),
     "val/prompts": Metric("prompts", "Validation prompts."),
     "val/no_reward": Metric("samples", "Greedy samples without a reward."),
+    "val/loss": Metric("nats", "Of `mrl tune`: the validation rows' loss, sft's per token."),
+    "val/rows": Metric("1", "Validation rows of `mrl tune`; a pair is one."),
+    "val/preference/<name>": Metric("1", "The figure of that name below, over the validation rows."),
+    "preference/pair_loss": Metric("1", "The loss of pairs, without the chosen responses' own."),
+    "preference/accuracy": Metric(
+        "share",
+        "Pairs whose chosen response has the larger implied reward, ties half; of labelled rows, a wanted one against an "
+        "unwanted one.",
+    ),
+    "preference/margin_mean": Metric("reward", "Mean of chosen less rejected implied reward."),
+    "preference/margin_square": Metric("reward^2", "Mean of its square."),
+    "preference/reward_<chosen|rejected>": Metric(
+        "reward", "Mean implied reward: beta times what the loss compares."
+    ),
+    "preference/logp_chosen_per_token": Metric("nats", "Mean over chosen responses of their mean log-prob."),
+    "preference/chosen_down_frac": Metric(
+        "share", "Chosen responses that are less likely than under the reference (displacement)."
+    ),
+    "preference/noise": Metric(
+        "reward",
+        "At step 1, where policy and reference are the same: the spread of margins, which is rounding alone.",
+    ),
+    "preference/kto_z": Metric("nats", "The zero point of kto, over the step's mismatched responses."),
+    "preference/margin_p10": Metric("reward", "The 10th percentile of the margin; in validation."),
+    "preference/length_correlation": Metric(
+        "1", "Correlation of margin and length difference; in validation."
+    ),
+    "preference/accuracy_shorter_chosen": Metric(
+        "share", "Accuracy over pairs whose chosen response is the shorter; in validation."
+    ),
+    "tune/loss": Metric("1", "What a step of `mrl tune` minimises."),
+    "tune/entropy": Metric("nats", "Mean entropy at trained tokens; of sft."),
+    "tune/grad_norm": Metric("1", "Norm of the gradient before clipping."),
+    "tune/lr": Metric("1", "Learning rate."),
+    "tune/skipped": Metric("1", "1 where the update was skipped: something was not finite."),
+    "tune/optimizer_steps": Metric("steps", "Updates so far."),
+    "time/seconds": Metric("s", "Since this start of `mrl tune` began its steps."),
 }
 """Name -> unit and meaning; <...> stands for a part of the name that differs. A row leaves out what does not apply to its step."""
 

@@ -3,6 +3,9 @@
 Row of train and validation:  {"prompt": "37+58=", "answer": "95", "tag": "carry"} Row of the supervised
 start:  {"prompt": "37+58=", "response": "95"} The tag says whether a digit is carried. Every pair of summands
 lies in exactly one of the three files; all are a pure function of the seed.
+
+Rows of pairs and pairs_validation:  {"prompt": "37+58=", "chosen": "95", "rejected": "85"}, of sums of train and of
+validation; the rejected answer has one digit wrong.
 """
 
 from __future__ import annotations
@@ -41,9 +44,11 @@ def write(
     largest: int = 99,
     num_validation: int = 512,
     num_sft: int = 3000,
+    num_pairs: int = 2000,
     seed: int = 0,
 ) -> Path:
-    """Write train.jsonl, validation.jsonl and sft.jsonl; return the folder.
+    """Write train.jsonl, validation.jsonl, sft.jsonl, pairs.jsonl (at most `num_pairs`) and pairs_validation.jsonl; return the
+    folder.
 
     All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then the supervised start,
     the rest to train.
@@ -59,7 +64,18 @@ def write(
     write_rows(folder / "validation.jsonl", (_question(s) for s in validation))
     write_rows(folder / "train.jsonl", (_question(s) for s in train))
     write_rows(folder / "sft.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in sft))
+    wrong = random.Random(seed)
+    write_rows(folder / "pairs_validation.jsonl", [_pair(s, wrong) for s in validation])
+    write_rows(folder / "pairs.jsonl", [_pair(s, wrong) for s in train[:num_pairs]])
     return folder
+
+
+def _pair(problem: Sum, wrong: random.Random) -> dict[str, str]:
+    digits = list(problem.answer)
+    place = wrong.randrange(len(digits))
+    least = 1 if place == 0 and len(digits) > 1 else 0
+    digits[place] = wrong.choice([d for d in map(str, range(least, 10)) if d != digits[place]])
+    return {"prompt": problem.prompt, "chosen": problem.answer, "rejected": "".join(digits)}
 
 
 def _question(problem: Sum) -> dict[str, str]:

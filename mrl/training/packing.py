@@ -1,6 +1,6 @@
 """Splits a rank's batch into packed microbatches. Pure: numpy in, numpy out.
 
-Segments are never split over microbatches. Longest first, so that a microbatch holds segments of similar
+Segments are never split over microbatches, nor are groups of a batch that keeps them whole. Longest first, so that a microbatch holds segments of similar
 length (the attention pads them into few buckets). Microbatches are as even as their limit allows. With
 context parallelism segments are padded at their ends, so that each divides into chunks; here a microbatch is
 whole.
@@ -51,6 +51,17 @@ def split_samples(lengths: np.ndarray, *, max_tokens: int) -> list[np.ndarray]:
     return [np.asarray(part, np.int64) for part in parts]
 
 
+def _parts(batch: TrainBatch, *, max_tokens: int, cp: int) -> list[np.ndarray]:
+    """The samples of each microbatch; where the batch keeps groups whole, a group is dealt out as one."""
+    lengths = padded(batch.lengths(), cp)
+    if not batch.whole_groups or not len(lengths):
+        return split_samples(lengths, max_tokens=max_tokens)
+    starts = np.flatnonzero(np.append(True, batch.group_ids[1:] != batch.group_ids[:-1]))
+    groups = np.split(np.arange(len(lengths)), starts[1:])
+    dealt = split_samples(np.add.reduceat(lengths, starts), max_tokens=max_tokens)
+    return [np.concatenate([groups[number] for number in part]) for part in dealt]
+
+
 def pack_samples(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int = 1) -> Microbatch:
     """Packs the given samples; no samples give a dummy microbatch of padding."""
     own = batch.lengths()[samples].astype(np.int64)
@@ -69,14 +80,14 @@ def pack_samples(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int
 
 def count_microbatches(batch: TrainBatch, *, max_tokens: int, cp: int = 1) -> int:
     """How many microbatches the batch needs; at least one."""
-    return max(1, len(split_samples(padded(batch.lengths(), cp), max_tokens=max_tokens)))
+    return max(1, len(_parts(batch, max_tokens=max_tokens, cp=cp)))
 
 
 def pack_microbatches(
     batch: TrainBatch, *, max_tokens: int, num_microbatches: int, tp: int = 1, cp: int = 1
 ) -> list[Microbatch]:
     """Packs exactly `num_microbatches`, at least what count_microbatches() gives; the rest are dummies."""
-    parts = split_samples(padded(batch.lengths(), cp), max_tokens=max_tokens)
+    parts = _parts(batch, max_tokens=max_tokens, cp=cp)
     assert len(parts) <= num_microbatches, f"{len(parts)} microbatches, agreed {num_microbatches}"
     parts += [np.zeros(0, np.int64)] * (num_microbatches - len(parts))
     return [pack_samples(batch, part, tp=tp, cp=cp) for part in parts]

@@ -322,7 +322,9 @@ class Passes:
         arrays = {name: array[index] for name, array in batch.arrays.items()}
         arrays["loss_mask"] = batch.loss_mask[index]
         on_device = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
-        return on_device, Segments.of(batch.lengths()[plan.samples], device=self._device)
+        known = {name: values[plan.samples] for name, values in batch.samples.items()}
+        lengths = batch.lengths()[plan.samples]
+        return on_device, Segments.of(lengths, device=self._device, values=known)
 
     def _arrays_of(
         self,

@@ -58,15 +58,15 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
     ]
     sft = [
         f"model.path={folder}/model",
-        f"sft={{data: {folder}/sft.jsonl, output: {folder}/sft, steps: 110}}",
+        f"tune={{data: {{train: {folder}/sft.jsonl}}, output: {folder}/sft, steps: 110}}",
     ]
     quickstart = str(ROOT / "configs/quickstart.yaml")
     model = str(ROOT / "configs/quickstart_model.yaml")
-    screen = command.run("sft", quickstart, model, *words, *sft, log=folder / "sft.log", seconds=400)
-    strangers = [line for line in screen.splitlines() if not line.startswith("sft")]
+    screen = command.run("tune", quickstart, model, *words, *sft, log=folder / "sft.log", seconds=400)
+    strangers = [line for line in screen.splitlines() if not line.startswith("tune")]
     assert not strangers, f"lines that are not ours: {strangers[:5]}"
     for rank in range(2):
-        assert (folder / f"runs/quickstart/logs/sft/rank-{rank}.log").stat().st_size
+        assert (folder / f"runs/quickstart/tune/logs/rank-{rank}.log").stat().st_size
     config = load([quickstart], [*words, f"model.path={folder}/sft"])
     with (
         cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),

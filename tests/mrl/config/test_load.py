@@ -259,7 +259,8 @@ OLD_NAMES = {
     "reward.truncated=lowest": "reward.truncated: 'lowest' is renamed to min_reward",
     "loop.max_unjudged_fraction=0.1": "max_unjudged_fraction: the setting is renamed to max_no_reward_fraction",
     "observe.trackers=wandb": "observe: the setting is renamed to logging",
-    "warm_start={data: d, output: o}": "warm_start: the setting is renamed to sft",
+    "warm_start={data: d, output: o}": "warm_start: the setting is renamed to tune",
+    "sft={data: d, output: o}": "sft: the setting is renamed to tune",
     "data.over_long=filter": "data.over_long: the setting is renamed to overlong",
     "algorithm.filter.min_spread=0.1": "algorithm.filter.min_spread: the setting is renamed to min_reward_range",
     "algorithm.filter.when_spent=stop": "algorithm.filter.when_spent: the setting is renamed to on_exhausted",
@@ -310,6 +311,7 @@ OVER = {
     "multi_domain_": "multi_domain",
     "quickstart_": "quickstart",
     "qwen3_30b_a3b_": "qwen3_30b_a3b",
+    "tune_": "quickstart",
 }
 """Prefix of a file that says only what differs -> the file it goes over."""
 
@@ -327,8 +329,8 @@ def test_every_shipped_file_resolves(path: Path) -> None:
 
 def test_the_quickstart_model_goes_over_the_quickstart() -> None:
     config = load([CONFIGS / "quickstart.yaml", CONFIGS / "quickstart_model.yaml"])
-    assert config.model.new is not None and config.sft is not None
-    assert config.sft.output == load([CONFIGS / "quickstart.yaml"]).model.path
+    assert config.model.new is not None and config.tune is not None
+    assert config.tune.output == load([CONFIGS / "quickstart.yaml"]).model.path
 
 
 def test_engines_on_slots_of_their_own_are_free_of_the_layout(minimal: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from mrl.models.kernels.zigzag import token_multiple
 from mrl.training.packing import count_microbatches, pack_microbatches, pack_samples, split_samples
 from mrl.training.routing import prefix_minimum
-from tests.tiny_models import random_batch
+from tests.tiny_models import batch_of_tokens, random_batch
 
 
 @given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 80))
@@ -59,3 +60,21 @@ def test_prefix_minimum_by_loops() -> None:
         for t in range(start, end)
     ]
     np.testing.assert_array_equal(prefix_minimum(values, bounds), expected)
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=40), st.integers(1, 80), st.sampled_from([1, 2]))
+@settings(max_examples=50, deadline=None)
+def test_groups_that_are_kept_whole_lie_in_one_microbatch_in_their_order(
+    lengths: list[int], limit: int, cp: int
+) -> None:
+    lengths = lengths[: len(lengths) // 2 * 2]
+    batch = dataclasses.replace(
+        batch_of_tokens([[1] * n for n in lengths]),
+        group_ids=np.repeat(np.arange(len(lengths) // 2), 2),
+        whole_groups=True,
+    )
+    needed = count_microbatches(batch, max_tokens=limit, cp=cp)
+    packed = pack_microbatches(batch, max_tokens=limit, num_microbatches=needed, cp=cp)
+    for item in packed:
+        assert (item.samples[0::2] % 2 == 0).all() and (item.samples[1::2] == item.samples[0::2] + 1).all()
+    assert sorted(np.concatenate([item.samples for item in packed]).tolist()) == list(range(len(lengths)))

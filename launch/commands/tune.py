@@ -1,0 +1,157 @@
+"""Tuning on demonstrations or preferences, SPMD under torchrun, without Ray: `torchrun --nproc-per-node N -m
+mrl.launch.commands.tune CONFIG...`.
+
+`mrl tune CONFIG...` starts torchrun on this machine with as many ranks as the training layout has. A request to stop
+(Ctrl-C, SIGTERM, SIGUSR1) reaches the ranks as a file, because torchrun would end them in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+
+from mrl.config.load import dump, load_config
+from mrl.config.root import Config
+from mrl.config.sections.tune import TuneSection
+from mrl.data.conversation import Encoder
+from mrl.data.tune_rows import TuneRows, load_training, load_validation, overlap
+from mrl.errors import ConfigError
+from mrl.launch.cluster.node_facts import installed_versions
+from mrl.launch.commands.stopping import StopSignals
+from mrl.launch.workers.actor_log import redirect, screen
+from mrl.launch.workers.spmd import run_torchrun, start_worker
+from mrl.observe.run_folder import RunFolder
+from mrl.rollout.stop_tokens import end_of_text
+
+PARENT = "MRL_TUNE_COMMAND"
+"""The process that started torchrun; ranks stop as soon as it is gone."""
+PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
+
+
+def run_ranks(arguments: Sequence[str]) -> int:
+    """torchrun on this machine; 0 when all steps are done, torchrun's code where it failed, else the stop reason's. Model and
+    data are checked before ranks start."""
+    from mrl.launch.commands.check import check_policy, check_tokenizer
+    from mrl.training.hf.export import require_new
+
+    config = load_config(*arguments)
+    section = _section(config)
+    require_new(Path(section.output))
+    check_policy(config)
+    check_tokenizer(config)
+    training, validation = rows_of(config, section)
+    say = [training.report, validation.report] if validation.rows else [training.report]
+    if shared := overlap(training, validation):
+        say.append(f"{shared} training rows have a prompt of the validation")
+    print("\n".join(f"tune: {line}" for line in say), flush=True)
+    folder, signals = RunFolder(folder_of(config)), StopSignals()
+    try:
+        folder.write_config(dump(config), installed_versions(PACKAGES))
+        stop_file(config).unlink(missing_ok=True)
+        with signals:
+            signals.begin_steps()  # also the time before the first step ends by the file
+            code = _run(arguments, config, signals)
+    finally:
+        folder.close()
+    if code:
+        print(f"tune failed with {code}; each rank's own words are in {log_folder(config)}", flush=True)
+        return code
+    return 0 if Path(section.output).exists() else signals.exit_code
+
+
+def _run(arguments: Sequence[str], config: Config, signals: StopSignals) -> int:
+    def pass_on() -> None:
+        if (reason := signals.reason()) is not None:
+            stop_file(config).write_text(reason)
+
+    environment = {PARENT: str(os.getpid())}
+    return run_torchrun(
+        "mrl.launch.commands.tune", arguments, config, environment=environment, while_it_runs=pass_on
+    )
+
+
+def folder_of(config: Config) -> Path:
+    """Where a tuning keeps what it writes beside its output: a run of `mrl train` of the same name has its own."""
+    return Path(config.run_folder).resolve() / "tune"
+
+
+def log_folder(config: Config) -> Path:
+    """Where each rank writes what it and the libraries under it have to say."""
+    return folder_of(config) / "logs"
+
+
+def stop_file(config: Config) -> Path:
+    """There as soon as the ranks are to finish their step, save and leave."""
+    return folder_of(config) / "stop"
+
+
+def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
+    """Training and validation rows, in tokens."""
+    from mrl.data.tokenise import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    ends = end_of_text(tokenizer, config.model.path)
+    encoder = Encoder(tokenizer, ends=ends, chat_template_kwargs=section.data.chat_template_kwargs)
+    longest = config.model.max_length
+    return (
+        load_training(section, encoder, max_length=longest),
+        load_validation(section, encoder, max_length=longest),
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """One rank: its figures are for the screen, all else for its log file, its end by an error for both."""
+    config, seen, rank = load_config(*arguments), screen(), int(os.environ["RANK"])
+    redirect(str(log_folder(config)), f"rank-{rank}")
+    try:
+        _tune(config, seen, rank)
+    except Exception as error:
+        print(f"tune, rank {rank}: {type(error).__name__}: {error}", file=seen, flush=True)
+        raise
+
+
+def _tune(config: Config, seen: TextIO, rank: int) -> None:
+    from mrl.loops.tune import Tuner
+    from mrl.training.hf import export
+
+    def tell(line: str) -> None:
+        if rank == 0:
+            print(f"tune {line}", file=seen, flush=True)
+
+    section, folder = _section(config), folder_of(config)
+    training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
+    worker = start_worker(config, training=training)
+    tuner = Tuner(config, section, worker, *rows_of(config, section), folder=folder, tell=tell)
+    if not tuner.run(lambda: rank == 0 and _is_asked_to_stop(config)):
+        worker.close()
+        return
+    shards = Path(section.output).with_name(Path(section.output).name + ".shards")
+    tuner.save_weights(shards)
+    worker.close()
+    if rank == 0:
+        export.export_checkpoint(
+            shards, Path(section.output), source=Path(config.model.path), dtype=training.dtype
+        )
+        for spent in (shards, folder / "checkpoints"):
+            shutil.rmtree(spent, ignore_errors=True)
+
+
+def _is_asked_to_stop(config: Config) -> bool:
+    parent = os.environ.get(PARENT)
+    return stop_file(config).exists() or (parent is not None and not psutil.pid_exists(int(parent)))
+
+
+def _section(config: Config) -> TuneSection:
+    if config.tune is None:
+        raise ConfigError("the configuration has no tune section; it needs data and output")
+    return config.tune
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

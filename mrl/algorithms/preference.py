@@ -1,0 +1,228 @@
+"""Losses over pairs of a chosen and a rejected response, and over single responses with a label.
+
+Consumes: a microbatch's log-probs, and what its batch knows of each response: its side (1 chosen, 0 rejected), its weight
+and its log-prob under the reference (float64). Produces: this microbatch's share of the step's loss, and metrics of the same
+kind (shares are added). A pair always lies in one microbatch, its chosen response first.
+
+With s the log-ratio of a response to the reference (its sum over the response's tokens, or with length mean their mean), the
+loss of a pair is a function of s_w and s_l. Formulas: DPO arXiv 2305.18290 with smoothing as in its cDPO note, robust
+2403.00409, IPO 2310.12036, SimPO 2405.14734, ORPO 2403.07691, KTO 2402.01306, SLiC hinge 2305.10425, APO 2408.06266, EXO
+2402.00856.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from mrl.algorithms.tokens import Segments, checked
+from mrl.config.sections.tune import ObjectiveSection
+from mrl.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Side:
+    """The chosen, or the rejected, responses of P pairs."""
+
+    logprob: Tensor
+    """[P] float64: sum over the response's tokens."""
+    ref_logprob: Tensor
+    """[P] float64: the same under the reference; 0 where the objective has none."""
+    length: Tensor
+    """[P] float64: tokens, at least 1."""
+
+    def mean(self) -> Tensor:
+        """[P] log-prob per token."""
+        return self.logprob / self.length
+
+    def ratio(self, section: ObjectiveSection) -> Tensor:
+        """[P] what the reference is compared by: the log-ratio, or its mean over tokens."""
+        ratio = self.logprob - self.ref_logprob
+        return ratio / self.length if section.length == "mean" else ratio
+
+
+PairLoss = Callable[[ObjectiveSection, Side, Side], Tensor]
+
+
+def _dpo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    return _smoothed(section, section.beta * (chosen.ratio(section) - rejected.ratio(section)))
+
+
+def _smoothed(section: ObjectiveSection, logits: Tensor) -> Tensor:
+    kept, turned = logsigmoid(logits), logsigmoid(-logits)
+    return -(1 - section.smoothing) * kept - section.smoothing * turned
+
+
+def _robust(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    logits, e = section.beta * (chosen.ratio(section) - rejected.ratio(section)), section.smoothing
+    return (-(1 - e) * logsigmoid(logits) + e * logsigmoid(-logits)) / (1 - 2 * e)
+
+
+def _ipo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    return (chosen.ratio(section) - rejected.ratio(section) - 1 / (2 * section.beta)) ** 2
+
+
+def _simpo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    margin = chosen.mean() - rejected.mean() - section.gamma_over_beta
+    return _smoothed(section, section.beta * margin)
+
+
+def _orpo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    odds = _log_odds(chosen.mean()) - _log_odds(rejected.mean())
+    return -chosen.mean() - section.beta * logsigmoid(odds)
+
+
+def _log_odds(mean: Tensor) -> Tensor:
+    """log(p / (1 - p)) of p = exp(mean); the bound keeps a response of probability 1 finite."""
+    mean = mean.clamp(max=-1e-12)
+    return mean - torch.log(-torch.expm1(mean))
+
+
+def _hinge(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    return torch.relu(1 - section.beta * (chosen.ratio(section) - rejected.ratio(section)))
+
+
+def _apo_zero(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    up, down = section.beta * chosen.ratio(section), section.beta * rejected.ratio(section)
+    return 1 - torch.sigmoid(up) + torch.sigmoid(down)
+
+
+def _apo_down(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    up, down = section.beta * chosen.ratio(section), section.beta * rejected.ratio(section)
+    return torch.sigmoid(up) + 1 - torch.sigmoid(up - down)
+
+
+def _exo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    logits, e = section.beta * (chosen.ratio(section) - rejected.ratio(section)), section.smoothing
+    kept = torch.sigmoid(logits) * (logsigmoid(logits) - math.log(1 - e))
+    return kept + torch.sigmoid(-logits) * (logsigmoid(-logits) - math.log(e))
+
+
+PAIR_LOSSES: dict[str, PairLoss] = {
+    "dpo": _dpo,
+    "robust": _robust,
+    "ipo": _ipo,
+    "simpo": _simpo,
+    "orpo": _orpo,
+    "hinge": _hinge,
+    "apo_zero": _apo_zero,
+    "apo_down": _apo_down,
+    "exo": _exo,
+}
+
+
+def pair_loss_of(section: ObjectiveSection) -> PairLoss:
+    """The configured loss of each pair; ConfigError for a user's function that cannot be imported."""
+    if section.name != "custom":
+        return PAIR_LOSSES[section.name]
+    module, _, name = (section.function or "").partition(":")
+    try:
+        return functools.partial(getattr(importlib.import_module(module), name), **section.options)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"tune.objective.function = {section.function}: {error}") from error
+
+
+def label_losses(section: ObjectiveSection, side: Side, is_wanted: Tensor, z: Tensor) -> Tensor:
+    """KTO's [P] losses; `z` is the mean log-ratio of mismatched responses, at least 0, over the whole step."""
+    ratio = side.ratio(section)
+    wanted = section.wanted_weight * (1 - torch.sigmoid(section.beta * (ratio - z)))
+    unwanted = section.unwanted_weight * (1 - torch.sigmoid(section.beta * (z - ratio)))
+    return torch.where(is_wanted, wanted, unwanted)
+
+
+def rewards(section: ObjectiveSection, side: Side) -> Tensor:
+    """[P] the reward that the objective implies of a response: beta times what its loss compares."""
+    compared = side.ratio(section) if section.needs_reference else side.mean()
+    return section.beta * compared
+
+
+class PreferenceObjective:
+    """What a tuning step minimises over pairs, or over labelled responses (kto)."""
+
+    def __init__(self, section: ObjectiveSection) -> None:
+        """ConfigError for a loss of the user's own that cannot be imported."""
+        self._section = section
+        self._loss = pair_loss_of(section) if section.takes_pairs else None
+
+    def __call__(
+        self,
+        *,
+        logprobs: Tensor,
+        entropy: Tensor,
+        arrays: Mapping[str, Tensor],
+        segments: Segments,
+        denominators: Mapping[str, Any],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss, metrics) of one packed microbatch; logprobs [N] with gradient, arrays: loss_mask [N].
+
+        segments.values: side, weight and ref_logprob, [B] float64. denominators: num_rows, the weights of all rows of the
+        step added up, of pairs or of labelled responses; kto_z for kto, and num_chosen, num_rejected.
+        """
+        del entropy
+        mask, known = arrays["loss_mask"], segments.values
+        kept = checked({"logprobs": logprobs}, mask, segments)["logprobs"].double()
+        whole = Side(
+            segments.sum(kept),
+            known["ref_logprob"],
+            segments.sum(mask.double()).clamp(min=1),
+        )
+        is_chosen = known["side"] > 0
+        if self._loss is None:
+            return self._labelled(whole, is_chosen, known["weight"], denominators)
+        return self._paired(whole, is_chosen, known["weight"], denominators)
+
+    def _paired(
+        self, whole: Side, is_chosen: Tensor, weight: Tensor, denominators: Mapping[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        assert self._loss is not None
+        section, chosen, rejected = self._section, _of(whole, is_chosen), _of(whole, ~is_chosen)
+        share = weight[is_chosen] / denominators["num_rows"]
+        pair_loss = (self._loss(section, chosen, rejected) * share).sum()
+        loss = pair_loss
+        metrics = pair_metrics(section, chosen, rejected, share)
+        metrics["preference/pair_loss"] = pair_loss.detach()
+        if section.sft_weight:
+            loss = loss - section.sft_weight * (chosen.mean() * share).sum()
+        return loss, metrics
+
+    def _labelled(
+        self, whole: Side, is_wanted: Tensor, weight: Tensor, denominators: Mapping[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        z = torch.as_tensor(denominators["kto_z"], dtype=torch.float64, device=weight.device)
+        losses = label_losses(self._section, whole, is_wanted, z)
+        loss = (losses * weight).sum() / denominators["num_rows"]
+        reward = rewards(self._section, whole).detach() * weight
+        metrics = {"preference/pair_loss": loss.detach()}
+        for name, rows in (("chosen", is_wanted), ("rejected", ~is_wanted)):
+            metrics[f"preference/reward_{name}"] = reward[rows].sum() / max(1e-9, denominators[f"num_{name}"])
+        return loss, metrics
+
+
+def pair_metrics(section: ObjectiveSection, chosen: Side, rejected: Side, share: Tensor) -> dict[str, Tensor]:
+    """Means over pairs, `share` [P] being each one's part of 1; to be added over microbatches."""
+    with torch.no_grad():
+        up, down = rewards(section, chosen), rewards(section, rejected)
+        right = (up > down).double() + 0.5 * (up == down)
+        found = {
+            "accuracy": right,
+            "margin_mean": up - down,
+            "margin_square": (up - down) ** 2,
+            "reward_chosen": up,
+            "reward_rejected": down,
+            "logp_chosen_per_token": chosen.mean(),
+        }
+        if section.needs_reference:
+            found["chosen_down_frac"] = (chosen.logprob < chosen.ref_logprob).double()
+        return {f"preference/{name}": (values * share).sum() for name, values in found.items()}
+
+
+def _of(side: Side, rows: Tensor) -> Side:
+    return Side(side.logprob[rows], side.ref_logprob[rows], side.length[rows])

@@ -1,0 +1,128 @@
+"""Prompts with their responses as tokens, and which of them are trained: what the assistant says, up to its end token.
+
+A conversation is rendered and tokenised once as a whole; what came before a turn of the assistant must be its beginning, token
+for token, else the row is refused by name. Plain text is tokenised as the policy meets it: the prompt alone, then the response.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.data.messages import Messages
+from mrl.data.tokenise import encode
+from mrl.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt and what followed it."""
+
+    tokens: np.ndarray
+    """[T] int64."""
+    mask: np.ndarray
+    """[T] bool: tokens that are trained."""
+    prompt_length: int
+    """Tokens before the first trained one."""
+
+
+class Encoder:
+    """The tokenizer of a model, for rows to tune on."""
+
+    def __init__(
+        self, tokenizer: Any, *, ends: Collection[int], chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """`ends`: the tokens that end a response; the first of them closes a plain text."""
+        self._tokenizer, self._ends = tokenizer, tuple(ends)
+        self._kwargs = dict(chat_template_kwargs or {})
+
+    def text(self, prompt: str, response: str, *, place: str) -> Encoded:
+        """A text that follows a text, closed by the end token."""
+        left = encode([prompt], [False], self._tokenizer)[0]
+        right = encode([response], [True], self._tokenizer)[0]
+        if not len(left):
+            raise DataError(f"{place}: the prompt is empty")
+        tokens = np.concatenate([left, right, self._ends[:1]]).astype(np.int64)
+        self._require_one_opening(tokens, place)
+        return Encoded(tokens, np.arange(len(tokens)) >= len(left), len(left))
+
+    def messages(
+        self, messages: Messages, *, first: int, place: str, tools: list[dict[str, Any]] | None = None
+    ) -> Encoded:
+        """A conversation; the assistant's messages from number `first` on are trained, what follows the last of them is
+        left out."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            return self._without_template(messages, first=first, place=place)
+        whole, spans = self._ids(messages, tools, place), []
+        turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
+        if not turns or not turns[0]:
+            raise DataError(
+                f"{place}: there is no message of the assistant to train on, or none that anything precedes"
+            )
+        for turn in turns:
+            before = self._ids(messages[:turn], tools, place, to_go_on=True)
+            after = self._ids(messages[: turn + 1], tools, place)
+            spans.append(self._span(whole, before, after, turn, place))
+        tokens = np.array(whole[: spans[-1][1]], np.int64)
+        self._require_one_opening(tokens, place)
+        mask = np.zeros(len(tokens), bool)
+        for start, end in spans:
+            mask[start:end] = True
+        return Encoded(tokens, mask, spans[0][0])
+
+    def _span(
+        self, whole: list[int], before: list[int], after: list[int], turn: int, place: str
+    ) -> tuple[int, int]:
+        """The tokens of one turn, its end token the last."""
+        for part in (before, after):
+            if whole[: len(part)] != part:
+                at = next(
+                    (i for i, (a, b) in enumerate(zip(whole, part, strict=False)) if a != b), len(whole)
+                )
+                raise DataError(
+                    f"{place}: the conversation up to message {turn} is not how the whole one begins (token {at}): the chat "
+                    "template or the tokenizer changes it once more follows; train on the last turn alone (tune.data.turns: "
+                    "last), or change the row"
+                )
+        ends = [i for i in range(len(before), len(after)) if whole[i] in self._ends]
+        if not ends:
+            raise DataError(
+                f"{place}: message {turn} has no end token ({self._ends}) after the chat template rendered it; a model tuned on "
+                "it would not stop"
+            )
+        return len(before), ends[-1] + 1
+
+    def _without_template(self, messages: Messages, *, first: int, place: str) -> Encoded:
+        if len(messages) != 2 or messages[1]["role"] != "assistant" or first > 1:
+            raise DataError(
+                f"{place}: {len(messages)} messages and a tokenizer without a chat template to join them; give text, or put a "
+                "template into the model's folder"
+            )
+        return self.text(messages[0]["content"], messages[1]["content"], place=place)
+
+    def _ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        place: str,
+        *,
+        to_go_on: bool = False,
+    ) -> list[int]:
+        import jinja2
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=to_go_on, **self._kwargs
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            roles = [message["role"] for message in messages]
+            raise DataError(f"{place}: the chat template refuses the roles {roles}: {error}") from error
+        return encode([str(text)], [True], self._tokenizer)[0].tolist()
+
+    def _require_one_opening(self, tokens: np.ndarray, place: str) -> None:
+        opening = self._tokenizer.bos_token_id
+        if opening is not None and len(tokens) > 1 and tokens[0] == tokens[1] == opening:
+            raise DataError(f"{place}: the row begins with the opening token twice; take it out of the text")

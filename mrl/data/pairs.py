@@ -1,0 +1,124 @@
+"""The shapes that preferences come in. What they are in tokens is conversation.py's business.
+
+text          {"prompt": text or messages, "chosen": text or messages, "rejected": text or messages}
+whole         {"chosen": messages, "rejected": messages}: the prompt is what both begin with
+dialogue      {"chosen": text, "rejected": text} of "\\n\\nHuman: ...\\n\\nAssistant: ..." turns
+ranked        {"context": text or messages, "completions": [{"rank": 0 is best, "completion": text or messages}]}
+labelled      {"prompt": text or messages, "completion": text or messages, "label": true or false}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mrl.data.messages import Messages, read_messages
+from mrl.errors import DataError
+
+Text = str | Messages
+ASSISTANT = "\n\nAssistant:"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Responses:
+    """Responses to one prompt, each with its side; a pair has the chosen one first."""
+
+    prompt: Text
+    responses: tuple[Text, ...]
+    sides: tuple[bool, ...]
+    """True for a chosen response."""
+    weight: float = 1.0
+
+
+def preferences(columns: Mapping[str, Any], *, place: str) -> Iterator[Responses]:
+    """The pairs of a row. DataError names the place and what is wrong."""
+    if "completions" in columns:
+        yield from _ranked(columns, place)
+        return
+    if absent := [name for name in ("chosen", "rejected") if columns.get(name) is None]:
+        raise DataError(f"{place}: no column {absent[0]!r}; the row has {sorted(columns)}")
+    chosen, rejected = (_text(columns[name], name, place) for name in ("chosen", "rejected"))
+    prompt = _text(columns["prompt"], "prompt", place) if columns.get("prompt") is not None else None
+    yield Responses(*_split(prompt, chosen, rejected, place), (True, False))
+
+
+def labelled(columns: Mapping[str, Any], *, place: str) -> Iterator[Responses]:
+    """The response of a row with its label, or each of a pair's by itself."""
+    if "label" not in columns:
+        for pair in preferences(columns, place=place):
+            yield from (
+                Responses(pair.prompt, (response,), (side,))
+                for response, side in zip(pair.responses, pair.sides, strict=True)
+            )
+        return
+    if not isinstance(columns["label"], bool | int) or columns["label"] not in (0, 1):
+        raise DataError(f"{place}: label is true or false, not {columns['label']!r}")
+    prompt, response = (_column(columns, name, place) for name in ("prompt", "completion"))
+    yield Responses(prompt, (response,), (bool(columns["label"]),))
+
+
+def _ranked(columns: Mapping[str, Any], place: str) -> Iterator[Responses]:
+    """All pairs of different ranks; together they weigh as much as one pair."""
+    prompt, completions = _column(columns, "context", place), columns["completions"]
+    try:
+        ranks = [(float(each["rank"]), each["completion"]) for each in completions]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{place}: completions are objects with rank and completion: {error!r}") from error
+    ordered = sorted(ranks, key=lambda each: each[0])
+    found = [(a[1], b[1]) for a, b in itertools.combinations(ordered, 2) if a[0] < b[0]]
+    if not found:
+        raise DataError(f"{place}: no two completions of different rank")
+    for better, worse in found:
+        pair = tuple(_text(each, "completion", place) for each in (better, worse))
+        yield Responses(prompt, pair, (True, False), 1 / len(found))
+
+
+def _split(prompt: Text | None, chosen: Text, rejected: Text, place: str) -> tuple[Text, tuple[Text, Text]]:
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise DataError(f"{place}: chosen and rejected are both text or both messages")
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        return (prompt, (chosen, rejected)) if prompt is not None else _dialogue(chosen, rejected, place)
+    assert not isinstance(chosen, str) and not isinstance(rejected, str)
+    if prompt is not None and chosen[0]["role"] == "assistant":
+        asked = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
+        return asked, (chosen, rejected)
+    return _whole(chosen, rejected, place)
+
+
+def _whole(chosen: Messages, rejected: Messages, place: str) -> tuple[Text, tuple[Text, Text]]:
+    common = _shared(chosen, rejected)
+    rest = chosen[common:], rejected[common:]
+    if not common or not all(part and part[0]["role"] == "assistant" for part in rest):
+        raise DataError(
+            f"{place}: chosen and rejected are conversations that begin alike and then differ in what the assistant says; these "
+            f"share {common} messages"
+        )
+    return chosen[:common], rest
+
+
+def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many elements both begin with."""
+    unlike = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(unlike, min(len(one), len(other)))
+
+
+def _dialogue(chosen: str, rejected: str, place: str) -> tuple[Text, tuple[Text, Text]]:
+    end = chosen[: _shared(chosen, rejected)].rfind(ASSISTANT)
+    if end < 0:
+        raise DataError(
+            f"{place}: without a prompt, texts share turns up to an '{ASSISTANT.strip()}'; give a column 'prompt'"
+        )
+    end += len(ASSISTANT)
+    return chosen[:end], (chosen[end:], rejected[end:])
+
+
+def _column(columns: Mapping[str, Any], name: str, place: str) -> Text:
+    if columns.get(name) is None:
+        raise DataError(f"{place}: no column {name!r}; the row has {sorted(columns)}")
+    return _text(columns[name], name, place)
+
+
+def _text(value: Any, name: str, place: str) -> Text:
+    return value if isinstance(value, str) else read_messages(value, name=name, place=place)

@@ -1,0 +1,260 @@
+"""The loop of `mrl tune`: steps over rows, validation, checkpoints, the best weights. Runs on every trainer rank alike.
+
+One worker, one pass and one optimizer path: those of `mrl train`. What a step takes is a function of (seed, step), so that a
+resumed run goes on to the last bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrl.algorithms.objective import cross_entropy, cross_entropy_of_sequences
+from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
+from mrl.config.root import Config
+from mrl.config.sections.tune import TuneSection
+from mrl.data.tune_rows import TuneRows, batch_of, mismatched, rows_of_step, steps_of
+from mrl.errors import ConfigError, NumericError
+from mrl.loops.row_logprobs import (
+    Logprobs,
+    bound_of,
+    own_share,
+    reference_logprobs,
+    row_logprobs,
+    weights_digest,
+)
+from mrl.loops.tune_figures import demonstration_figures, preference_figures
+from mrl.observe.metrics_log import LAYERS, MetricsLog
+from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.platform.parallel import max_over_world, run_on_rank_zero
+from mrl.training.worker import MegatronWorker
+
+KEPT_CHECKPOINTS = 2
+BEST = "best"
+
+
+class Tuner:
+    """One run. Every method is called on all ranks together."""
+
+    def __init__(
+        self,
+        config: Config,
+        section: TuneSection,
+        worker: MegatronWorker,
+        training: TuneRows,
+        validation: TuneRows,
+        *,
+        folder: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0."""
+        self._config, self._section, self._worker, self._folder = config, section, worker, folder
+        self._training, self._validation, self._tell = training, validation, tell
+        self._objective = _objective_of(section)
+        self._pair_loss = pair_loss_of(section.objective) if section.objective.takes_pairs else None
+        self.num_steps = steps_of(section, len(training.rows))
+        self._step, self._best = 0, float("-inf")
+        self._log = MetricsLog(folder / "metrics.jsonl")
+        kto = section.objective.name == "kto"
+        apart = mismatched(training.rows, max_length=config.model.max_length) if kto else ()
+        self._apart = TuneRows(apart, None, "")
+        self._ref, self._val_ref, self._apart_ref = self._reference()
+
+    def _reference(self) -> tuple[Logprobs | None, Logprobs | None, Logprobs | None]:
+        """The reference's log-probs of training, validation and mismatched rows; by the weights before any step."""
+        if not self._section.objective.needs_reference:
+            return None, None, None
+        own, other = self._config.model.path, self._config.model.reference_path
+        path = other or own
+        if path != own:
+            self._worker.policy.load_hf(path)
+        digest = weights_digest(self._worker, path)
+        found = [
+            reference_logprobs(
+                self._worker,
+                rows,
+                folder=self._folder / "reference",
+                batch_rows=self._section.batch_rows,
+                weights=digest,
+            )
+            if rows.rows
+            else None
+            for rows in (self._training, self._validation, self._apart)
+        ]
+        if path != own:
+            self._worker.policy.load_hf(own)
+        return found[0], found[1], found[2]
+
+    def run(self, asked_to_stop: Callable[[], bool]) -> bool:
+        """Resumes where a checkpoint is there, and says whether all steps are done. When asked to stop it finishes its step and
+        saves."""
+        self._resume()
+        start = time.monotonic()
+        while self._step < self.num_steps:
+            if max_over_world(int(asked_to_stop()), device=self._worker.device):
+                self._save()
+                return False
+            metrics = self._next_step()
+            row = metrics | self._validated(self._step)
+            row["time/seconds"] = time.monotonic() - start
+            self._write(row)
+            every = self._section.checkpoint_every
+            if every and self._step % every == 0 and self._step < self.num_steps:
+                self._save()
+        return True
+
+    def _resume(self) -> None:
+        _, state = checkpoint_folder.take_latest(self._checkpoints, self._worker.load_checkpoint)
+        if state is not None:
+            if state["rows"] != self._about():
+                raise ConfigError(
+                    f"{self._checkpoints} is of other rows or another objective; choose another run.name, or remove the folder"
+                )
+            self._step, self._best = state["step"], state["best"]
+            self._tell(f"resuming after step {self._step}")
+        run_on_rank_zero(lambda: self._log.resume_at(self._step + 1 if self._step else 0))
+        if not self._step and (row := self._validated(0)):
+            self._write(row)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self._folder / "checkpoints"
+
+    def _about(self) -> str:
+        objective = self._section.objective.model_dump_json()
+        return (
+            f"{self._training.digest()} {objective} {self._section.batch_rows} {self._section.epochs is None}"
+        )
+
+    def _next_step(self) -> dict[str, float]:
+        self._step += 1
+        section, seed = self._section, self._config.run.seed
+        numbers = rows_of_step(self._training, section, step=self._step, seed=seed)
+        rows = [self._training.rows[number] for number in numbers]
+        batch = batch_of(rows, numbers.tolist(), self._ref)
+        side = batch.samples["side"]
+        weights = batch.samples["weight"]
+        denominators: dict[str, Any] = {
+            "num_tokens": float(batch.loss_mask.sum()),
+            "num_rows": float(sum(row.weight for row in rows)),
+            "num_chosen": float((weights * (side > 0)).sum()),
+            "num_rejected": float((weights * (side == 0)).sum()),
+        }
+        if self._apart.rows:
+            denominators["kto_z"] = self._zero_point(numbers)
+        metrics = self._worker.update(own_share(batch, self._worker), self._objective, denominators)
+        if self._step == 1:
+            metrics |= self._begins_at_the_reference(numbers, metrics)
+        if self._apart.rows:
+            metrics["preference/kto_z"] = denominators["kto_z"]
+        return _named(metrics)
+
+    def _zero_point(self, numbers: np.ndarray) -> float:
+        """KTO's z: the mean log-ratio of the step's prompts with responses to other prompts, at least 0."""
+        assert self._apart_ref is not None
+        wanted = sorted(set(numbers.tolist()))
+        found = row_logprobs(
+            self._worker, self._apart.rows, batch_rows=self._section.batch_rows, numbers=wanted
+        )
+        ratios = [found[number][0] - self._apart_ref[number][0] for number in numbers.tolist()]
+        return max(0.0, float(np.mean(ratios)))
+
+    def _begins_at_the_reference(self, numbers: np.ndarray, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The first step's policy is the reference: what margins there are is rounding, told as preference/noise, and the loss is
+        that of no margin (ln 2 for dpo). NumericError where it is not: the two were not computed alike."""
+        other = self._config.model.reference_path
+        if self._ref is None or self._pair_loss is None or (other and other != self._config.model.path):
+            return {}
+        noise = max(0.0, metrics["preference/margin_square"]) ** 0.5
+        rows, section = self._training.rows, self._section.objective
+        bound = 2 * section.beta * max(bound_of(rows[n], self._worker.training.dtype) for n in numbers)
+        zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        expected = float(self._pair_loss(section, Side(zero, zero, one), Side(zero, zero, one)))
+        found = metrics["preference/pair_loss"]
+        if noise > bound or abs(found - expected) > (1e-3 + 10 * noise) * (1 + abs(expected)):
+            raise NumericError(
+                f"tune: before the first update the policy is the reference, yet margins spread by {noise:.3g} (bound "
+                f"{bound:.3g}) and the loss is {found:.6g} where no margin gives {expected:.6g}"
+            )
+        return {"preference/noise": noise}
+
+    def _validated(self, step: int) -> dict[str, float]:
+        """The figures of a validation that is due after `step`; the best weights so far are kept."""
+        every, rows = self._section.validate_every, self._validation.rows
+        due = step in (0, self.num_steps) or (every and step % every == 0)
+        if not rows or not due:
+            return {}
+        found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
+        if self._section.objective.name == "sft":
+            figures = demonstration_figures(rows, found)
+        else:
+            figures = preference_figures(self._section.objective, self._pair_loss, rows, found, self._val_ref)
+        if name := self._section.keep_best:
+            self._keep_if_best(name, figures)
+        return figures
+
+    def _keep_if_best(self, name: str, figures: Mapping[str, float]) -> None:
+        if name not in figures:
+            raise ConfigError(f"tune.keep_best = {name}: validation gives {', '.join(sorted(figures))}")
+        value = -figures[name] if name == "val/loss" else figures[name]
+        if value <= self._best:
+            return
+        self._best, folder, new = value, self._folder / BEST, self._folder / "best.new"
+        run_on_rank_zero(lambda: shutil.rmtree(new, ignore_errors=True))
+        self._worker.save_weights(new)
+
+        def replace() -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            new.rename(folder)
+
+        run_on_rank_zero(replace)
+
+    def save_weights(self, path: Path) -> None:
+        """The weights to export, in Megatron's form: the best ones where they were kept, else those of now."""
+        if self._section.keep_best:
+            run_on_rank_zero(lambda: (self._folder / BEST).rename(path))
+        else:
+            self._worker.save_weights(path)
+
+    def _save(self) -> None:
+        if not self._step:
+            return  # the start is model.path
+        path = self._checkpoints / checkpoint_folder.name_of(self._step)
+        if not path.exists():
+            self._worker.save_checkpoint(
+                path, {"step": self._step, "best": self._best, "rows": self._about()}
+            )
+        run_on_rank_zero(lambda: checkpoint_folder.prune(self._checkpoints, keep=KEPT_CHECKPOINTS))
+        self._tell(f"step {self._step}: saved")
+
+    def _write(self, row: Mapping[str, float]) -> None:
+        if self._worker.place.rank:
+            return
+        self._log.write(self._step, row)
+        if self._step % 20 == 0 or self._step == self.num_steps or "val/rows" in row:
+            shown = {"loss": row.get("tune/loss"), "val loss": row.get("val/loss")}
+            shown["val accuracy"] = row.get("val/preference/accuracy")
+            words = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
+            seconds = f"  {row['time/seconds']:.0f} s" if "time/seconds" in row else ""
+            self._tell(f"{self._step}/{self.num_steps}{words}{seconds}")
+
+
+def _objective_of(section: TuneSection) -> Callable[..., Any]:
+    if section.objective.name != "sft":
+        return PreferenceObjective(section.objective)
+    return cross_entropy if section.objective.average == "tokens" else cross_entropy_of_sequences
+
+
+def _named(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A step's metrics by the names of the list (mrl/observe/metric_names.py)."""
+    return {
+        name if "/" in name else f"tune/{name}": value
+        for name, value in metrics.items()
+        if not name.startswith(LAYERS)
+    }

@@ -1,0 +1,218 @@
+"""Preferences and demonstrations in every shape become the tokens that are meant, and bad rows are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.config.sections.tune import TuneDataSection, TuneFile, TuneSection
+from mrl.data.conversation import Encoder
+from mrl.data.pairs import labelled, preferences
+from mrl.data.tune_rows import (
+    TuneRow,
+    TuneRows,
+    batch_of,
+    load_training,
+    load_validation,
+    mismatched,
+    overlap,
+    rows_of_step,
+    steps_of,
+)
+from mrl.errors import DataError
+from tests.support.chat_tokenizers import FORGETFUL, llama, qwen
+
+ASK = {"role": "user", "content": "What is 3 times 4?"}
+GOOD = {"role": "assistant", "content": "The answer is 12"}
+BAD = {"role": "assistant", "content": "42"}
+
+
+def encoder(tokenizer: Any) -> Encoder:
+    return Encoder(tokenizer, ends=[tokenizer.eos_token_id])
+
+
+def section(path: Path | str, *, name: str = "dpo", **changes: Any) -> TuneSection:
+    data = {"train": str(path)} | changes.pop("data", {})
+    return TuneSection(objective={"name": name}, data=data, output="out", **changes)  # type: ignore[arg-type]
+
+
+def written(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def loaded(path: Path, tokenizer: Any, *, max_length: int = 200, **changes: Any) -> TuneRows:
+    return load_training(section(path, **changes), encoder(tokenizer), max_length=max_length)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
+        {"chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+        {"prompt": ASK["content"], "chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+        {"prompt": [ASK], "chosen": GOOD["content"], "rejected": BAD["content"]},
+        {
+            "context": [ASK],
+            "completions": [{"rank": 1, "completion": [BAD]}, {"rank": 0, "completion": [GOOD]}],
+        },
+    ],
+    ids=["messages", "whole", "prompt and whole", "texts", "ranked"],
+)
+@pytest.mark.parametrize("make", [qwen, llama])
+def test_every_shape_of_a_pair_is_the_same_tokens(row: dict[str, Any], make: Any, tmp_path: Path) -> None:
+    """The prompt is the template's, the responses are trained up to their end token, the opening token is there once."""
+    tokenizer = make()
+    (pair,) = loaded(written(tmp_path / "a.jsonl", row), tokenizer).rows
+    prompt = tokenizer.apply_chat_template([ASK], tokenize=False, add_generation_prompt=True)
+    for encoded, answer in zip(pair.responses, (GOOD, BAD), strict=True):
+        assert tokenizer.decode(encoded.tokens[~encoded.mask]) == prompt
+        assert tokenizer.decode(encoded.tokens[encoded.mask]) == answer["content"] + tokenizer.eos_token
+        assert encoded.prompt_length == int((~encoded.mask).sum())
+    assert pair.sides == (True, False) and pair.weight == 1.0
+
+
+def test_texts_are_split_where_both_dialogues_ask_the_same() -> None:
+    begin = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: sum?\n\nAssistant:"
+    (found,) = preferences({"chosen": begin + " 4", "rejected": begin + " 45"}, place="a:1")
+    assert (found.prompt, found.responses) == (begin, (" 4", " 45"))
+
+
+def test_ranked_completions_give_all_pairs_that_weigh_as_one() -> None:
+    row = {"context": "a", "completions": [{"rank": r, "completion": str(r)} for r in (2, 0, 1)]}
+    found = list(preferences(row, place="a:1"))
+    assert [each.responses for each in found] == [("0", "1"), ("0", "2"), ("1", "2")]
+    assert sum(each.weight for each in found) == pytest.approx(1.0)
+
+
+def test_labelled_rows_and_pairs_taken_apart() -> None:
+    (one,) = labelled({"prompt": "a", "completion": "b", "label": False}, place="a:1")
+    assert (one.responses, one.sides) == (("b",), (False,))
+    both = list(labelled({"prompt": "a", "chosen": "b", "rejected": "c"}, place="a:1"))
+    assert [(each.responses, each.sides) for each in both] == [(("b",), (True,)), (("c",), (False,))]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "no column 'rejected'"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "the same"),
+        ({"chosen": [ASK, GOOD], "rejected": [GOOD, ASK]}, "begin alike"),
+        ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "both text or both messages"),
+        ({"chosen": "b", "rejected": "c"}, "Assistant:"),
+        ({"context": "a", "completions": [{"rank": 0, "completion": "b"}]}, "different rank"),
+        ({"prompt": "", "chosen": "b", "rejected": "c"}, "prompt is empty"),
+    ],
+)
+def test_a_bad_pair_is_refused_by_name(row: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"a\.jsonl:1.*{said}"):
+        loaded(written(tmp_path / "a.jsonl", row), qwen())
+
+
+def test_every_turn_of_the_assistant_is_trained_up_to_its_end(tmp_path: Path) -> None:
+    tokenizer, path = qwen(), written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD, ASK, BAD]})
+    for turns, expected in (("all", f"{GOOD['content']}<|im_end|>42<|im_end|>"), ("last", "42<|im_end|>")):
+        (row,) = loaded(path, tokenizer, name="sft", data={"turns": turns}).rows
+        (encoded,) = row.responses
+        assert tokenizer.decode(encoded.tokens[encoded.mask]) == expected
+        assert encoded.mask[-1]
+
+
+def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(
+    tmp_path: Path,
+) -> None:
+    thought = {"role": "assistant", "content": "<think>hm</think>12"}
+    path = written(tmp_path / "a.jsonl", {"messages": [ASK, thought, ASK, BAD]})
+    with pytest.raises(DataError, match="not how the whole one begins"):
+        loaded(path, qwen(FORGETFUL), name="sft")
+    assert len(loaded(path, qwen(FORGETFUL), name="sft", data={"turns": "last"}).rows) == 1
+
+
+def test_a_turn_without_its_end_token_is_refused(tmp_path: Path) -> None:
+    open_ended = qwen("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(DataError, match="no end token"):
+        loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), open_ended, name="sft")
+
+
+def test_an_opening_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    tokenizer = llama()
+    tokenizer.bos_token = "<|begin_of_text|>"
+    tokenizer.chat_template = "<|begin_of_text|>" + tokenizer.chat_template
+    with pytest.raises(DataError, match="opening token twice"):
+        loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), tokenizer, name="sft")
+
+
+def test_long_pairs_leave_as_a_whole_or_end_the_run(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "chosen": "b", "rejected": answer} for answer in ("c", "c" * 50)]
+    path = written(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(DataError, match=r"a\.jsonl:2: .* model\.max_length is 20"):
+        loaded(path, qwen(), max_length=20)
+    found = loaded(path, qwen(), max_length=20, data={"over_long": "filter"})
+    assert len(found.rows) == 1 and "1 too long" in found.report
+
+
+def test_prompts_that_are_validated_too_and_rows_that_stand_twice_are_counted(tmp_path: Path) -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    other = row | {"prompt": "z"}
+    path = written(tmp_path / "a.jsonl", row, row, other)
+    data = {"validation": str(written(tmp_path / "v.jsonl", row))}
+    training = loaded(path, qwen(), data=data)
+    validation = load_validation(section(path, data=data), encoder(qwen()), max_length=100)
+    assert "1 of them twice" in training.report and overlap(training, validation) == 2
+
+
+def some_rows(tmp_path: Path, count: int) -> TuneRows:
+    rows = [{"prompt": f"{i}=", "chosen": f"{i}", "rejected": f"{i}0"} for i in range(count)]
+    return loaded(written(tmp_path / "a.jsonl", *rows), qwen())
+
+
+def test_epochs_visit_every_row_once_in_an_order_of_their_own(tmp_path: Path) -> None:
+    rows, config = some_rows(tmp_path, 10), section("a", epochs=2, batch_rows=4)
+    assert steps_of(config, 10) == 5
+    drawn = np.concatenate([rows_of_step(rows, config, step=s, seed=3) for s in range(1, 6)])
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10].tolist() != drawn[10:].tolist()
+    np.testing.assert_array_equal(rows_of_step(rows, config, step=3, seed=3), drawn[8:12])
+
+
+def test_files_with_shares_are_drawn_by_them(tmp_path: Path) -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    few, many = written(tmp_path / "f.jsonl", row), written(tmp_path / "m.jsonl", *[row] * 9)
+    files = (TuneFile(path=str(few), probability=3), TuneFile(path=str(many), probability=1))
+    config = section(few, steps=1, batch_rows=4000).model_copy(update={"data": TuneDataSection(train=files)})
+    rows = load_training(config, encoder(qwen()), max_length=100)
+    share = float((rows_of_step(rows, config, step=1, seed=0) == 0).mean())
+    assert share == pytest.approx(0.75, abs=0.05)
+
+
+def test_a_batch_keeps_pairs_whole_and_knows_each_response(tmp_path: Path) -> None:
+    rows = some_rows(tmp_path, 3)
+    batch = batch_of(rows.rows[1:], [1, 2], {1: [-1.0, -2.0], 2: [-3.0, -4.0]})
+    assert batch.whole_groups and batch.group_ids.tolist() == [0, 0, 1, 1]
+    assert batch.samples["side"].tolist() == [1, 0, 1, 0]
+    assert batch.samples["ref_logprob"].tolist() == [-1, -2, -3, -4]
+    part = batch.select(np.array([2, 3]))
+    assert part.whole_groups and part.samples["ref_logprob"].tolist() == [-3, -4]
+
+
+def test_mismatched_rows_have_another_prompts_response(tmp_path: Path) -> None:
+    tokenizer = qwen()
+    rows = [{"prompt": f"{i}", "chosen": f"c{i}", "rejected": f"r{i}"} for i in range(2)]
+    found = loaded(written(tmp_path / "a.jsonl", *rows), tokenizer, name="kto").rows
+    texts = [tokenizer.decode(row.responses[0].tokens) for row in mismatched(found, max_length=100)]
+    end = tokenizer.eos_token
+    assert texts == [f"0c1{end}", f"0c1{end}", f"1c0{end}", f"1c0{end}"]
+    with pytest.raises(DataError, match="at least two prompts"):
+        mismatched(found[:2], max_length=100)
+
+
+def test_a_digest_sees_what_is_trained(tmp_path: Path) -> None:
+    rows = some_rows(tmp_path, 2)
+    first = rows.rows[0]
+    turned = TuneRow(first.place, first.responses[::-1], first.sides)
+    assert TuneRows((turned, rows.rows[1]), None, "").digest() != rows.digest()
+    assert some_rows(tmp_path, 2).digest() == rows.digest()

@@ -1,0 +1,129 @@
+"""The loop of `mrl tune` on a real rank: stopped and resumed it gives the same weights, and the reference's file is held to them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.config.load import load
+from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.data.conversation import Encoder
+from mrl.data.tokenise import load_tokenizer
+from mrl.data.tune_rows import load_training, load_validation
+from mrl.loops.tune import Tuner
+from mrl.observe.metric_names import undescribed
+from mrl.observe.metrics_log import read, without_volatile
+from mrl.prepare import arithmetic, new_model
+from mrl.training.worker import MegatronWorker
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of sums and a random Qwen3-MoE."""
+    folder = arithmetic.write(tmp_path_factory.mktemp("task"), largest=9, num_validation=16, num_sft=8)
+    new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
+    model = ModelSection(path=str(folder / "model"), new=new, max_length=16)
+    new_model.ensure(model, [str(folder / "pairs.jsonl")], seed=0)
+    return folder
+
+
+def words(task: Path, objective: str) -> list[str]:
+    tune = (
+        f"tune={{objective: {objective}, output: out, epochs: 2, batch_rows: 24, optimizer: {{lr: 1e-3}}, validate_every: 2, "
+        f"data: {{train: {task}/pairs.jsonl, validation: {task}/pairs_validation.jsonl}}}}"
+    )
+    layout = "training.layout={ep: 1, dp: 1}"
+    return [f"model={{path: {task}/model, max_length: 16}}", layout, tune]
+
+
+def tuned(
+    rank: int, world: int, port: int, settings: list[str], folder: str, stop_after: int | None
+) -> dict[str, Any]:
+    """Runs, or resumes, and tells the digest of what would be exported; asked to stop before step `stop_after` + 1."""
+    config = load([ROOT / "configs/quickstart.yaml"], settings)
+    section = config.tune
+    assert section is not None
+    worker = MegatronWorker(
+        config.model,
+        config.training.model_copy(update={"optimizer": section.optimizer}),
+        rank=rank,
+        world_size=world,
+        master_address="127.0.0.1",
+        master_port=port,
+    )
+    tokenizer = load_tokenizer(config.model.path)
+    encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
+    rows = [part(section, encoder, max_length=16) for part in (load_training, load_validation)]
+    lines: list[str] = []
+    tuner = Tuner(config, section, worker, *rows, folder=Path(folder), tell=lines.append)
+    asked = iter(range(1000))
+    finished = tuner.run(lambda: stop_after is not None and next(asked) >= stop_after)
+    found = hashlib.sha256()
+    for _, tensor, _, _ in worker.policy.local_tensors():
+        found.update(tensor.contiguous().numpy().tobytes())
+    return {"finished": finished, "digest": found.hexdigest(), "lines": lines, "steps": tuner.num_steps}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows = [without_volatile(row) for row in read(folder / "metrics.jsonl")]
+    assert undescribed({name for row in rows for name in row}) == []
+    return rows
+
+
+def test_stopped_and_resumed_it_is_the_same_to_the_bit_and_a_foreign_reference_is_refused(
+    task: Path, tmp_path: Path
+) -> None:
+    settings = words(task, "{name: dpo, beta: 0.3, sft_weight: 0.5}")
+    (whole,) = run_ranks(tuned, 1, settings, str(tmp_path / "whole"), None)
+    (part,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), 3)
+    assert whole["finished"] and not part["finished"] and part["lines"][-1] == "step 3: saved"
+    (rest,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), None)
+    assert rest["finished"] and rest["digest"] == whole["digest"] != part["digest"]
+    rows = rows_of(tmp_path / "whole")
+    assert rows == rows_of(tmp_path / "parts")
+    assert [row["step"] for row in rows] == list(range(whole["steps"] + 1))
+    first, last = rows[1], rows[-1]
+    assert (
+        first["preference/pair_loss"] == pytest.approx(np.log(2), abs=1e-4)
+        and first["preference/noise"] < 1e-4
+    )
+    assert last["val/preference/margin_mean"] > rows[0]["val/preference/margin_mean"]
+    (kept,) = [
+        path
+        for path in (tmp_path / "whole/reference").iterdir()
+        if path.stat().st_size == 8 * 2 * len((task / "pairs.jsonl").read_text().splitlines())
+    ]
+    np.fromfile(kept).__add__(0.5).tofile(kept)
+    with pytest.raises(AssertionError, match="off what the reference gives now"):
+        run_ranks(tuned, 1, settings, str(tmp_path / "whole"), None)
+
+
+def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:
+    (told,) = run_ranks(tuned, 1, words(task, "{name: kto, beta: 0.5}"), str(tmp_path / "kto"), None)
+    rows = rows_of(tmp_path / "kto")
+    assert told["finished"] and rows[1]["preference/pair_loss"] == pytest.approx(0.5, abs=1e-4)
+    assert rows[1]["preference/kto_z"] < 1e-5 and all(row["preference/kto_z"] >= 0 for row in rows[1:])
+    assert rows[-1]["preference/pair_loss"] < 0.5
+    assert rows[-1]["val/preference/accuracy"] > rows[0].get("val/preference/accuracy", 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["{name: sft}", "{name: sft, average: sequences}", "{name: simpo, beta: 2.0}", "{name: orpo}"]
+)
+def test_objectives_without_a_reference_keep_none(name: str, task: Path, tmp_path: Path) -> None:
+    settings = words(task, name)
+    if "sft" in name:
+        settings[-1] = settings[-1].replace("pairs.jsonl", "sft.jsonl").replace("pairs_validation", "sft")
+    (told,) = run_ranks(tuned, 1, settings, str(tmp_path / "run"), None)
+    rows = rows_of(tmp_path / "run")
+    assert told["finished"] and rows[-1]["val/loss"] < rows[0]["val/loss"]
+    assert not (tmp_path / "run/reference").exists()

@@ -1,0 +1,98 @@
+"""One step over pairs is the same in every layout and for every microbatch size: loss, metrics and gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.algorithms.preference import PreferenceObjective
+from mrl.config.sections.training import LayoutSection
+from mrl.config.sections.tune import ObjectiveSection
+from mrl.data.conversation import Encoded
+from mrl.data.tune_rows import TuneRow, batch_of
+from mrl.loops.row_logprobs import own_share, row_logprobs
+from tests.mrl.training import scenarios
+from tests.mrl.training.layouts import name_of
+from tests.ranks import run_ranks
+from tests.tiny_models import VOCAB, write_model
+
+pytestmark = pytest.mark.integration
+
+OBJECTIVES = (
+    ObjectiveSection(name="dpo", sft_weight=0.5, smoothing=0.1),
+    ObjectiveSection(name="ipo", length="mean"),
+    ObjectiveSection(name="simpo", beta=2.0),
+    ObjectiveSection(name="orpo"),
+)
+
+
+def pairs(count: int = 9) -> list[TuneRow]:
+    """Random pairs of uneven length."""
+    rng, rows = np.random.default_rng(0), []
+    for number in range(count):
+        prompt = rng.integers(0, VOCAB, rng.integers(1, 9))
+        responses = []
+        for _ in range(2):
+            tokens = np.concatenate([prompt, rng.integers(0, VOCAB, rng.integers(1, 14))])
+            responses.append(Encoded(tokens, np.arange(len(tokens)) >= len(prompt), len(prompt)))
+        rows.append(TuneRow(f"row {number}", tuple(responses), (True, False), 1.0 + number % 2))
+    return rows
+
+
+def preference_steps(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], microbatch_tokens: int
+) -> list[dict[str, float]]:
+    """Log-probs of all rows, then each objective's metrics and gradient norm, by weights that stay as they are."""
+    at = scenarios.worker(rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens)
+    rows = pairs()
+    found = row_logprobs(at, rows, batch_rows=4)
+    reference = {n: [value - 0.3 + 0.2 * i for i, value in enumerate(values)] for n, values in found.items()}
+    shard = own_share(batch_of(rows, range(len(rows)), reference), at)
+    told = [{f"{n}.{i}": value for n, values in found.items() for i, value in enumerate(values)}]
+    for section in OBJECTIVES:
+        counts = {"num_rows": sum(row.weight for row in rows)}
+        metrics, _ = at.accumulate(shard, PreferenceObjective(section), counts)
+        told.append(metrics | at.step(lr=0.0))
+    return told
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, float]]]:
+    folder = write_model(tmp_path_factory.mktemp("pairs") / "moe")
+    return folder, run_ranks(preference_steps, 1, str(folder), {}, 4096)[0]
+
+
+def check(one_rank: tuple[Path, list[dict[str, float]]], layout: dict[str, int], tokens: int) -> None:
+    folder, expected = one_rank
+    world = LayoutSection(**layout).world_size
+    for told in run_ranks(preference_steps, world, str(folder), layout, tokens):
+        for ours, theirs in zip(told, expected, strict=True):
+            ours, theirs = (without_load(each) for each in (ours, theirs))
+            assert ours.pop("grad_norm", 0.0) == pytest.approx(theirs.pop("grad_norm", 0.0), rel=5e-6)
+            assert ours == pytest.approx(theirs, rel=2e-6, abs=2e-6)
+
+
+def without_load(metrics: dict[str, Any]) -> dict[str, Any]:
+    """How tokens are spread over experts counts each microbatch's padding."""
+    return {name: value for name, value in metrics.items() if not name.startswith("moe/")}
+
+
+@pytest.mark.parametrize(
+    ("layout", "tokens"),
+    [
+        ({}, 1),
+        ({"ep": 2, "dp": 2}, 64),
+        pytest.param({"tp": 2}, 64, marks=pytest.mark.slow),
+        pytest.param({"pp": 2}, 64, marks=pytest.mark.slow),
+        pytest.param({"cp": 2}, 64, marks=pytest.mark.slow),
+        pytest.param({"tp": 2, "pp": 2}, 1, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, dict) else str(value),
+)
+def test_a_step_over_pairs_is_that_of_one_rank(
+    layout: dict[str, int], tokens: int, one_rank: tuple[Path, list[dict[str, float]]]
+) -> None:
+    check(one_rank, layout, tokens)
