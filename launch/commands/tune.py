@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _tune(config: Config, seen: TextIO, rank: int) -> None:
-    from mrl.loops.tune import Tuner
+    from mrl.loops.tune import BEST, Tuner
     from mrl.training.hf import export
 
     def tell(line: str) -> None:
@@ -133,12 +133,13 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
         return
     shards = Path(section.output).with_name(Path(section.output).name + ".shards")
     tuner.save_weights(shards)
+    lora = tuner.adapters()
     worker.close()
     if rank == 0:
         export.export_checkpoint(
-            shards, Path(section.output), source=Path(config.model.path), dtype=training.dtype
+            shards, Path(section.output), source=Path(config.model.path), dtype=training.dtype, lora=lora
         )
-        for spent in (shards, folder / "checkpoints"):
+        for spent in (shards, folder / "checkpoints", folder / BEST):
             shutil.rmtree(spent, ignore_errors=True)
 
 

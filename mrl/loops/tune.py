@@ -32,6 +32,7 @@ from mrl.loops.row_logprobs import (
 from mrl.loops.tune_figures import demonstration_figures, preference_figures
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.hf import base
 from mrl.training.platform.parallel import max_over_world, run_on_rank_zero
 from mrl.training.worker import MegatronWorker
 
@@ -217,10 +218,16 @@ class Tuner:
 
     def save_weights(self, path: Path) -> None:
         """The weights to export, in Megatron's form: the best ones where they were kept, else those of now."""
+        run_on_rank_zero(lambda: shutil.rmtree(path, ignore_errors=True))  # of an export that was ended
         if self._section.keep_best:
-            run_on_rank_zero(lambda: (self._folder / BEST).rename(path))
+            run_on_rank_zero(lambda: shutil.copytree(self._folder / BEST, path))
         else:
             self._worker.save_weights(path)
+
+    def adapters(self) -> dict[str, Any] | None:
+        """What an export has to know of adapters; None where all weights are trained."""
+        lora, path = self._worker.training.lora, self._config.model.path
+        return None if lora is None else base.about(lora, path, weights_digest(self._worker, path))
 
     def _save(self) -> None:
         if not self._step:

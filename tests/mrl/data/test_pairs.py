@@ -24,7 +24,7 @@ from mrl.data.tune_rows import (
     steps_of,
 )
 from mrl.errors import DataError
-from tests.support.chat_tokenizers import FORGETFUL, llama, qwen
+from tests.support.chat_tokenizers import FORGETFUL, deepseek, llama, qwen
 
 ASK = {"role": "user", "content": "What is 3 times 4?"}
 GOOD = {"role": "assistant", "content": "The answer is 12"}
@@ -63,7 +63,7 @@ def loaded(path: Path, tokenizer: Any, *, max_length: int = 200, **changes: Any)
     ],
     ids=["messages", "whole", "prompt and whole", "texts", "ranked"],
 )
-@pytest.mark.parametrize("make", [qwen, llama])
+@pytest.mark.parametrize("make", [qwen, deepseek])
 def test_every_shape_of_a_pair_is_the_same_tokens(row: dict[str, Any], make: Any, tmp_path: Path) -> None:
     """The prompt is the template's, the responses are trained up to their end token, the opening token is there once."""
     tokenizer = make()
@@ -138,10 +138,16 @@ def test_a_turn_without_its_end_token_is_refused(tmp_path: Path) -> None:
         loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), open_ended, name="sft")
 
 
+def test_a_prompt_whose_tokens_join_the_responses_is_refused(tmp_path: Path) -> None:
+    """This tokenizer reads two line ends before a word otherwise than at the end of a prompt."""
+    with pytest.raises(DataError, match=r"message 1 is not how the whole one begins \(token \d+\)"):
+        loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), llama(), name="sft")
+
+
 def test_an_opening_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    tokenizer = llama()
-    tokenizer.bos_token = "<|begin_of_text|>"
-    tokenizer.chat_template = "<|begin_of_text|>" + tokenizer.chat_template
+    tokenizer = deepseek()
+    tokenizer.bos_token = "<｜begin▁of▁sentence｜>"
+    tokenizer.chat_template = tokenizer.bos_token + tokenizer.chat_template
     with pytest.raises(DataError, match="opening token twice"):
         loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), tokenizer, name="sft")
 
