@@ -24,11 +24,17 @@ from mrl.data.tune_rows import (
     steps_of,
 )
 from mrl.errors import DataError
-from tests.support.chat_tokenizers import FORGETFUL, deepseek, llama, qwen
+from tests.support.chat_tokenizers import deepseek, llama, qwen
 
 ASK = {"role": "user", "content": "What is 3 times 4?"}
 GOOD = {"role": "assistant", "content": "The answer is 12"}
 BAD = {"role": "assistant", "content": "42"}
+FORGETS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content if loop.last or m.role == 'user' else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Drops thoughts from turns that are no longer the last."""
 
 
 def encoder(tokenizer: Any) -> Encoder:
@@ -128,8 +134,8 @@ def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_
     thought = {"role": "assistant", "content": "<think>hm</think>12"}
     path = written(tmp_path / "a.jsonl", {"messages": [ASK, thought, ASK, BAD]})
     with pytest.raises(DataError, match="not how the whole one begins"):
-        loaded(path, qwen(FORGETFUL), name="sft")
-    assert len(loaded(path, qwen(FORGETFUL), name="sft", data={"turns": "last"}).rows) == 1
+        loaded(path, qwen(FORGETS), name="sft")
+    assert len(loaded(path, qwen(FORGETS), name="sft", data={"turns": "last"}).rows) == 1
 
 
 def test_a_turn_without_its_end_token_is_refused(tmp_path: Path) -> None:
@@ -146,7 +152,7 @@ def test_a_prompt_whose_tokens_join_the_responses_is_refused(tmp_path: Path) -> 
 
 def test_an_opening_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
     tokenizer = deepseek()
-    tokenizer.bos_token = "<｜begin▁of▁sentence｜>"
+    tokenizer.bos_token = "<｜begin▁of▁sentence｜>"  # noqa: RUF001
     tokenizer.chat_template = tokenizer.bos_token + tokenizer.chat_template
     with pytest.raises(DataError, match="opening token twice"):
         loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), tokenizer, name="sft")
