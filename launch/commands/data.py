@@ -6,17 +6,18 @@ What loads them is what a run loads them with; nothing is started but the enviro
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.files import read_rows
+from mrl.config.sections.tune import TuneSection
 from mrl.data.load import LoadReport, load_data
-from mrl.data.preview import FilePreview, RowPreview, of_demonstrations, of_source
+from mrl.data.preview import FilePreview, RowPreview, of_source, of_tuned
 from mrl.data.tokenise import load_tokenizer
+from mrl.data.tune_rows import TuneRow, load_training, load_validation
+from mrl.launch.commands.tune import encoder_of
 from mrl.prepare.new_model import write_tokenizer
 from mrl.report.terminal import plain, told
 
@@ -47,7 +48,7 @@ class Preview:
 
 
 def preview(config: Config, *, rows: int) -> Preview:
-    """The first `rows` rows of each file of data.train, data.validation and sft.data. Errors as when a run starts."""
+    """The first `rows` rows of each file of data.train, data.validation and tune.data. Errors as when a run starts."""
     tokenizer = _tokenizer(config)
     section, tools, notes = config.data, None, []
     if config.agent is not None:
@@ -65,8 +66,8 @@ def preview(config: Config, *, rows: int) -> Preview:
         for source in sources
         for file in of_source(use, source, tokenizer, rows=rows)
     ]
-    if config.sft is not None:
-        files.append(_demonstrations(config.sft.data, tokenizer, rows))
+    if config.tune is not None:
+        files += _tuned(config, config.tune, tokenizer, rows)
     return Preview(files, dataset.report, notes, section.max_prompt_tokens)
 
 
@@ -80,12 +81,12 @@ def _tokenizer(config: Config) -> Any:
         return load_tokenizer(folder)
 
 
-def _demonstrations(path: str, tokenizer: Any, rows: int) -> FilePreview:
-    from mrl.launch.commands.sft import demonstrations, encode
-
-    encoded = encode(demonstrations(path), tokenizer)
-    places = [place for place, _ in itertools.islice(read_rows(path), rows)]
-    return of_demonstrations(path, places, encoded, tokenizer)
+def _tuned(config: Config, section: TuneSection, tokenizer: Any, rows: int) -> Iterator[FilePreview]:
+    encoder, by_file = encoder_of(config, section, tokenizer), dict[str, list[TuneRow]]()
+    for load in (load_training, load_validation):
+        for row in load(section, encoder, max_length=config.model.max_length).rows:
+            by_file.setdefault(row.place.rpartition(":")[0], []).append(row)
+    return (of_tuned(file, found, tokenizer, rows=rows) for file, found in by_file.items())
 
 
 def _of_file(file: FilePreview, max_prompt_tokens: int) -> Iterator[str]:
@@ -99,7 +100,7 @@ def _of_file(file: FilePreview, max_prompt_tokens: int) -> Iterator[str]:
         if each.count > len(each.examples):
             yield f"    ... and {each.count - len(each.examples)} more"
     if file.lengths:
-        limit = "" if file.use == "sft" else f" (data.max_prompt_tokens = {max_prompt_tokens})"
+        limit = "" if file.use == "tune" else f" (data.max_prompt_tokens = {max_prompt_tokens})"
         yield from _histogram(file.lengths, limit)
     for row in file.first:
         yield from _of_row(row)
@@ -124,6 +125,8 @@ def _of_row(row: RowPreview) -> Iterator[str]:
     yield from told("prompt", row.text)
     if row.response is not None:
         yield from told("response", row.response)
+    if row.rejected is not None:
+        yield from told("rejected", row.rejected)
     counts = ", ".join(f"{name} x{count}" for name, count in row.special_tokens.items())
     yield f"  special tokens: {plain(counts) or 'none'}"
     if row.ground_truth is not None:

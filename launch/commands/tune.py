@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import psutil
 
@@ -96,13 +96,17 @@ def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
     from mrl.data.tokenise import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    ends = end_of_text(tokenizer, config.model.path)
-    encoder = Encoder(tokenizer, ends=ends, chat_template_kwargs=section.data.chat_template_kwargs)
-    longest = config.model.max_length
+    encoder, longest = encoder_of(config, section, tokenizer), config.model.max_length
     return (
         load_training(section, encoder, max_length=longest),
         load_validation(section, encoder, max_length=longest),
     )
+
+
+def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
+    """What makes tokens of the rows."""
+    ends = end_of_text(tokenizer, config.model.path)
+    return Encoder(tokenizer, ends=ends, chat_template_kwargs=section.data.chat_template_kwargs)
 
 
 def main(arguments: Sequence[str]) -> None:

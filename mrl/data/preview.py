@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mrl.data.left_out import Rows
 from mrl.data.stream import Source
+from mrl.data.tune_rows import TuneRow
 from mrl.samples import Prompt
 
 BINS = 12
@@ -32,7 +33,9 @@ class RowPreview:
     """Those of its tokens that are special, by name, and how often."""
     ground_truth: str | None
     response: str | None = None
-    """What a supervised start learns to say behind the text, which then is the prompt alone."""
+    """What `mrl tune` trains behind the text, which then is all the rest: a demonstration, or a chosen response."""
+    rejected: str | None = None
+    """The rejected response, where the row has one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class FilePreview:
     """One file of one use."""
 
     use: str
-    """train, validation or sft."""
+    """train, validation or tune."""
     file: str
     domains: dict[str, int]
     """Rows that are left, by domain."""
@@ -75,25 +78,30 @@ def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[Fi
     ]
 
 
-def of_demonstrations(
-    file: str, places: Iterable[str], encoded: Sequence[tuple[np.ndarray, np.ndarray]], tokenizer: Any
-) -> FilePreview:
-    """Rows of a supervised start: `encoded` are (tokens [T], loss mask [T]) of all, `places` those of the first."""
-    first = [
-        RowPreview(
-            place=place,
-            domain="",
-            tag="",
-            tokens=len(tokens),
-            text=seen(tokens[~mask], tokenizer),
-            special_tokens=special_tokens(tokens, tokenizer),
-            ground_truth=None,
-            response=seen(tokens[mask], tokenizer),
-        )
-        for place, (tokens, mask) in zip(places, encoded, strict=False)
-    ]
-    found = lengths([len(tokens) for tokens, _ in encoded])
-    return FilePreview("sft", file, {"": len(encoded)}, found, [], first)
+def of_tuned(file: str, tuned: Sequence[TuneRow], tokenizer: Any, *, rows: int) -> FilePreview:
+    """The rows of one file of `mrl tune`, and the first `rows` of them; the tokens of a pair are its longer response's."""
+    sizes = [max(len(each.tokens) for each in row.responses) for row in tuned]
+    first = [_tuned(row, size, tokenizer) for row, size in zip(tuned[:rows], sizes, strict=False)]
+    return FilePreview("tune", file, {"": len(tuned)}, lengths(sizes), [], first)
+
+
+def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
+    trained = {
+        side: seen(each.tokens[each.mask], tokenizer)
+        for each, side in zip(row.responses, row.sides, strict=True)
+    }
+    shown = row.responses[0]
+    return RowPreview(
+        place=row.place,
+        domain="",
+        tag="",
+        tokens=size,
+        text=seen(shown.tokens[~shown.mask], tokenizer),
+        special_tokens=special_tokens(shown.tokens, tokenizer),
+        ground_truth=None,
+        response=trained.get(True),
+        rejected=trained.get(False),
+    )
 
 
 def lengths(values: Sequence[int]) -> dict[str, Any]:

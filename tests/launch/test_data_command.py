@@ -23,7 +23,7 @@ def words(tmp_path: Path) -> list[str]:
     settings = {
         "data.train": "train",
         "data.validation": "validation",
-        "sft.data": "sft",
+        "tune.data.train": "sft",
     }
     set_here = [f"{name}={tmp_path}/{file}.jsonl" for name, file in settings.items()]
     return [*files, *set_here, f"model.path={tmp_path}/model"]
@@ -48,11 +48,20 @@ def test_rows_lengths_and_what_is_left_out(
     assert not (tmp_path / "model").exists(), "nothing is made"
 
 
+def test_both_responses_of_a_pair_are_shown(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    (tmp_path / "sft.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["data", *words, "tune.objective.name=dpo"]) == 0
+    assert "  prompt: 1+1=\n  response: 2<end>\n  rejected: 3<end>\n" in capsys.readouterr().out
+
+
 def test_programs_read_the_same(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", *words, "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert [(file["use"], len(file["first"])) for file in tree["files"]] == [
-        ("train", 2), ("validation", 1), ("sft", 1),
+        ("train", 2), ("validation", 1), ("tune", 1),
     ]  # fmt: skip
     assert tree["files"][0]["lengths"]["histogram"] == [[4, 4, 2]] and tree["report"]["duplicates"] == 1
 

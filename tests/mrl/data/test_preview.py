@@ -10,8 +10,10 @@ import pyarrow.parquet
 import pytest
 
 from mrl.config.sections.data import ColumnMap, DataEntry, DataSection
+from mrl.data.conversation import Encoded
 from mrl.data.load import load_data
-from mrl.data.preview import FilePreview, lengths, of_demonstrations, of_source
+from mrl.data.preview import FilePreview, lengths, of_source, of_tuned
+from mrl.data.tune_rows import TuneRow
 from mrl.rewards.kinds.section import RewardSection
 
 MATHS = RewardSection.model_validate({"kind": "maths"})
@@ -104,14 +106,17 @@ def test_other_files_and_renamed_columns(tmp_path: Any, plain_tokenizer: Any, ki
     json.dumps(dataclasses.asdict(file))
 
 
-def test_a_demonstration_is_shown_in_two_parts(plain_tokenizer: Any) -> None:
-    tokens = np.array([1, *plain_tokenizer.encode("ab", add_special_tokens=False), 2])
-    file = of_demonstrations(
-        "s.jsonl", ["s.jsonl:1"], [(tokens, np.array([False, False, True, True]))] * 2, plain_tokenizer
-    )
-    (row,) = file.first
-    assert (row.text.split(), (row.response or "").split()) == (["[BOS]", "a"], ["b", "[EOS]"])
-    assert (file.kept, file.use, row.special_tokens) == (2, "sft", {"[BOS]": 1, "[EOS]": 1})
+def test_a_pair_is_shown_in_three_parts(plain_tokenizer: Any) -> None:
+    def response(text: str) -> Encoded:
+        tokens = np.array([1, *plain_tokenizer.encode(text, add_special_tokens=False), 2])
+        return Encoded(tokens, np.array([False, False, True, True]), 2)
+
+    row = TuneRow("s.jsonl:1", (response("ab"), response("ac")), (True, False))
+    file = of_tuned("s.jsonl", [row, row], plain_tokenizer, rows=1)
+    (shown,) = file.first
+    parts = [(each or "").split() for each in (shown.text, shown.response, shown.rejected)]
+    assert parts == [["[BOS]", "a"], ["b", "[EOS]"], ["c", "[EOS]"]]
+    assert (file.kept, file.use, shown.special_tokens) == (2, "tune", {"[BOS]": 1, "[EOS]": 1})
 
 
 def test_a_histogram_has_a_bounded_number_of_lines() -> None:
