@@ -51,10 +51,10 @@ def test_rows_lengths_and_what_is_left_out(
 def test_both_responses_of_a_pair_are_shown(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "1"}
     (tmp_path / "sft.jsonl").write_text(json.dumps(row) + "\n")
     assert main(["data", *words, "tune.objective.name=dpo"]) == 0
-    assert "  prompt: 1+1=\n  response: 2<end>\n  rejected: 3<end>\n" in capsys.readouterr().out
+    assert "  prompt: 1+1=\n  response: 2<end>\n  rejected: 1<end>\n" in capsys.readouterr().out
 
 
 def test_programs_read_the_same(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
