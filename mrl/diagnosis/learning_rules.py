@@ -155,7 +155,7 @@ def no_gradient(run: Run) -> Signs:
     levers = [
         *scaled(run, "loop.samples_per_prompt", 2.0, "a rare right answer is found by more samples"),
         *_filter(run),
-        *advice("easier rows in data.train, or an SFT start (`mrl sft`)", "nothing is right often enough"),
+        *advice("easier rows in data.train, or an SFT start (`mrl tune`)", "nothing is right often enough"),
     ]
     return Signs(empty & ~(right > wrong), evidence, levers, [])
 

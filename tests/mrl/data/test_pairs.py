@@ -228,3 +228,15 @@ def test_a_digest_sees_what_is_trained(tmp_path: Path) -> None:
     turned = TuneRow(first.place, first.responses[::-1], first.sides)
     assert TuneRows((turned, rows.rows[1]), None, "").digest() != rows.digest()
     assert some_rows(tmp_path, 2).digest() == rows.digest()
+
+
+def test_a_demonstration_may_be_a_number_and_one_without_a_response_is_named(tmp_path: Path) -> None:
+    tokenizer = qwen()
+    path = written(tmp_path / "a.jsonl", {"prompt": "1+2=", "response": 3}, {"prompt": "a"})
+    with pytest.raises(DataError, match=r"a\.jsonl:2: .* no 'response'"):
+        loaded(path, tokenizer, name="sft")
+    (row,) = loaded(
+        written(tmp_path / "b.jsonl", {"prompt": "1+2=", "response": 3}), tokenizer, name="sft"
+    ).rows
+    (encoded,) = row.responses
+    assert tokenizer.decode(encoded.tokens[encoded.mask]) == f"3{tokenizer.eos_token}"
