@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+import mrl
 from mrl import errors
 from mrl.algorithms.losses import Tokens, loss_of
 from mrl.algorithms.tokens import Segments
@@ -41,6 +42,7 @@ def test_every_error_class_is_explained_once() -> None:
     classes = [n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.MrlError)]
     explained = first_column(page("failures.md").partition("\n## ")[0])
     assert sorted(explained) == sorted(set(classes) - {"MrlError"})
+    assert set(classes) <= set(dir(mrl)) and mrl.WorkerLost is errors.WorkerLost
 
 
 def test_what_the_guide_to_failures_looks_at_is_a_metric() -> None:
