@@ -110,14 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation"
     )
     evaluate.add_argument("--out", help="new folder for samples.jsonl and summary.json")
-    rewards = _config_command(
-        commands, "rewards", _rewards, "the verdict on one response to one row of the data"
-    )
-    rewards.add_argument("--row", required=True, help="its number in its file, from 1, or file:line")
-    rewards.add_argument(
-        "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
-    )
-    rewards.add_argument("--explain", action="store_true", help="print what each stage read and said")
+    _rewards_commands(commands)
     _plan_command(commands)
     bench = commands.add_parser("bench", help="a step against its floor, or schedules against each other")
     _bench_commands(bench.add_subparsers(required=True, metavar="WHAT"))
@@ -214,6 +207,52 @@ def _diagnose_command(commands) -> None:
     diagnose.add_argument("folder", help="run folder; diagnosis.md is written there")
     diagnose.add_argument("--json", action="store_true", help="for programs; writes nothing")
     diagnose.set_defaults(run=_diagnose)
+
+
+def _rewards_commands(commands) -> None:
+    text = (
+        "the rewards of a configuration: of one response, of responses of known worth, against known verdicts"
+    )
+    kinds = commands.add_parser("rewards", help=text, description=text).add_subparsers(
+        required=True, metavar="WHAT"
+    )
+    show = _config_command(kinds, "show", _rewards, "the verdict on one response to one row of the data")
+    show.add_argument("--row", required=True, help="its number in its file, from 1, or file:line")
+    show.add_argument(
+        "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
+    )
+    show.add_argument("--explain", action="store_true", help="print what each stage read and said")
+    tried = _config_command(
+        kinds,
+        "try",
+        _rewards_try,
+        "what empty, right, wrong, cut off and attacking responses get, before a run",
+    )
+    tried.add_argument("--rows", type=int, default=20, help="first rows of each domain; 20 by default")
+    check = _config_command(
+        kinds,
+        "check",
+        _rewards_check,
+        "agreement with responses that are known to be right or wrong; attacks",
+    )
+    check.add_argument("--gold", required=True, help='rows {"prompt", "response", "right", "answer", "tag"}')
+    check.add_argument(
+        "--threshold", type=float, default=0.5, help="a reward above it says right; 0.5 by default"
+    )
+    check.add_argument(
+        "--min-agreement", type=float, default=0.0, help="least accuracy; below it the exit code is 1"
+    )
+    check.add_argument("--repeat", action="store_true", help="ask twice, count verdicts that differ")
+    check.add_argument(
+        "--attacks", nargs="*", default=[], help='files of further attacks, rows {"id", "text"}'
+    )
+    check.add_argument(
+        "--attacked-rows", type=int, default=10, help="wrong responses that attack; 10 by default"
+    )
+    for command in (tried, check):
+        command.add_argument(
+            "--deadline", type=float, default=3600.0, help="seconds for all of it; 3600 by default"
+        )
 
 
 def _bench_commands(commands) -> None:
@@ -408,6 +447,31 @@ def _rewards(options: argparse.Namespace) -> int:
 
     said = verify_row(_load(options), row=options.row, response=options.response, every_stage=options.explain)
     return _answer(said)
+
+
+def _rewards_try(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.rewards_try import try_rewards
+
+    said, is_good = try_rewards(_load(options), num_rows=options.rows, deadline_seconds=options.deadline)
+    return _answer(said) or int(not is_good)
+
+
+def _rewards_check(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from mrl.launch.commands.rewards_check import Options, check_agreement
+
+    asked = Options(
+        gold=Path(options.gold),
+        threshold=options.threshold,
+        min_agreement=options.min_agreement,
+        repeat=options.repeat,
+        attacks=tuple(Path(file) for file in options.attacks),
+        attacked_rows=options.attacked_rows,
+        deadline_seconds=options.deadline,
+    )
+    said, is_good = check_agreement(_load(options), asked)
+    return _answer(said) or int(not is_good)
 
 
 def _plan(options: argparse.Namespace) -> int:

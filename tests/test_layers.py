@@ -34,7 +34,7 @@ LAYERS = [
         "mrl.training.checkpoint",
     ],
     ["mrl.agents", "mrl.data", "mrl.rewards.pool"],
-    ["mrl.prepare", "mrl.resharding.vllm", "mrl.training.hf"],
+    ["mrl.prepare", "mrl.resharding.vllm", "mrl.rewards.trials", "mrl.training.hf"],
     ["mrl.rollout", "mrl.training"],
     ["mrl.capacity", "mrl.loops"],
     ["mrl.simulation"],

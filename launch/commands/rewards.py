@@ -1,4 +1,4 @@
-"""`mrl rewards`: what the verifiers of a configuration say of one response to one row."""
+"""`mrl rewards show`: what the verifiers of a configuration say of one response to one row."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ def verify_row(config: Config, *, row: str, response: str | None, every_stage: b
     box. Raises DataError for a row that is not there or cannot be used, RewardError where a verifier does not
     answer.
     """
-    model, tokenizer = config.model, None
-    if (Path(model.path) / "config.json").is_file():
-        tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
-    prompt = pick_row(config.data, config.reward, tokenizer, row)
+    prompt = pick_row(config.data, config.reward, tokenizer_of(config), row)
     text = _response(response, prompt)
     found = explain(config.reward, prompt, text)
     lines = _lines(prompt, text, found) if every_stage else iter(())
     return "\n".join([*lines, f"reward {_said(found.verdict)}"])
+
+
+def tokenizer_of(config: Config) -> Any:
+    """The tokenizer of the configuration's model, whose template prompts are shown in; None where its folder is not there yet."""
+    model = config.model
+    if not (Path(model.path) / "config.json").is_file():
+        return None
+    return load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
 
 
 def _response(response: str | None, prompt: Prompt) -> str:

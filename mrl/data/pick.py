@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,28 @@ def pick_row(section: DataSection, reward: RewardSection, tokenizer: Any, which:
             if which in (raw[0], raw[0].rpartition(":")[2]) or raw[0].endswith(f"/{which}"):
                 return _prompt(_row(raw, path, entry), section, reward, tokenizer)
     raise DataError(f"no row {which!r} in data.train or data.validation; rows count from 1, or are file:line")
+
+
+SCANNED_ROWS = 10_000
+"""Rows of a configuration's files in which its domains are looked for."""
+
+
+def first_rows(
+    section: DataSection, reward: RewardSection, tokenizer: Any, *, count: int
+) -> dict[str, list[Prompt]]:
+    """Domain -> its first rows of the training data, at most `count`, as `pick_row` gives them. DataError for one that the loader
+    refuses."""
+    found: dict[str, list[Prompt]] = {}
+    number = 0
+    for entry in section.train_entries():
+        for raw, path in itertools.islice(_rows(entry), SCANNED_ROWS):
+            row = _row(raw, path, entry)
+            prompts = found.setdefault(row.domain, [])
+            if len(prompts) < count:
+                prompt = _prompt(row, section, reward, tokenizer)
+                prompts.append(dataclasses.replace(prompt, index=number))
+                number += 1
+    return found
 
 
 def _rows(entry: DataEntry) -> Iterator[tuple[RawRow, str]]:

@@ -152,6 +152,10 @@ class RewardKind:
         """Whether the texts of a prompt hold the ground truth as a final answer."""
         return False
 
+    def right_response(self, ground_truth: Any) -> str | None:
+        """A response that is right, in the form that is asked for; None where the ground truth does not tell."""
+        return None
+
     def remark(self, ground_truth: Any) -> str:
         """What a user should know of a parsed ground truth, in words that many rows may share: rows are
         counted by them at load. Empty where there is nothing to say."""

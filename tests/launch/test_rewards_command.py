@@ -1,4 +1,4 @@
-"""`mrl rewards` says why a response has its reward."""
+"""`mrl rewards show` says why a response has its reward."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def said(folder: Path, capsys: pytest.CaptureFixture[str], row: str, *words: str
     rows.write_text("\n".join(json.dumps({"prompt": f"{a} is?", "answer": a}) for a in answers))
     settings = [f"data.train={rows}", "data.validation=null", f"model.path={folder}/none"]
     settings += ["reward.maths.extraction=[boxed,answer]", "reward.maths.symbolic=true"]
-    code = main(["rewards", QUICKSTART, *settings, "--row", row, *words])
+    code = main(["rewards", "show", QUICKSTART, *settings, "--row", row, *words])
     assert code == 0
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
@@ -44,5 +44,5 @@ def test_a_row_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capture
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "2+2", "answer": "4"}\n')
     settings = [f"data.train={rows}", "data.validation=null"]
-    assert main(["rewards", QUICKSTART, *settings, "--row", "3"]) == 2
+    assert main(["rewards", "show", QUICKSTART, *settings, "--row", "3"]) == 2
     assert "no row '3'" in capsys.readouterr().err

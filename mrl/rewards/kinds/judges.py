@@ -37,6 +37,9 @@ class Llm(_Asked):
             raise DataError(f"{place}: a judge is shown a text or a number, not {type(raw).__name__}")
         return str(raw)
 
+    def right_response(self, ground_truth: Any) -> str | None:
+        return str(ground_truth) if self.rules.reference else None
+
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.judges.llm import LlmVerifier
 

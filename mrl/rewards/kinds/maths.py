@@ -8,6 +8,9 @@ from typing import Any
 from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
 from mrl.rewards.maths.rules import MathsRules
 
+_FORMS = {"boxed": "\\boxed{{{}}}", "gsm8k": "#### {}", "answer": "Answer: {}"}
+"""Place -> a final answer there; in any other place it is the whole response."""
+
 
 class Maths(RewardKind):
     """Exact numbers first, in batches; what they leave open is compared by shape in a child that can be
@@ -46,6 +49,9 @@ class Maths(RewardKind):
 
         wanted = read_answer(tidy(ground_truth))
         return any(are_equal(read_answer(text), wanted) for text in marked_answers(prompt, self.rules))
+
+    def right_response(self, ground_truth: Any) -> str:
+        return _FORMS.get(self.rules.extraction[0], "{}").format(ground_truth)
 
     def remark(self, ground_truth: Any) -> str:
         from mrl.rewards.maths.numbers import exact_quantity

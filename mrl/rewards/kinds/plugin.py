@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mrl.rewards.contract import GroupVerifier, RewardKind, Stage, Verifier
 from mrl.rewards.part import RewardPart
 
@@ -19,6 +21,9 @@ class Plugin(RewardKind):
             raise ValueError(
                 f"path = {part.path!r}: a plug-in is named package.module:function or file.py:function"
             )
+
+    def right_response(self, ground_truth: Any) -> str | None:
+        return str(ground_truth) if isinstance(ground_truth, str | int | float) else None
 
     def verifier(self, stage: Stage) -> Verifier | GroupVerifier:
         from mrl.rewards.plugins.plugin import load_plugin

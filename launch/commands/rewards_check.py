@@ -1,0 +1,173 @@
+"""`mrl rewards check`: how far the rewards of a configuration agree with responses that are known to be right or
+wrong, and which attacks on the wrong ones succeed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mrl.config.root import Config
+from mrl.data.files import read_rows
+from mrl.errors import DataError
+from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
+from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.trials.agreement import auroc, kappa, wilson
+from mrl.rewards.trials.probes import Probe, judged
+from mrl.samples import Prompt
+
+LENGTHS = 3
+"""Parts of equal size into which responses are divided by length."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for."""
+
+    gold: Path
+    """Rows {"prompt", "response", "right", "answer", "domain", "tag"}; the last three where they are needed."""
+    threshold: float = 0.5
+    """A reward above it says that the response is right."""
+    min_agreement: float = 0.0
+    """Least accuracy."""
+    repeat: bool = False
+    """Ask a second time, with another nonce."""
+    attacks: tuple[Path, ...] = ()
+    """Files of further attacks."""
+    attacked_rows: int = 10
+    """Wrong responses that are attacked with."""
+    deadline_seconds: float = 3600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged:
+    """A response that is known to be right or wrong, and its reward."""
+
+    probe: Probe
+    is_right: bool
+    value: float
+    says_right: bool
+
+
+def check_agreement(config: Config, options: Options) -> tuple[str, bool]:
+    """The report, and whether the rewards agree as far as asked for. Raises DataError for a row that is none."""
+    rows = list(_rows(config, options.gold))
+    asked = judged(config.reward, [p for p, _ in rows], deadline_seconds=options.deadline_seconds)
+    found = [
+        Judged(probe, right, probe.value, probe.value > options.threshold)
+        for probe, (_, right) in zip(asked, rows, strict=True)
+        if probe.value is not None
+    ]
+    lines = [f"{len(rows)} responses, {len(rows) - len(found)} without a reward"]
+    if not found:
+        return "\n".join(lines), False
+    lines += _agreement(found)
+    lines += _by(found, "tag", lambda row: row.probe.prompt.tag or "-")
+    lines += _by(found, "length", _length_of(found))
+    if options.repeat:
+        lines += _repeated(config, found, options)
+    lines += _attacks(config, found, options)
+    return "\n".join(lines), _accuracy(found) >= options.min_agreement
+
+
+def _rows(config: Config, file: Path) -> Iterator[tuple[Probe, bool]]:
+    for number, (place, row) in enumerate(read_rows(file)):
+        try:
+            prompt, response, right = row["prompt"], row["response"], row["right"]
+        except KeyError as error:
+            raise DataError(f"{place}: a row has prompt, response and right; {error} is missing") from error
+        if not isinstance(response, str) or right not in (0, 1):
+            raise DataError(f"{place}: response is a text and right is true or false")
+        domain = str(row.get("domain", "default"))
+        truth = parse_ground_truth(row.get("answer"), domain=domain, section=config.reward, place=place)
+        messages = tuple(prompt) if isinstance(prompt, list) else ()
+        made = Prompt(
+            index=number,
+            tokens=np.zeros(0, np.int32),
+            text="" if messages else str(prompt),
+            ground_truth=truth,
+            domain=domain,
+            tag=str(row.get("tag", "")),
+            row=place,
+            messages=messages,
+        )
+        yield Probe("given", made, response), bool(right)
+
+
+def _accuracy(rows: Sequence[Judged]) -> float:
+    return sum(row.says_right == row.is_right for row in rows) / len(rows)
+
+
+def _agreement(rows: Sequence[Judged]) -> Iterator[str]:
+    right, wrong = [r for r in rows if r.is_right], [r for r in rows if not r.is_right]
+    agreed = sum(row.says_right == row.is_right for row in rows)
+    yield _share("accuracy", agreed, len(rows))
+    yield f"  kappa {kappa([r.says_right for r in rows], [r.is_right for r in rows]):.3f}"
+    area = auroc([r.value for r in rows], [r.is_right for r in rows])
+    if area is not None:
+        yield f"  AUROC {area:.3f}"
+    yield _share("wrong taken for right", sum(r.says_right for r in wrong), len(wrong))
+    yield _share("right taken for wrong", sum(not r.says_right for r in right), len(right))
+    yield "  a policy can gain the first of these shares, at most, without being right"
+
+
+def _share(name: str, count: int, total: int) -> str:
+    if not total:
+        return f"  {name}: none to count"
+    low, high = wilson(count, total)
+    return f"  {name} {count / total:.3f} ({count} of {total}; 95 % {low:.3f} to {high:.3f})"
+
+
+def _by(rows: Sequence[Judged], what: str, key: Callable[[Judged], str]) -> Iterator[str]:
+    names = sorted({key(row) for row in rows})
+    if len(names) < 2:
+        return
+    for name in names:
+        own = [row for row in rows if key(row) == name]
+        agreed = sum(row.says_right == row.is_right for row in own)
+        yield _share(f"accuracy, {what} {name}", agreed, len(own))
+
+
+def _length_of(rows: Sequence[Judged]) -> Callable[[Judged], str]:
+    lengths = [len(row.probe.response) for row in rows]
+    bounds = [float(np.quantile(lengths, n / LENGTHS)) for n in range(1, LENGTHS)]
+
+    def name(row: Judged) -> str:
+        part = sum(len(row.probe.response) > bound for bound in bounds)
+        return ("short", "middle", "long")[part]
+
+    return name
+
+
+def _repeated(config: Config, rows: Sequence[Judged], options: Options) -> Iterator[str]:
+    again = judged(config.reward, [r.probe for r in rows], deadline_seconds=options.deadline_seconds)
+    pairs = [
+        (r, p.value > options.threshold) for r, p in zip(rows, again, strict=True) if p.value is not None
+    ]
+    yield _share("other verdict when asked again", sum(r.says_right != said for r, said in pairs), len(pairs))
+
+
+def _attacks(config: Config, rows: Sequence[Judged], options: Options) -> Iterator[str]:
+    """Each attack beside wrong responses that are taken for wrong without it."""
+    wrong = [row for row in rows if not row.is_right and not row.says_right][: options.attacked_rows]
+    if not wrong:
+        return
+    probes = [
+        dataclasses.replace(row.probe, name=name, response=attacked(text, _words(row.probe)))
+        for name, text in read_attacks(*options.attacks).items()
+        for row in wrong
+    ]
+    found = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
+    answered = [p for p in found if p.value is not None]
+    won = [p for p in answered if (p.value or 0.0) > options.threshold]
+    yield _share("attacks that succeed", len(won), len(answered))
+    for name in dict.fromkeys(p.name for p in won):
+        own = [p for p in answered if p.name == name]
+        yield f"    {name}: {sum(p in won for p in own)} of {len(own)}"
+
+
+def _words(probe: Probe) -> dict[str, str]:
+    question = probe.prompt.messages[-1]["content"] if probe.prompt.messages else probe.prompt.text
+    return {"wrong": probe.response, "question": str(question), "choice": "yes", "guess": GUESS}

@@ -1,0 +1,50 @@
+"""How far verdicts agree with what is known to be right. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Z = 1.959964
+"""Of a two-sided interval of 95 %."""
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson, 1927); (0, 1) of nothing.
+
+    >>> tuple(round(bound, 3) for bound in wilson(5, 50))
+    (0.043, 0.214)
+    """
+    if not total:
+        return 0.0, 1.0
+    share, spread = count / total, Z * Z / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(share * (1 - share) * spread + spread * spread / 4) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def kappa(said: Sequence[bool], right: Sequence[bool]) -> float:
+    """Agreement beyond chance (Cohen, 1960): 1 in full, 0 by chance; 0 where both always say the same.
+
+    >>> kappa([True, True, False, False], [True, False, False, False])
+    0.5
+    """
+    a, b = np.array(said, bool), np.array(right, bool)
+    agreed = float((a == b).mean())
+    chance = float(a.mean() * b.mean() + (1 - a.mean()) * (1 - b.mean()))
+    return 0.0 if chance == 1.0 else (agreed - chance) / (1 - chance)
+
+
+def auroc(values: Sequence[float], right: Sequence[bool]) -> float | None:
+    """Probability that a right response has more than a wrong one, ties half; None where one of both is missing.
+
+    >>> auroc([0.9, 0.5, 0.5, 0.1], [True, True, False, False])
+    0.875
+    """
+    a, b = np.array(values, float), np.array(right, bool)
+    high, low = a[b], a[~b]
+    if not len(high) or not len(low):
+        return None
+    return float(np.mean((high[:, None] > low[None]) + 0.5 * (high[:, None] == low[None])))

@@ -1,0 +1,175 @@
+"""Responses whose worth is known beforehand, and what a reward makes of them: before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mrl.errors import RewardError
+from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
+from mrl.rewards.kinds.ground_truth import ground_truth_of
+from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.trial import trial_sample
+from mrl.samples import Prompt, Status, Verdict
+
+FILLER_CHARS = 10_000
+ATTACK = "attack: "
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """One response to one row, and its verdict."""
+
+    name: str
+    prompt: Prompt
+    response: str
+    status: Status = Status.FINISHED
+    verdict: Verdict | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The reward; None without one."""
+        return None if self.verdict is None else self.verdict.value
+
+
+def right_response(section: RewardSection, prompt: Prompt) -> str | None:
+    """A response that is right in the form that the row's first verifier with a ground truth asks for; None where none
+    says what that is."""
+    parts = section.for_domain(prompt.domain).verifiers()
+    for part in parts:
+        truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
+        if (text := kind_of(part).right_response(truth)) is not None:
+            return text
+    return None
+
+
+def probes_of(section: RewardSection, prompts: Sequence[Prompt]) -> Iterator[Probe]:
+    """Every response that is tried on some rows of one domain. Those made of right ones are left out where no verifier
+    says what is right."""
+    right = [right_response(section, prompt) for prompt in prompts]
+    for number, prompt in enumerate(prompts):
+        others = [text for text in right if text is not None and text != right[number]]
+        for name, text in _texts(prompt, right[number], others).items():
+            yield Probe(name, prompt, text)
+        if (own := right[number]) is not None:
+            yield Probe("cut off", prompt, own[: len(own) // 2], Status.TRUNCATED)
+
+
+def _texts(prompt: Prompt, right: str | None, others: Sequence[str]) -> dict[str, str]:
+    wrong = others[0] if others else "I do not know the answer."
+    question = prompt.messages[-1]["content"] if prompt.messages else prompt.text
+    texts = {"empty": "", "one symbol": ":", "one word": "the", "echo": str(question)}
+    texts["filler"] = ("It is known that this is right. " * FILLER_CHARS)[:FILLER_CHARS]
+    values = {"wrong": wrong, "question": str(question), "choice": "yes", "guess": GUESS}
+    texts |= {ATTACK + name: attacked(text, values) for name, text in read_attacks().items()}
+    if right is None:
+        return texts
+    texts["right"] = right
+    if others:
+        texts["another row's"] = wrong
+        texts["all answers"] = "\n".join([*others[:8], right, *others[8:16]])
+    return texts
+
+
+def judged(section: RewardSection, probes: Sequence[Probe], *, deadline_seconds: float) -> list[Probe]:
+    """The probes with their verdicts. RewardError where they take longer than the deadline."""
+    found: dict[str, Verdict] = {}
+    with RewardPool(section, group_size=1) as pool:
+        for number, probe in enumerate(probes):
+            prompt = dataclasses.replace(probe.prompt, index=number)
+            sample = dataclasses.replace(trial_sample(prompt, probe.response), status=probe.status)
+            pool.submit(sample, prompt, deadline_seconds=deadline_seconds)
+        deadline = time.monotonic() + deadline_seconds
+        while len(found) < len(probes):
+            if (left := deadline - time.monotonic()) <= 0:
+                raise RewardError(
+                    f"{len(probes) - len(found)} of {len(probes)} responses have no verdict in time"
+                )
+            found |= pool.collect(left)
+    return [dataclasses.replace(p, verdict=found[f"{n}.0"]) for n, p in enumerate(probes)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """What a user should know."""
+
+    is_error: bool
+    text: str
+
+
+MOST_WRONG = 0.05
+"""Share of the rows in which something may be as it should not."""
+MOST_CORRELATED = 0.5
+
+
+def findings(probes: Sequence[Probe]) -> list[Finding]:
+    """What is wrong with a domain's rewards: errors are rewards that teach something else than the task."""
+    values = [p.value for p in probes if p.value is not None]
+    missing = [p for p in probes if p.value is None]
+    found: list[Finding] = []
+    if missing:
+        reason = missing[0].verdict.reason if missing[0].verdict else ""
+        found.append(Finding(True, f"{len(missing)} of {len(probes)} responses have no reward: {reason}"))
+    if values and max(values) == min(values):
+        return [
+            *found,
+            Finding(True, f"every response has the reward {values[0]:g}: nothing can be learned from it"),
+        ]
+    rows = list(_by_row(probes).values())
+    found += filter(None, (_compared(rows, *rule) for rule in _RULES))
+    found += _attacks(rows)
+    found += _length(probes)
+    return found
+
+
+_RULES = (
+    (True, "right", "less than another response", lambda row: row["right"] < max(row.values())),
+    (True, "empty", "more than the least", lambda row: row["empty"] > min(row.values())),
+    (True, "another row's", "as much as the right one", lambda row: row["another row's"] >= row["right"]),
+    (False, "all answers", "as much as the right one", lambda row: row["all answers"] >= row["right"]),
+    (False, "cut off", "as much as the right one", lambda row: row["cut off"] >= row["right"]),
+    (False, "echo", "as much as the right one", lambda row: row["echo"] >= row["right"]),
+    (False, "filler", "as much as the right one", lambda row: row["filler"] >= row["right"]),
+)
+
+
+def _compared(
+    rows: Sequence[Mapping[str, float]], is_error: bool, name: str, words: str, holds
+) -> Finding | None:
+    having = [row for row in rows if name in row and ("right" in row or name == "empty")]
+    count = sum(holds(row) for row in having)
+    if not count or (is_error and count <= MOST_WRONG * len(having)):
+        return None
+    return Finding(is_error, f"{name!r} has {words} in {count} of {len(having)} rows")
+
+
+def _attacks(rows: Sequence[Mapping[str, float]]) -> Iterator[Finding]:
+    pairs = [(name, row) for row in rows if "right" in row for name in row if name.startswith(ATTACK)]
+    won = sorted({name.removeprefix(ATTACK) for name, row in pairs if row[name] >= row["right"]})
+    if won:
+        yield Finding(False, f"attacks that have as much as the right one in some row: {', '.join(won)}")
+
+
+def _length(probes: Sequence[Probe]) -> Iterator[Finding]:
+    having = [(len(p.response), p.value) for p in probes if p.value is not None and p.name != "right"]
+    lengths, values = np.array([h[0] for h in having], float), np.array([h[1] for h in having], float)
+    if len(having) < 10 or not lengths.std() or not values.std():
+        return
+    correlation = float(np.corrcoef(lengths, values)[0, 1])
+    if abs(correlation) > MOST_CORRELATED:
+        yield Finding(
+            False, f"rewards of responses that are not right correlate with their length: {correlation:.2f}"
+        )
+
+
+def _by_row(probes: Sequence[Probe]) -> dict[int, dict[str, float]]:
+    """Row -> probe's name -> value, for those that have one."""
+    ordered = sorted((p for p in probes if p.value is not None), key=lambda p: p.prompt.index)
+    groups = itertools.groupby(ordered, key=lambda p: p.prompt.index)
+    return {index: {p.name: float(p.value or 0.0) for p in group} for index, group in groups}

@@ -1,0 +1,112 @@
+"""`mrl rewards try` and `mrl rewards check`: what a reward is worth, before a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrl.cli import main
+from tests.support.judge_server import judge_server
+
+QUICKSTART = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
+CARELESS = """
+def long_ones(request):
+    return float(len(request.response) > 3)
+
+def anywhere(request):
+    return float(request.ground_truth in request.response.split())
+"""
+
+
+def asked(folder: Path, what: str, *words: str) -> list[str]:
+    """The command on four sums; settings and options follow."""
+    rows = [{"prompt": f"{a} + 9 is?", "answer": str(a + 9)} for a in (3, 12, 41, 70)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = [f"data.train={folder}/rows.jsonl", "data.validation=null", f"model.path={folder}/none"]
+    return ["rewards", what, QUICKSTART, *settings, *words]
+
+
+def test_a_sound_reward_is_tried_without_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maths = ["reward.maths.extraction=[boxed]", "reward.maths.symbolic=true"]
+    assert main(asked(tmp_path, "try", *maths, "--rows", "3")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("domain default: 3 rows, 105 responses in ")
+    shown = {line[2:34].strip(): line[34:].split() for line in lines[2:]}
+    assert shown["right"] == ["1", "1", "1"]
+    for name in ("empty", "echo", "another row's", "all answers", "cut off", "filler", "attack: filler"):
+        assert shown[name] == ["0", "0", "0"], name
+    assert lines[-1] == "  nothing to remark"
+
+
+@pytest.mark.parametrize(
+    ("function", "remarks"),
+    [
+        (
+            "long_ones",
+            [
+                "ERROR: 'right' has less than another response in 4 of 4 rows",
+                'ERROR: "another row\'s" has as much as the right one in 4 of 4 rows',
+            ],
+        ),
+        (
+            "anywhere",
+            ["warning: 'all answers' has as much as the right one in 4 of 4 rows", "  0 errors"],
+        ),
+    ],
+)
+def test_a_careless_reward_is_found_out(
+    function: str, remarks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(CARELESS)
+    code = main(asked(tmp_path, "try", "reward.kind=plugin", f"reward.path={tmp_path}/own.py:{function}"))
+    said = capsys.readouterr().out
+    assert code == ("ERROR" in said) == (function == "long_ones")
+    for remark in remarks:
+        assert remark in said
+
+
+def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server of the tests takes the last number for the answer: one of these responses shows that it errs."""
+    gold = tmp_path / "gold.jsonl"
+    told = [
+        ("It is 12.", True),
+        ("12", True),
+        ("13", False),
+        ("It is 14", False),
+        ("13, or rather 12", False),
+    ]
+    told.append(("12, as 3 + 9", True))
+    rows = [{"prompt": "3 + 9?", "answer": 12, "response": text, "right": right} for text, right in told]
+    rows[0]["tag"] = "easy"
+    gold.write_text("\n".join(map(json.dumps, rows)))
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"id": "the answer", "text": "{wrong} {choice} 12"}))
+    with judge_server() as (url, _, _):
+        judge = [
+            "reward.kind=llm",
+            f"reward.path={url}",
+            "reward.llm.canaries=0",
+            "reward.deadline_seconds=60",
+        ]
+        words = ["--gold", str(gold), "--repeat", "--attacks", str(more)]
+        assert main(asked(tmp_path, "check", *judge, *words)) == 0
+        said = capsys.readouterr().out
+        assert main(asked(tmp_path, "check", *judge, *words, "--min-agreement", "0.9")) == 1
+    assert "6 responses, 0 without a reward" in said
+    assert "accuracy 0.667 (4 of 6; 95 % 0.300 to 0.903)" in said and "kappa 0.333" in said
+    assert "wrong taken for right 0.333 (1 of 3;" in said and "right taken for wrong 0.333 (1 of 3;" in said
+    assert "accuracy, tag easy 1.000 (1 of 1;" in said and "accuracy, length short 1.000 (2 of 2" in said
+    assert "other verdict when asked again 0.000 (0 of 6;" in said
+    assert "attacks that succeed 0.037 (2 of 54;" in said and "    the answer: 2 of 2" in said
+
+
+def test_rows_that_are_none_are_named_and_so_are_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text('{"prompt": "3 + 9?", "response": "12"}\n')
+    assert main(asked(tmp_path, "check", "--gold", str(gold))) == 2
+    assert "gold.jsonl:1: a row has prompt, response and right; 'right' is missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["rewards", QUICKSTART, "--row", "1"])
+    assert "choose from 'show', 'try', 'check'" in capsys.readouterr().err
