@@ -1,7 +1,8 @@
 """A server that judges sums, as a process: OpenAI's chat completions and vLLM's classification, with ten ways to fail.
 
-`python -m tests.support.judge_server [SECONDS]` prints its port. It reads the fences of the question; a response that
-holds `mode=NAME` gets that failure, `SECONDS` is how long any other answer takes. GET /stats tells what it was asked.
+`python -m tests.support.judge_server HOLD` prints its port. It reads the fences of the question; a response that
+holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
+it was asked.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Judge(http.server.BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
-    seconds = 0.0
-    counts = {"calls": 0, "now": 0, "most": 0, "tokens": 0}
-    lock = threading.Lock()
+    hold = 0
+    counts = {"calls": 0, "now": 0, "most": 0}
+    lock = threading.Condition()
 
     def do_GET(self) -> None:
         self._send(200, self.counts)
@@ -53,6 +54,7 @@ class Judge(http.server.BaseHTTPRequestHandler):
             self.counts["calls"] += 1
             self.counts["now"] += 1
             self.counts["most"] = max(self.counts["most"], self.counts["now"])
+            self.lock.notify_all()
         try:
             self._answer(body)
         finally:
@@ -71,7 +73,8 @@ class Judge(http.server.BaseHTTPRequestHandler):
         if mode:
             self._fail(mode[1], text)
             return
-        time.sleep(self.seconds)
+        with self.lock:
+            self.lock.wait_for(lambda: self.counts["most"] >= self.hold, timeout=120.0)
         numbers = re.findall(r"\d+", response)
         self._send(200, _reply(body, "yes" if numbers[-1:] == [fences[-2][1]] else "no", fences[-1][0]))
 
@@ -134,10 +137,10 @@ class Server(http.server.ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def judge_server(
-    seconds: float = 0.0,
+    hold: int = 0,
 ) -> Iterator[tuple[str, Callable[[], dict[str, int]], subprocess.Popen[str]]]:
     """(its address, what it was asked, its process), ended at the end."""
-    words = [sys.executable, "-m", "tests.support.judge_server", str(seconds)]
+    words = [sys.executable, "-m", "tests.support.judge_server", str(hold)]
     root = Path(__file__).parents[2]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=root)
     try:
@@ -155,7 +158,7 @@ def judge_server(
 
 
 def main() -> None:
-    Judge.seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
+    Judge.hold = int(sys.argv[1])
     server = Server(("127.0.0.1", 0), Judge)
     print(server.server_address[1], flush=True)
     server.serve_forever()

@@ -60,10 +60,10 @@ class LlmVerifier:
         if fault := fault_of(text, question, reference):
             return rejected(fault, min_reward=self._part.min_reward)
         self._check_canaries()
-        await self._try_canary(request, question, reference)
         nonce = self._secret_number(request.sample_id)
         asked = self._ask(question, reference, text, nonce)
         value = await self._value(self._ledger, asked, nonce)
+        await self._try_canary(request, question, reference)
         return scored(value, score=value, control_strings=float(asked.control_strings))
 
     def _ask(self, question: str, reference: str, response: str, nonce: str) -> Question:
@@ -124,12 +124,14 @@ class LlmVerifier:
         lot = int(self._secret_number("canary", request.sample_id), 16)
         if lot % 10_000 >= self._rules.canaries * 10_000:
             return
-        text = self._attacks[lot // 10_000 % len(self._attacks)]
         best = max(self._rules.choices, key=lambda choice: self._rules.choices[choice])
         words = {"wrong": _WRONG, "question": question, "choice": best, "guess": GUESS}
+        text = attacked(self._attacks[lot // 10_000 % len(self._attacks)], words)
+        if fault_of(text, question, reference):
+            return  # a sample that says no more is refused
         nonce = self._secret_number("canary nonce", request.sample_id)
         try:
-            asked = self._ask(question, reference, attacked(text, words), nonce)
+            asked = self._ask(question, reference, text, nonce)
             value = await self._value(self._canaries, asked, nonce)
         except RewardError:
             return  # the sample's own call tells what is wrong with the server

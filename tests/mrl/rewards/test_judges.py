@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.rewards.judges.ledger import FILE
@@ -89,8 +90,8 @@ def test_a_busy_server_is_asked_again_and_a_dead_one_never_scores(make_pair: Any
 
 
 def test_one_process_has_sixty_four_calls_in_flight(make_pair: Any, score_all: Any) -> None:
-    with judge_server(1.0) as (url, stats, _), RewardPool(section(url)) as pool:
-        found = score_all(pool, [make_pair(n, "12", "12") for n in range(128)])
+    with judge_server(64) as (url, stats, _), RewardPool(section(url)) as pool:
+        found = score_all(pool, [make_pair(n, "12", "12") for n in range(96)])
         assert all(v.value == 1.0 for v in found.values())
         assert stats()["most"] == 64
 
@@ -129,7 +130,7 @@ def test_a_judge_that_falls_for_attacks_ends_the_rewards(
                 if verdict.value is None:
                     break
         assert "llm.max_canary_passes = 0" in verdict.reason
-        assert stats()["calls"] == 2 * number, "a canary beside each sample, and none after the last"
+        assert number < stats()["calls"] <= 2 * number, "canaries beside samples, and none after the last"
 
 
 def test_replies_that_only_look_like_verdicts_are_none() -> None:
@@ -177,6 +178,12 @@ def test_replies_that_only_look_like_verdicts_are_none() -> None:
 def test_settings_that_decide_nothing_are_refused(rules: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         section("http://127.0.0.1:9", **rules)
+
+
+def test_the_page_s_example_is_a_configuration() -> None:
+    page = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
+    chat = RewardSection(**yaml.safe_load(page.split("```")[1])["reward"]).for_domain("chat")
+    assert [part.label for part in chat.verifiers()] == ["format", "helpful", "reward_model"]
 
 
 def test_what_a_judge_cannot_be_shown_is_named(tmp_path: Path, make_pair: Any, score_all: Any) -> None:
