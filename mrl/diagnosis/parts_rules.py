@@ -95,7 +95,7 @@ def verifier_silent(run: Run) -> Signs:
     if missing[-1] > NO_REWARD:
         evidence.append(f"reward/no_reward_frac is {missing[-1]:.3g} (mean of the last rows)")
     levers = advice(
-        "mrl rewards CONFIG --row 1 --explain",
+        "mrl rewards show CONFIG --row 1 --explain",
         "shows what each stage of the verifier read and said of one row's own answer",
     )
     against = ["the task may be so hard, or so easy, that no sample differs: look at the samples"]
