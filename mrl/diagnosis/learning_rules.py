@@ -9,8 +9,6 @@ from mrl.diagnosis.findings import Lever, Run, Signs
 from mrl.diagnosis.levers import advice, at_least, scaled, switched
 from mrl.diagnosis.quality import VALIDATION
 
-COLLAPSED = 0.8
-"""Share of what it was below which validation and reward have collapsed."""
 ENTROPY = 0.3
 """Share of its start below which entropy has collapsed, where the other signs are there."""
 DISTINCT = 0.3
@@ -87,10 +85,8 @@ def _kinds(run: Run) -> list[str]:
 
 
 def policy_collapsed(run: Run) -> Signs:
-    """Since the best validation both it and the training reward fell, and far: the policy was destroyed, not bent."""
+    """Since the best validation both it and the training reward fell: the policy unlearns what it knew."""
     q = run.quality
-    before = recent(run.curves.of("reward/mean")) - q.reward_change
-    far = (q.now < COLLAPSED * q.best) & (q.reward_change < -(1 - COLLAPSED) * np.abs(before))
     norms = run.curves.of("optim/grad_norm")
     evidence = [
         *_fall(run),
@@ -100,12 +96,12 @@ def policy_collapsed(run: Run) -> Signs:
         *scaled(run, "training.optimizer.lr", 0.1, "updates are too large for what they are made from"),
         *at_least(run, "training.optimizer.warmup_steps", 10.0, "the first updates have no average yet"),
         *_kl(run),
-        *advice("resume from a checkpoint of the best validation", "nothing is left to recover from here"),
+        *advice("resume from a checkpoint of the best validation", "what was unlearned since is there"),
     ]
     against = [
         "a verifier that broke in the middle of a run looks the same: read the verdicts of the samples below"
     ]
-    return Signs(q.fell & far & q.reward_fell, evidence, levers, against)
+    return Signs(q.fell & q.reward_fell, evidence, levers, against)
 
 
 def entropy_collapsed(run: Run) -> Signs:

@@ -71,7 +71,7 @@ RULES = {
         "highest",
     ),
     "policy_collapsed": Rule(
-        "the policy collapsed: updates are too large",
+        "the policy unlearns what it knew: updates are too large",
         learning_rules.policy_collapsed,
         ("reward/mean", VALIDATION),
         1,

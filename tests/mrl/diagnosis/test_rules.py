@@ -69,6 +69,12 @@ def test_a_rule_fires_on_its_failure_and_knows_since_when(rule: str) -> None:
     assert found[0].evidence and found[0].levers
 
 
+def test_a_policy_that_slowly_unlearns_is_named() -> None:
+    """By more than chance in validation and reward: a validation of 512 prompts and a reward of 2 % noise."""
+    assert names(made({"val/accuracy": (0.48, 0.48), "reward/mean": (0.45, 0.45)})) == ["policy_collapsed"]
+    assert names(made({"val/accuracy": (0.55, 0.55), "reward/mean": (0.45, 0.45)})) == [], "within chance"
+
+
 def test_spikes_of_the_gradient_count_where_the_validation_stalls() -> None:
     rows = made({"val/accuracy": (0.55, 0.55)})
     for step in (66, 70, 77):
