@@ -71,6 +71,7 @@ def plan_of(
     every_choice: bool,
 ) -> StreamPlan:
     """Simulates the configuration itself, on_policy on shared slots, and what is advised."""
+    _require_simulated(config)
     planner = Planner(places, admission_of(config), load)
     own = config.launch.engine_slots
     is_stream = config.loop.schedule == "stream"
@@ -88,6 +89,17 @@ def plan_of(
         simulated=runs,
         best=planner.exhaustive(most_age) if every_choice else None,
     )
+
+
+def _require_simulated(config: Config) -> None:
+    """ConfigError for what a simulated run would get wrong in silence."""
+    if config.agent is not None:
+        raise ConfigError(
+            "mrl plan --stream knows no environments: turns and their latencies are not simulated; remove the section agent to "
+            "see single responses"
+        )
+    if config.loop.schedule == "stream" and config.stream.in_flight == "drain":
+        raise ConfigError("mrl plan --stream simulates stream.in_flight=recompute alone, not drain")
 
 
 @dataclasses.dataclass(frozen=True)

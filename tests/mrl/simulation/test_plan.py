@@ -69,3 +69,19 @@ def test_people_and_programs_see_the_same(capsys: pytest.CaptureFixture[str]) ->
 def test_amounts_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(QWEN_30B), "--stream", "--mean", "1000000"]) == 2
     assert "--mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "named"),
+    [
+        ("qwen3_30b_a3b_tools", "run.seed=0", "remove the section agent"),
+        ("qwen3_30b_a3b", "stream.in_flight=drain", "not drain"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(
+    recipe: str, setting: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["loop.schedule=stream", "algorithm.correction={kind: truncated, high: 2.0}", setting]
+    files = [str(QWEN_30B)] + [str(CONFIGS / f"{recipe}.yaml")] * (recipe != QWEN_30B.stem)
+    assert main(["plan", *files, *words, "--stream"]) == 2
+    assert named in capsys.readouterr().err
