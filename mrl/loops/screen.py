@@ -18,6 +18,7 @@ from mrl.loops.alikeness import alikeness
 from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.staleness import oldest, policy_versions
+from mrl.loops.unlike import Unlike
 from mrl.observe.ledger_log import Standing
 from mrl.pool.ledger import End
 from mrl.samples import Group, Sample, Status, VerdictKind
@@ -51,6 +52,7 @@ class Screen:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._booked: list[Group] = []
+        self._unlike = Unlike()
         self._account = filtering.Account()
         self.dropped: dict[int, End] = {}
         """How booked groups ended that are not trained on, by their prompts' indices, since `standing` told them."""
@@ -105,11 +107,21 @@ class Screen:
                 "reward/no_reward_frac": no_reward,
                 "rollout/groups": float(len(chosen)),
             }
+            | self._compare(judged)
             | oldest(chosen, version)
         )
         self._check_budget(len(chosen), metrics, effort)
         self._check_rewards(no_reward)
         self._booked, self._account = [], filtering.Account()
+        return metrics
+
+    def _compare(self, judged: Sequence[Group]) -> dict[str, float]:
+        metrics, found = self._unlike.look(judged)
+        if found:
+            log.error(
+                "samples without a reward are unlike the others, so what is trained on is another mixture: %s",
+                "; ".join(found),
+            )
         return metrics
 
     def _check_rewards(self, no_reward: float) -> None:

@@ -58,6 +58,13 @@ METRICS = {
     "reward/no_reward": Metric(
         "samples", "Samples of the trained groups without a reward; they enter no statistic and no loss."
     ),
+    "reward/no_reward_length_ratio": Metric(
+        "1", "Mean tokens of responses without a reward, of the newest 8 steps, by those with one."
+    ),
+    "reward/no_reward_unlike": Metric(
+        "1",
+        "1 where responses without a reward are unlike the others, in length, status, domain or tag; the log says how.",
+    ),
     "reward/without_tokens": Metric("samples", "Samples with a reward and no token of the policy."),
     "reward/masked_truncated": Metric(
         "samples", "Truncated samples that count in their groups and are not trained on."

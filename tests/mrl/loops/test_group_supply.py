@@ -118,7 +118,9 @@ def test_samples_whose_routes_are_not_whole_failed(tmp_path: Path) -> None:
 
 def test_too_many_samples_without_a_reward_end_the_run(tmp_path: Path) -> None:
     words = "loop.max_no_reward_fraction=0.25"
-    Scripted(tmp_path, {}, words, reward=lambda prompt, sample: None if sample == 0 else 1.0).step()
+    script = Scripted(tmp_path, {}, words, reward=lambda prompt, sample: None if sample == 0 else 1.0)
+    _, metrics = script.step()
+    assert metrics["reward/no_reward_length_ratio"] > 0 and metrics["reward/no_reward_unlike"] == 0
     script = Scripted(tmp_path, {}, words, reward=lambda prompt, sample: None if sample < 2 else 1.0)
     with pytest.raises(RewardError, match=r"50\.0% of this step's samples have no reward"):
         script.step()
