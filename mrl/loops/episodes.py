@@ -147,10 +147,11 @@ class Episodes:
         """Whether a sample waits for its environment."""
         return name in self._open and self._open[name].waits
 
-    def told(self, name: str) -> str:
-        """A sample that is not whole, with its turn and what it waits for; for people."""
+    def told(self, name: str, engine: str) -> str:
+        """A sample that is not whole, with its turn and what it waits for: its environment, or the engine; for people."""
         opened = self._open[name]
-        return f"{name} at turn {len(opened.episode.turns)}, {'its environment' if opened.waits else 'an engine'}"
+        waits_for = "waiting for its environment" if opened.waits else engine
+        return f"{name} at turn {len(opened.episode.turns)}, {waits_for}"
 
     def partial(self, name: str, so_far: Response | None) -> Sample:
         """An open episode as a PARKED sample; `so_far`: what came of the turn that was parked."""

@@ -13,6 +13,7 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.screen import Screen
+from mrl.loops.staleness import is_newer
 from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
 from mrl.samples import Group, Prompt
@@ -78,14 +79,17 @@ class GroupSupply:
         surplus = [*self._surplus, *(Group(prompt, ()) for prompt in self._again)]
         return {"stream": self._stream.state(), "surplus": [encode(group) for group in surplus]}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on there. Where passes take the engines' routes, which end with the processes that have them, surplus groups are
-        asked anew."""
+    def restore(self, state: dict[str, Any], *, version: int) -> int:
+        """Goes on there with weights of this version. Surplus groups with tokens of later ones, which no longer exist, are asked
+        anew; how many. So are all where passes take the engines' routes, which end with the processes that have them."""
         self._stream.restore(state["stream"])
         groups = [decode(data, self._stream.prompt_at) for data in state["surplus"]]
         anew = self._config.routing.replay == "engine"
-        self._again = [group.prompt for group in groups if anew or not group.samples]
-        self._surplus = [group for group in groups if group.samples and not anew]
+        newer = [group.prompt.index for group in groups if is_newer(group, version)]
+        lost = [anew or not group.samples or group.prompt.index in newer for group in groups]
+        self._again = [group.prompt for group, gone in zip(groups, lost, strict=True) if gone]
+        self._surplus = [group for group, gone in zip(groups, lost, strict=True) if not gone]
+        return len(newer)
 
     def _prompts(self, count: int) -> list[Prompt]:
         """The next ones; first those that are asked anew."""

@@ -110,10 +110,6 @@ class InFlight:
         """The engines' calls whose end is worth a poll."""
         return self._rollout.under_way()
 
-    def where(self, index: int) -> str:
-        """The engine that has a group's requests, by name."""
-        return self._rollout.where(index)
-
     def num_context(self, response: Response) -> int:
         """Tokens that an engine computes before it goes on with a parked response."""
         return self._drafts.num_context(response.request_id)
@@ -222,12 +218,25 @@ class InFlight:
         return sum(self._making[i].size - len(self._making[i].verdicts) for i in indices)
 
     def missing(self, indices: Iterable[int]) -> tuple[list[str], list[str]]:
-        """(ids of the samples of these groups without a response, those without a verdict); for people."""
+        """(the samples of these groups without a response and where they are, ids of those without a verdict); for people."""
         groups = [self._making[index] for index in indices]
         unanswered = [name for making in groups for name in making.ids() if name not in making.samples]
+        unjudged = [name for making in groups for name in making.ids() if name not in making.verdicts]
+        return [self._told(name) for name in unanswered], unjudged
+
+    def _told(self, name: str) -> str:
+        """Where a sample without a response is."""
+        put_off = any(request.request_id == name for request, _ in self._put_off)
+        engine = "parked, in no engine" if put_off else f"on {self._rollout.where(sample_of(name)[0])}"
         if self._episodes is not None:
-            unanswered = [self._episodes.told(name) for name in unanswered]
-        return unanswered, [n for making in groups for n in making.ids() if n not in making.verdicts]
+            return self._episodes.told(name, engine)
+        so_far = self._drafts.so_far(name)
+        return f"{name} {engine}" + (f" after {len(so_far.tokens)} tokens" if so_far else "")
+
+    def late(self, index: int) -> str:
+        """What a group lacks, by its first samples; for people."""
+        unanswered, unjudged = self.missing([index])
+        return f"{len(unanswered)} responses missing{_first(unanswered)}, {len(unjudged)} verdicts missing{_first(unjudged)}"
 
     def waits_for_environments(self, index: int) -> bool:
         """Whether nothing but environments is to answer before a group's responses are whole."""
@@ -293,3 +302,7 @@ class InFlight:
             response_of(before[name]) if name in before else Response.empty(name, Status.PARKED)
             for name in names
         )
+
+
+def _first(names: Sequence[str]) -> str:
+    return f" (first: {'; '.join(names[:3])})" if names else ""

@@ -15,17 +15,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
+from mrl.loops.age_budget import AgeBudget
 from mrl.loops.arrivals import Arrivals
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
-from mrl.loops.staleness import ages_of
+from mrl.loops.staleness import ages_of, is_newer
 from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
 from mrl.pool.ledger import Admission, End, Ledger, State
@@ -75,6 +76,11 @@ class Producer:
         self._config, self._prompts, self._in_flight, self._store = config, prompts, in_flight, store
         self._screen, self._sampling = Screen(config), sampling_of(config)
         self._ledger, self._admission = Ledger(), admission_of(config)
+        stream = config.stream
+        self._budget = stream.age_budget and AgeBudget(
+            stream.age_budget, max_age=stream.max_age, sync_every=stream.sync_every
+        )
+        self._keep_to_budget()
         self._served = -1
         """The version of the engines; -1 before the first weight sync."""
         self._paused, self._beside = True, False
@@ -142,6 +148,19 @@ class Producer:
         (`shared`) and the next groups are not there."""
         return self._admission.sync_due(self._ledger, shared=shared)
 
+    def learn_age(self, row: Mapping[str, float]) -> dict[str, float]:
+        """Moves the budget of age by a step's row, where the run learns one; the row's figure of it."""
+        if self._budget is None:
+            return {}
+        used = float(self._budget.value)
+        self._budget.learn(row)
+        self._keep_to_budget()
+        return {"stream/age_budget": used}
+
+    def _keep_to_budget(self) -> None:
+        if self._budget is not None:
+            self._admission = dataclasses.replace(self._admission, budget=self._budget.value)
+
     def waiting_for(self) -> str:
         """The oldest group that no step has taken, and what it lacks."""
         head = self._ledger.head()
@@ -149,9 +168,7 @@ class Producer:
             return "no group is on its way"
         text = f"the oldest of {self._ledger.on_the_way} groups is {head.index}, {head.state.value}"
         if head.index in self._in_flight:
-            unanswered, unjudged = self._in_flight.missing([head.index])
-            text += f": {len(unanswered)} responses missing{_named(unanswered, self._in_flight.where(head.index))}"
-            text += f", {len(unjudged)} verdicts missing (first: {unjudged[:3]})"
+            text += f": {self._in_flight.late(head.index)}"
         return f"{text}; admitted at version {head.admitted_at}, the engines serve {self._served}"
 
     # -- around a weight sync ------------------------------------------------------------------------------------
@@ -244,28 +261,33 @@ class Producer:
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
             "dropped": [(index, end.value) for index, end in self._screen.dropped.items()],
+            "age_budget": self._budget and self._budget.state(),
             "kept": [encode(group) for group in kept],
             "making": [encode(group) for group in making],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on there. Where passes take the engines' routes, which end with the processes that have them, all groups are asked
-        anew."""
+    def restore(self, state: dict[str, Any], *, version: int) -> int:
+        """Goes on there with weights of this version. Groups with tokens of later ones, which no longer exist, are asked anew;
+        how many. Where passes take the engines' routes, which end with the processes that have them, all groups are asked anew."""
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
-        self._screen.dropped = {index: End(name) for index, name in state["dropped"]}
+        self._screen.dropped = {index: End(name) for index, name in state.get("dropped", ())}
+        if self._budget is not None and state.get("age_budget"):
+            self._budget.restore(state["age_budget"])
+            self._keep_to_budget()
         for entry in self._ledger.entries(State.TAKEN):
             entry.handle = -1  # its samples are trained
         kept, making = (
             [decode(data, self._prompts.prompt_at) for data in state[name]] for name in ("kept", "making")
         )
-        if self._config.routing.replay == "engine":
-            self._ledger.make_again(self._ledger.entries(State.KEPT))
-            kept, making = [], [Group(group.prompt, ()) for group in kept + making]
+        anew = self._config.routing.replay == "engine"
+        newer = {group.prompt.index for group in kept + making if is_newer(group, version)}
         for entry, group in zip(self._ledger.entries(State.KEPT), kept, strict=True):
-            entry.handle = self._store.put(group)
+            if anew or entry.index in newer:
+                self._ledger.make_again([entry])
+                making.append(group)
+            else:
+                entry.handle = self._store.put(group)
+        making = [Group(g.prompt, ()) if anew or g.prompt.index in newer else g for g in making]
         self._in_flight.restore(making, self._sampling)
-
-
-def _named(names: Sequence[str], engine: str) -> str:
-    return f" (first: {list(names[:3])} on {engine})" if names else ""
+        return len(newer)

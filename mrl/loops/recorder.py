@@ -9,7 +9,7 @@ import psutil
 from mrl.config.root import Config
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe import metrics_log, trackers
-from mrl.observe.ledger_log import LedgerLog, Standing
+from mrl.observe.ledger_log import LedgerLog, Standing, indices_of
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
@@ -17,6 +17,9 @@ from mrl.observe.run_folder import RunFolder, TrackedRun
 from mrl.observe.samples_log import SamplesLog, write_named
 from mrl.observe.token_values import Pieces, TokenValues
 from mrl.samples import Group, TrainBatch
+
+RESUMED = ("resume/undone_steps", "resume/undone_prompts", "resume/dropped_samples", "resume/dropped_groups")
+"""What the first row of a resumed run has besides."""
 
 
 class Recorder:
@@ -44,6 +47,7 @@ class Recorder:
         self._samples = SamplesLog(
             folder.samples, limit=section.samples_per_step, limit_tokens=section.token_values
         )
+        self._dropped_samples = self._samples.resume_at(first_step)
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
         self._trackers = trackers.start(config.logging, run, history=metrics_log.read(folder.metrics))
         self.progress = Progress(config.loop.steps)
@@ -71,9 +75,20 @@ class Recorder:
             tracker.log(step, row)
         return row
 
-    def start(self, step: int, standing: Standing) -> None:
-        """The line of ledger.jsonl for an attempt that begins with this step."""
-        self._ledger.start(step, standing)
+    def start(self, step: int, standing: Standing, *, newer_groups: int) -> dict[str, float]:
+        """The line of ledger.jsonl for an attempt that begins with this step, and of a resumed one what it undoes: metrics of
+        its first row. `newer_groups`: of the checkpoint, with tokens of weights that it does not have."""
+        undone = self._ledger.start(step, standing)
+        if self._ledger.attempt == 1:
+            return {}
+        prompts = sum(len(indices_of(trained)) for trained in undone)
+        if undone or newer_groups or self._dropped_samples:
+            self.progress.message(
+                f"dropped what came from weights that no longer exist: {len(undone)} steps on {prompts} prompts, which come again, "
+                f"{self._dropped_samples} rows of samples.jsonl, {newer_groups} groups of the checkpoint"
+            )
+        counts = len(undone), prompts, self._dropped_samples, newer_groups
+        return dict(zip(RESUMED, map(float, counts), strict=True))
 
     def prompts(self, step: int, trained: Sequence[Group], standing: Standing) -> None:
         """The step's line of ledger.jsonl."""

@@ -45,7 +45,10 @@ class Supply(Protocol):
 
     def state(self) -> dict[str, Any]: ...
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def restore(self, state: dict[str, Any], *, version: int) -> int:
+        """Goes on there with weights of this version. Groups with tokens of later ones, which no longer exist, are asked anew;
+        how many."""
+        ...
 
 
 class Schedule(abc.ABC):
@@ -74,7 +77,9 @@ class Schedule(abc.ABC):
         self._learner = Learner(config, self._train, self._clock)
         self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
-        self._row_seconds = 0.0
+        self._row_seconds, self._newer_groups = 0.0, 0
+        self._resumed: dict[str, float] = {}
+        """Of the first row after a resume."""
         self.ended = ""
         """Why there are no more steps: "done", or the reason to stop; empty until then."""
         self.next_step = 1
@@ -111,7 +116,9 @@ class Schedule(abc.ABC):
 
     def start(self) -> None:
         """The first weight sync, once a restored state is there."""
-        self._recorder.start(self.next_step, self._source.take_standing())
+        self._resumed = self._recorder.start(
+            self.next_step, self._source.take_standing(), newer_groups=self._newer_groups
+        )
         self._engines.sync(self.version)
 
     @abc.abstractmethod
@@ -127,7 +134,8 @@ class Schedule(abc.ABC):
     def _begin(self) -> Step:
         self._clock.step = self.next_step
         self._clock.take_waited()
-        return Step(self.next_step, self.version)
+        resumed, self._resumed = self._resumed, {}
+        return Step(self.next_step, self.version, metrics=resumed)
 
     @contextlib.contextmanager
     def _bad_samples_named(self, step: Step) -> Iterator[None]:
@@ -222,6 +230,6 @@ class Schedule(abc.ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from a checkpoint's state."""
         self.next_step = int(state["next_step"])
-        self._source.restore(state["supply"])
+        self._newer_groups = self._source.restore(state["supply"], version=self.version)
         self._learner.restore(state["algorithm"])
         self._recorder.restore_row(self.version, state.get("row", {}))

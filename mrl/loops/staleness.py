@@ -16,6 +16,11 @@ def policy_versions(group: Group) -> np.ndarray:
     return np.concatenate(versions) if versions else np.zeros(0, np.int32)
 
 
+def is_newer(group: Group, version: int) -> bool:
+    """Whether a later version than this one produced a token of the group."""
+    return bool(policy_versions(group).max(initial=-1) > version)
+
+
 def token_counts(group: Group, version: int) -> np.ndarray:
     """[oldest age + 1] the policy's tokens of one prompt by their age at `version`; 0 for those of a later one."""
     return np.bincount(np.maximum(version - policy_versions(group), 0))

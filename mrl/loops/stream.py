@@ -12,16 +12,18 @@
 After the sync a validation that is due runs on exactly one version, while the unfinished responses stay parked; then they go
 on. With stream.sync_every above 1 steps follow each other without park and sync while the next groups are there.
 
-Every wait inside has a deadline, which names the oldest group.
+Every wait inside has a deadline, which names the oldest group; so does the loss of a worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.errors import RolloutError
+from mrl.errors import RolloutError, WorkerLost
 from mrl.loops.collect import Collector
 from mrl.loops.learn import Step
 from mrl.loops.produce import Producer
@@ -55,12 +57,25 @@ class StreamLoop(Schedule):
 
     def step(self) -> None:
         step = self._begin()
+        with self._oldest_named():
+            self._step(step)
+
+    @contextlib.contextmanager
+    def _oldest_named(self) -> Iterator[None]:
+        """A worker that is lost, or late, ends the run with the oldest group, where it was and what it lacks."""
+        try:
+            yield
+        except WorkerLost as error:
+            raise WorkerLost(f"{error}; {self._producer.waiting_for()}") from error
+
+    def _step(self, step: Step) -> None:
         with self._bad_samples_named(step):
             self._take(step)
             self._commit_pending()
             self._learn(step)
         trained = [group.prompt.index for group in step.groups]
         self._producer.arrivals.trained(step.number, trained, self._train.weights_digests)
+        step.metrics |= self._producer.learn_age(step.metrics)
         self.next_step += 1
         self._steps_since_sync += 1
         syncs = self._sync_due(step.number)
@@ -79,6 +94,7 @@ class StreamLoop(Schedule):
         """Phase generate: pumps until the next groups are there, in order."""
         self._go_on()
         start, limit = time.monotonic(), self._config.loop.phase_deadline_seconds
+        step.metrics["stream/waited"] = 0.0
         with self._clock.phase("generate"):
             while (batch := self._producer.take(step.version)) is None:
                 if time.monotonic() - start > limit:
@@ -86,6 +102,7 @@ class StreamLoop(Schedule):
                         f"the next groups are not there after loop.phase_deadline_seconds = {limit:g} s in phase generate: "
                         f"{self._producer.waiting_for()}"
                     )
+                step.metrics["stream/waited"] = 1.0
                 self._producer.pump(1.0)
         step.groups, step.served_version = batch.groups, batch.served_version
         step.metrics |= batch.metrics | {"stream/wait_for_groups_seconds": time.monotonic() - start}

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mrl.observe.metrics_log import append_lines
+from mrl.observe.metrics_log import append_lines, read
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,11 +39,16 @@ class LedgerLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten: list[str] = []
+        self.attempt = 0
+        """Which start of the run this is, from 1; 0 before `start`."""
 
-    def start(self, step: int, standing: Standing) -> None:
-        """An attempt begins with this step."""
+    def start(self, step: int, standing: Standing) -> list[str]:
+        """An attempt begins with this step; the prompts that each of the steps had trained which it undoes, as ranges."""
         _cut_torn_line(self._path)
-        self._append({"start": _num_starts(self._path) + 1, "step": step} | _told(standing))
+        before, undone = _before(self._path, step)
+        self.attempt = before + 1
+        self._append({"start": self.attempt, "step": step} | _told(standing))
+        return undone
 
     def step(self, step: int, trained: Iterable[int], standing: Standing) -> None:
         """A step was trained."""
@@ -85,8 +90,13 @@ def _cut_torn_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _num_starts(path: Path) -> int:
-    if not path.is_file():
-        return 0
-    with path.open("rb") as file:
-        return sum(line.startswith(b'{"start"') for line in file)
+def _before(path: Path, step: int) -> tuple[int, list[str]]:
+    """The number of the last attempt, 0 for none, and the prompts of its steps, and those before, from this one on."""
+    attempt, trained = 0, []
+    for line in read(path):
+        if "start" in line:
+            attempt = int(line["start"])
+            trained = [before for before in trained if before["step"] < line["step"]]
+        else:
+            trained.append(line)
+    return attempt, [str(line.get("trained", "")) for line in trained if line["step"] >= step]

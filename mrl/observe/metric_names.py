@@ -142,6 +142,13 @@ METRICS = {
         "groups",
         "Groups on their way as the step took its own; a step whose result no engine serves counts as a batch.",
     ),
+    "stream/waited": Metric(
+        "1", "1 where the step's groups were not there when it asked for them, 0 where they were."
+    ),
+    "stream/age_budget": Metric(
+        "versions",
+        "What of stream.max_age was used while the step was made, where stream.age_budget learns it.",
+    ),
     "stream/wait_for_groups_seconds": Metric("s", "Seconds that the step waited for its groups."),
     "stream/segments_per_sample": Metric(
         "segments", "Mean number of segments of a trained sample; 1 is a response that no weight sync met."
@@ -154,6 +161,14 @@ METRICS = {
     "stream/held_by/<holder>": Metric(
         "share",
         "Share of the pumps' time in which the oldest group waited for engines, environments, verdicts or slots.",
+    ),
+    "resume/undone_steps": Metric(
+        "steps", "In the first row after a resume: steps that earlier attempts made and no checkpoint has."
+    ),
+    "resume/undone_prompts": Metric("prompts", "Prompts that those steps had trained; they come again."),
+    "resume/dropped_samples": Metric("samples", "Rows of samples.jsonl of those steps, dropped."),
+    "resume/dropped_groups": Metric(
+        "groups", "Groups of the checkpoint with tokens of later versions than its weights, asked anew."
     ),
     "pool/bytes": Metric(
         "bytes", "Bytes of the judged groups that no served version is made of, as the step took its own."

@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 LAYERS = "moe/layers/"
 """Prefix of figures of single layers, which have a file of their own; the layer's number follows, from 0."""
-VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "pool/")
+VOLATILE_PREFIXES = ("time/", "perf/", "mem/", "pool/", "resume/")
 VOLATILE_PARTS = ("seconds", "/held_by/")
-"""Fields that depend on the machine's speed; all others are equal for equal seed, configuration and machine."""
+"""Fields that depend on the machine's speed or on deaths; all others are equal for equal seed, configuration and machine."""
 
 
 def without_volatile(row: Mapping[str, object]) -> dict[str, object]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,9 @@ from mrl.observe.metrics_log import append_lines
 from mrl.observe.samples_table import Row
 from mrl.observe.token_values import TokenValues
 from mrl.samples import Group, Sample
+
+_STEP = re.compile(rb'\{"step": (\d+)[,}]')
+"""How a row begins."""
 
 
 class SamplesLog:
@@ -21,6 +26,19 @@ class SamplesLog:
 
     def __init__(self, path: Path, *, limit: int, limit_tokens: int = 0) -> None:
         self._path, self._limit, self._limit_tokens = path, limit, limit_tokens
+
+    def resume_at(self, step: int) -> int:
+        """Drops the rows at the end that are of `step` and later: weights that no longer exist wrote them. How many."""
+        if not self._path.is_file():
+            return 0
+        end = dropped = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                found = _STEP.match(line)
+                kept = line.endswith(b"\n") and (found is None or int(found[1]) < step)
+                end, dropped = (file.tell(), 0) if kept else (end, dropped + 1)
+        os.truncate(self._path, end)
+        return dropped
 
     def write(
         self, step: int, groups: Sequence[Group], *, kind: str = "train", tokens: TokenValues | None = None

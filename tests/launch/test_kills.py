@@ -20,6 +20,7 @@ import pytest
 
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.observe.phases import PHASES
+from mrl.report.audit import audit, text
 from tests.launch.command import Command
 from tests.launch.tiny_runs import words
 
@@ -66,6 +67,8 @@ class Chain:
         try:
             assert command.wait(seconds=400) == 0, command.output[-3000:]
             self.assert_nothing_left(command)
+            found = audit(self.run_folder)
+            assert found.holds and found.attempts == self._starts, text(found)
             return command.output
         finally:
             command.end()

@@ -17,6 +17,7 @@ import torch
 from mrl.data.tokenise import decoder
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.pool.group_bytes import decode
+from mrl.report.audit import audit, text
 from mrl.samples import Prompt, Status
 from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
@@ -84,8 +85,8 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
         if gone_on:
             break
     assert gone_on or split == "own", "no response that was parked was trained on"
-    for text, line in gone_on:
-        assert line["response"].startswith(text)
+    for begun, line in gone_on:
+        assert line["response"].startswith(begun)
         assert line["policy_versions"][0] < 3 <= line["policy_versions"][1]
     folder = tmp_path / str(attempt)
     said = run("replay", str(folder / "run"), log=folder / "replay.log", seconds=400)
@@ -148,6 +149,8 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
     assert all(row["pool/spilled_bytes"] == row["pool/bytes"] > 0 for row in rows[1:])
     assert list((folder / "run/pool").iterdir()) == [], "files outlived the run"
+    found = audit(folder / "run")
+    assert found.holds and found.attempts == 2, text(found)
     lines = map(json.loads, (folder / "run/samples.jsonl").read_text().splitlines())
     later = {line["sample_id"]: line for line in lines if line["step"] > 3 and line["kind"] == "train"}
     return [(text, later[name]) for name, text in begun.items() if name in later]

@@ -167,7 +167,8 @@ class Recorder:
     def __init__(self, clock: PhaseClock) -> None:
         self.clock = clock
 
-    def start(self, *arguments: Any) -> None: ...
+    def start(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        return {}
 
     def prompts(self, *arguments: Any) -> None: ...
 

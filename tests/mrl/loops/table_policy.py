@@ -397,6 +397,10 @@ class TableRun:
         run.loop.restore(pickle.loads(pickle.dumps(state)))
         return run
 
+    def close(self) -> None:
+        """Gives the run's folder to another start."""
+        self._folder.close()
+
     def rows(self) -> list[dict[str, Any]]:
         """metrics.jsonl so far."""
         return metrics_log.read(self._folder.metrics)

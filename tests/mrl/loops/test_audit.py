@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from mrl.agents.episode import Limits
 from mrl.cli import main
 from mrl.errors import WorkerLost
 from mrl.loops.episodes import Episodes, Rules
-from mrl.pool.group_bytes import encode
+from mrl.pool.group_bytes import decode, encode
 from mrl.report.audit import Audit, audit, text
 from mrl.samples import Group
 from tests.mrl.loops.table_policy import TableRun, config_of
@@ -103,6 +104,33 @@ def test_a_run_that_stops_tells_what_was_dropped_after_its_last_line(tmp_path: P
     assert again.loop.run() == "done"
     found = audit(tmp_path / "run")
     assert found.holds and found.lines[2].starts and found.lines[2]["filtered"] == sorted(dropped)
+
+
+def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint's group with tokens of a version after its weights is asked anew."""
+
+    def later(supply: dict[str, Any]) -> None:
+        name = "kept" if supply["kept"] else "making"
+        group = decode(supply[name][0], prompts.prompt_at)
+        samples = (dataclasses.replace(s, policy_versions=s.policy_versions + 50) for s in group.samples)
+        supply[name][0] = encode(Group(group.prompt, tuple(samples)))
+        changed.append(group.prompt.index)
+
+    changed: list[int] = []
+    prompts = TableRun(config_of(tmp_path, {}, "run.name=other", *STREAM)).prompts
+    run = died_thrice(tmp_path, *STREAM, tamper=later)
+    assert [row["step"] for row in run.rows() if "resume/undone_steps" in row] == [4, 7, 10]
+    row = run.rows()[9]
+    assert (row["resume/undone_steps"], row["resume/dropped_groups"]) == (1, 1)
+    assert row["resume/undone_prompts"] == 4 and row["resume/dropped_samples"] > 0
+    samples = [s for step in run.groups for group in step for s in group.samples]
+    assert any(s.prompt_index == changed[0] for s in samples)
+    assert all((s.policy_versions < 20).all() for s in samples)
+    found = audit(tmp_path / "run")
+    assert found.holds and "0 are of steps that were undone" in text(found)
+    assert "1 groups of the checkpoint" in capsys.readouterr().out
 
 
 def lose(supply: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def test_who_does_not_answer_in_time_is_named(silent: str, tmp_path: Path) -> No
     script = Scripted(tmp_path, {})
     if silent == "rollout":
         script.rollout.silent, error = True, RolloutError
-        message = r"12 responses of 3 prompts \(first: \['5.0', '5.1', '5.2'\]\) .* in phase generate"
+        message = r"12 responses of 3 prompts \(first: \['5.0 on the script', '5.1 on the script', '5.2 on the script'\]\) .* in phase generate"
     else:
         script.rewards.silent, error = True, RewardError
         script.rollout = ScriptedRollout(at_once=12)

@@ -15,7 +15,9 @@ from mrl.routes import Routes, Rows
 from mrl.samples import Prompt, Status
 from tests.mrl.loops.scripted import Scripted, mixed, useful
 
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 3, "on_exhausted": "train_on_fewer"}}
+FILTER: dict[str, object] = {
+    "filter": {"min_reward_range": 0.0, "max_rounds": 3, "on_exhausted": "train_on_fewer"}
+}
 
 
 def test_without_a_filter_a_step_is_one_round(tmp_path: Path) -> None:
@@ -51,7 +53,9 @@ def test_a_step_of_surplus_alone_asks_nobody_and_measures_no_version(tmp_path: P
     script = Scripted(tmp_path, FILTER, "loop.prompts_per_step=3", reward=useful(2, 3, 4, 5, 6, 7, 8))
     assert script.step()[0] == [2, 3, 4] and script.asked() == [[0, 1, 2], [3, 4, 5]]
     assert script.step(version=1)[0] == [5, 6, 7]
-    script.supply.restore(script.supply.state() | {"surplus": script.supply.state()["surplus"] * 3})
+    script.supply.restore(
+        script.supply.state() | {"surplus": script.supply.state()["surplus"] * 3}, version=9
+    )
     before = len(script.asked())
     supplied = script.supply.take(script.collector, version=2)
     assert supplied.served_version == -1 and len(script.asked()) == before
@@ -84,7 +88,7 @@ def test_a_resumed_supply_goes_on_with_the_same_groups(tmp_path: Path) -> None:
     expected = [whole.step(version) for version in range(4)]
     assert [first.step(version) for version in range(2)] == expected[:2]
     resumed = Scripted(tmp_path, FILTER, reward=reward)
-    resumed.supply.restore(pickle.loads(pickle.dumps(first.supply.state())))
+    resumed.supply.restore(pickle.loads(pickle.dumps(first.supply.state())), version=9)
     assert [resumed.step(version) for version in range(2, 4)] == expected[2:]
 
 
@@ -97,8 +101,8 @@ def test_surplus_groups_with_routes_are_asked_anew_by_a_resumed_supply(tmp_path:
         script.rollout.routes = Routes((Rows(object(), 0, 2),))
     chosen, metrics = first.step()
     assert chosen == [2, 4, 5, 6] and metrics["routing/rows_missing"] == 0
-    resumed.supply.restore(first.supply.state())
-    again.supply.restore(resumed.supply.state())
+    resumed.supply.restore(first.supply.state(), version=9)
+    again.supply.restore(resumed.supply.state(), version=9)
     for script in (resumed, again):
         assert script.step(1)[0] == [7, 8, 9, 10] and script.asked() == [[7, 8, 9, 10]]
         assert script.supply.state()["surplus"] == []
@@ -130,3 +134,13 @@ def test_a_reward_that_is_no_number_names_its_sample_before_the_filter(tmp_path:
     script = Scripted(tmp_path, FILTER, reward=lambda p, s: np.inf if (p, s) == (2, 1) else mixed(p, s))
     with pytest.raises(BadNumbers, match=r"1 sample\(s\): 2\.1;"):
         script.step()
+
+
+def test_surplus_of_weights_that_are_gone_is_asked_anew(tmp_path: Path) -> None:
+    reward = useful(2, *range(4, 100))
+    first, same, older = (Scripted(tmp_path, FILTER, reward=reward) for _ in range(3))
+    assert first.step(version=3)[0] == [2, 4, 5, 6]
+    assert same.supply.restore(first.supply.state(), version=3) == 0
+    assert older.supply.restore(first.supply.state(), version=2) == 1
+    assert same.step(4)[0] == older.step(4)[0] == [7, 8, 9, 10]
+    assert (same.asked(), older.asked()) == ([[8, 9, 10, 11]], [[7, 8, 9, 10]])

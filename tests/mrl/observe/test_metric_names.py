@@ -13,7 +13,7 @@ PREFIXES = tuple({name.partition("/")[0] + "/" for name in METRICS if not name.s
 SOURCES = [file for folder in ("mrl", "launch") for file in (ROOT / folder).rglob("*.py")]
 COMPOSED = {"group/x_frac", "sync/x", "reward/x", "mem/x/x"}
 """f-strings whose last part is any name: those of filtering.Decision, of a sender's report, of a reward's parts, of memory."""
-NOT_METRICS = {"moe/layers/"}
+NOT_METRICS = {"policy/ess/", "moe/layers/"}
 """Texts with the prefix of a metric that are none."""
 
 

@@ -21,3 +21,13 @@ def test_a_row_has_the_smallest_and_the_largest_version_of_its_tokens(tmp_path: 
     SamplesLog(tmp_path / "samples.jsonl", limit=9).write(1, make_groups(samples))
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [row["policy_versions"] for row in rows] == [[2, 5], None]
+
+
+def test_a_resumed_run_drops_the_rows_of_steps_that_it_makes_again(tmp_path: Path) -> None:
+    """Those at the end alone: what an earlier version left between others stays, and what is no row of ours; a cut row goes."""
+    path = tmp_path / "samples.jsonl"
+    rows = ['{"step": 1, "kind": "a"}', "{}", '{"step": 5}', '{"step": 2}']
+    path.write_text("\n".join([*rows, '{"step": 3}', '{"step": 4}', '{"step": 4']))
+    assert SamplesLog(path, limit=9).resume_at(3) == 3
+    assert path.read_text().splitlines() == rows and path.read_text().endswith("\n")
+    assert SamplesLog(path, limit=9).resume_at(3) == 0 == SamplesLog(tmp_path / "none", limit=9).resume_at(3)

@@ -1,0 +1,63 @@
+"""A stream that stalls or loses a worker says where its oldest group is: state, turn, environment or engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mrl.agents.episode import Limits
+from mrl.errors import RolloutError, WorkerLost
+from mrl.loops.episodes import Episodes, Rules
+from tests.mrl.loops.table_policy import TableRun, config_of
+from tests.support.table_environment import DigitRenderer, TableEnvironments
+
+STREAM = ("loop.schedule=stream", "stream.max_age=1")
+OWN = (*STREAM, "launch.engine_slots=1", "rollout.tp=1")
+RULES = Rules("table", Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
+
+
+def of_episodes(folder: Path, environments: TableEnvironments) -> TableRun:
+    config = config_of(folder, {"estimator": {"name": "grpo"}}, *STREAM, "loop.phase_deadline_seconds=0.2")
+    made = lambda: Episodes(environments, DigitRenderer(), RULES, run_seed=0)  # type: ignore[arg-type]  # noqa: E731
+    return TableRun(config, episodes=made)
+
+
+def test_an_environment_that_is_silent_is_named_with_its_turn(tmp_path: Path) -> None:
+    environments = TableEnvironments()
+    run = of_episodes(tmp_path, environments)
+    run.loop.start()
+    run.producer.resume()
+    for _ in range(2):
+        run.producer.pump()
+    environments.poll = lambda timeout_seconds: []  # type: ignore[method-assign]
+    with pytest.raises(
+        RolloutError, match=r"oldest of 8 groups is 0, making: \d responses missing"
+    ) as caught:
+        run.loop.step()
+    assert re.search(r"first: 0\.\d at turn [1-9], waiting for its environment", str(caught.value))
+
+
+def test_an_engine_that_is_silent_is_named_with_the_turn(tmp_path: Path) -> None:
+    run = of_episodes(tmp_path, TableEnvironments())
+    run.engines.tokens_per_poll = 0
+    run.loop.start()
+    with pytest.raises(
+        RolloutError, match=r"first: 0\.0 at turn 0, on the table; 0\.1 at turn 0, on the table"
+    ):
+        run.loop.step()
+
+
+@pytest.mark.parametrize("words", [STREAM, OWN], ids=["shared", "own"])
+def test_a_lost_worker_ends_the_run_with_the_oldest_group(words: tuple[str, ...], tmp_path: Path) -> None:
+    """While the trainer learns: engines with slots of their own have begun a response by then, those that share them do not work."""
+    run = TableRun(config_of(tmp_path, {}, *words))
+    run.engines.tokens_per_poll, run.engines.at_once = 1, 20
+    run.loop.start()
+    run.train.dies = WorkerLost("trainer rank 0 died in phase update")
+    with pytest.raises(
+        WorkerLost, match=r"^trainer rank 0 died in phase update; the oldest of 4 groups is 4, "
+    ) as caught:
+        run.loop.step()
+    assert "admitted at version 0, the engines serve 0" in str(caught.value)
