@@ -13,7 +13,7 @@ from mrl.simulation.places import Places, with_engine_slots
 from mrl.simulation.report import planned
 
 QWEN_30B = CONFIGS / "qwen3_30b_a3b.yaml"
-SMALL = ("training.layout.dp=16", "loop.prompts_per_step=64", "rollout.max_response_tokens=2048")
+SMALL = ("training.layout.dp=16", "loop.prompts_per_step=16", "rollout.max_response_tokens=2048")
 """32 slots, steps that take a moment to simulate."""
 
 
