@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from mrl.config.root import Config
@@ -131,17 +131,21 @@ class RolloutActor:
         """What the driver gets of responses: of their routes a handle."""
         return ResponseBatch.of(responses, route_blocks.kept)
 
-    def engine_ranks(self) -> list[EngineRank]:
-        """This engine's ranks, or this dp rank's. Their weights must be mapped: the loaders read a module's map of
-        experts."""
+    def prepare_sync(self) -> list[tuple[str, str, str]]:
+        """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be
+        mapped: the loaders read a module's map of experts."""
         from mrl.training.hf.folder import read_config
 
         on_slot = self._config.sync.transport == "auto"
         addresses = self.engine.prepare_sync(None if on_slot else self.address())
         config = read_config(self._config.model.path)
-        manifests = self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
-        parts = zip(addresses, self.engine.devices(), manifests, strict=True)
-        return [EngineRank(*part) for part in parts]
+        self._manifests = self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
+        digests = [manifest.digest for manifest in self._manifests]
+        return list(zip(addresses, self.engine.devices(), digests, strict=True))
+
+    def manifests(self, digests: Collection[str]) -> dict[str, RankManifest]:
+        """Those of prepare_sync, by digest."""
+        return {m.digest: m for m in self._manifests if m.digest in digests}
 
     def close(self) -> None:
         if hasattr(self, "engine"):

@@ -21,6 +21,7 @@ from mrl.models.families import family_of
 from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response, ResponseBatch, Round, sample_of
 from mrl.rollout.routing import Router
@@ -240,10 +241,28 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def engine_ranks(self) -> list[EngineRank]:
         """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or
         has others."""
-        ranks = [rank for part in self.on_all(RolloutActor.engine_ranks) for rank in part]
+        told = self.on_all(RolloutActor.prepare_sync)
+        manifests = self._manifests([[digest for _, _, digest in part] for part in told])
+        ranks = [
+            EngineRank(address, device, manifests[digest])
+            for part in told
+            for address, device, digest in part
+        ]
         if self._dp > 1:
             self._require_whole_experts(ranks)
         return ranks
+
+    def _manifests(self, digests: Sequence[Sequence[str]]) -> dict[str, RankManifest]:
+        """By digest, from the first process that has it: engines are alike, and a manifest is megabytes."""
+        first: dict[str, int] = {}
+        for number, listed in enumerate(digests):
+            for digest in listed:
+                first.setdefault(digest, number)
+        calls = {
+            self.name(n): self.start_on(n, RolloutActor.manifests, [d for d, at in first.items() if at == n])
+            for n in sorted(set(first.values()))
+        }
+        return {digest: m for part in self.wait(calls).values() for digest, m in part.items()}
 
     def _require_whole_experts(self, ranks: Sequence[EngineRank]) -> None:
         """The ranks of each engine together take the whole checkpoint; what one of them takes alone says nothing."""

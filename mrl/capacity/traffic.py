@@ -159,12 +159,9 @@ def planned_traffic(
 
 
 def _off_rail(plan: Plan) -> int:
-    return sum(
-        transfer.num_bytes
-        for item in plan.items
-        for transfer in item.pattern.transfers
-        if transfer.distance == 3
-    )
+    patterns = {id(item.pattern): item.pattern for item in plan.items}
+    num_bytes = {key: int(p.sizes[p.distance == 3].sum()) for key, p in patterns.items()}
+    return sum(num_bytes[id(item.pattern)] for item in plan.items)
 
 
 def _demands(

@@ -18,8 +18,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError, WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement, require_written_once
-from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.planner.patterns import replicas
+from mrl.resharding.planner.manifest import RankManifest, replicas
 from mrl.resharding.transfer.session import Session
 from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
 from mrl.rollout.part import Part

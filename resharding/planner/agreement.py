@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box, cells, contains, overlap
-from mrl.resharding.planner.manifest import WIRE_DTYPES, RankManifest
-from mrl.resharding.planner.patterns import Replicas
+from mrl.resharding.planner.manifest import WIRE_DTYPES, RankManifest, Replicas
 
 _NAMED = 20
 """Most tensors that one error lists."""

@@ -13,10 +13,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box, contains, overlap
-from mrl.resharding.planner.patterns import Item, Pattern, Replicas
+from mrl.resharding.planner.manifest import Replicas
+from mrl.resharding.planner.patterns import Item, Pattern
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.quantised import Blocks
 
@@ -77,7 +80,14 @@ class _Kind:
     blocks: tuple[int, ...]
     candidates: tuple[tuple[int, ...], ...]
     """By box, the trainer ranks that may answer for it."""
-    by_engine_rank: Mapping[int, tuple[int, ...]]
+    engine_rank: np.ndarray
+    """By transfer."""
+    number: np.ndarray
+    """By transfer, the box."""
+
+    def needed(self, engine_rank: int) -> list[int]:
+        """The boxes that an engine rank needs, each once."""
+        return list(dict.fromkeys(self.number[self.engine_rank == engine_rank].tolist()))
 
 
 class PlanCells:
@@ -108,33 +118,34 @@ class PlanCells:
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
             kind = self._kinds[id(item.pattern)]
-            for number in kind.by_engine_rank.get(receiver, ()):
+            for number in kind.needed(receiver):
                 result[first + number] = Cell(item.tensor, *kind.boxes[number])
         return result
 
 
 def _kind(item: Item, engines: Sequence[Replicas]) -> _Kind:
+    """Boxes are numbered in order of their first transfer; those of one box and dtype are one."""
     pattern: Pattern = item.pattern
     numbers: dict[tuple[Box, str], int] = {}
     blocks: list[int] = []
-    candidates: list[set[int]] = []
-    needs: dict[int, dict[int, None]] = {}
-    for transfer in pattern.transfers:
-        place = item.needs[transfer.need]
-        start = tuple(a + b for a, b in zip(place.piece.start, transfer.target, strict=True))
-        key = ((start, transfer.shape), engines[place.group].tensors[place.index].dtype)
+    number_of = np.empty(len(pattern.cells), np.int64)
+    met, first = np.unique(pattern.cell, return_index=True)
+    for index in met[np.argsort(first)].tolist():
+        cell = pattern.cells[index]
+        place = item.needs[cell.need]
+        key = ((cell.start, cell.shape), engines[place.group].tensors[place.index].dtype)
         if key not in numbers:
             numbers[key] = len(numbers)
-            blocks.append(transfer.block)
-            candidates.append(set())
-        candidates[numbers[key]].update(transfer.candidates)
-        needs.setdefault(transfer.engine_rank, {})[numbers[key]] = None
+            blocks.append(cell.block)
+        number_of[index] = numbers[key]
+    number = number_of[pattern.cell]
     return _Kind(
         tuple(box for box, _ in numbers),
         tuple(dtype for _, dtype in numbers),
         tuple(blocks),
-        tuple(tuple(sorted(ranks)) for ranks in candidates),
-        {engine_rank: tuple(cells) for engine_rank, cells in needs.items()},
+        tuple(tuple(pattern.all_candidates(number == n).tolist()) for n in range(len(numbers))),
+        pattern.engine_rank,
+        number,
     )
 
 

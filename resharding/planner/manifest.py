@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from mrl.models.tensors import LocalTensor
 
@@ -45,6 +45,22 @@ class RankManifest:
     def num_bytes(self) -> int:
         """Bytes of all tensors, padding included."""
         return sum(tensor_bytes(tensor) for tensor in self.tensors)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replicas:
+    """Ranks with the same manifest."""
+
+    ranks: tuple[int, ...]
+    tensors: tuple[LocalTensor, ...]
+
+
+def replicas(manifests: Sequence[RankManifest]) -> list[Replicas]:
+    """Manifests grouped by digest, in order of first rank."""
+    groups: dict[str, list[RankManifest]] = {}
+    for manifest in manifests:
+        groups.setdefault(manifest.digest, []).append(manifest)
+    return [Replicas(tuple(m.rank for m in group), group[0].tensors) for group in groups.values()]
 
 
 def module_of(parameter: str) -> str:

@@ -3,17 +3,20 @@
 Tensors that the same ranks hold and need in the same boxes (the experts of one expert-parallel rank in one
 pipeline stage, say) form a class; its pattern is computed once. Which rank sends a cell is a closed form of
 the pattern and the tensor's ordinal in its class, so that every rank computes the same choice for any tensor
-without a search.
+without a search. A pattern of thousands of slots has as many transfers: they are columns, and only what one
+slot takes part in becomes objects.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from mrl.errors import WeightSyncError
-from mrl.models.tensors import SCALES, LocalTensor, Piece
+from mrl.models.tensors import SCALES
 from mrl.resharding.planner.boxes import (
     Box,
     cells,
@@ -21,87 +24,123 @@ from mrl.resharding.planner.boxes import (
     intersection,
     overlap,
 )
-from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, RankManifest
-from mrl.resharding.planner.quantised import VALUES, Blocks
+from mrl.resharding.planner.forms import BoxPlace, Plain, form_of, relative
+from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, Replicas
+from mrl.resharding.planner.nearest import NearestRanks, times_before
+from mrl.resharding.planner.quantised import Blocks
 from mrl.resharding.planner.topology import Topology
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replicas:
-    """Ranks with the same manifest."""
-
-    ranks: tuple[int, ...]
-    tensors: tuple[LocalTensor, ...]
+WIRE_BYTES = np.array([DTYPE_BYTES[name] for name in WIRE_DTYPES])
+"""Bytes of an element by the number of its wire dtype."""
+LONGEST_PERIOD = 64
+"""Ordinals are taken modulo at most this."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BoxPlace:
-    """Where a box of a checkpoint tensor is: tensor `index` of the ranks of `group`."""
+class NeededCell:
+    """A cell of one need, in the units of the need: a cell of scales counts blocks."""
 
-    group: int
-    index: int
-    piece: Piece
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Transfer:
-    """One cell of one need of one engine rank; `candidates` are the nearest trainer ranks that hold all of
-    it.
-
-    `origins` and `target` are the cell's coordinates relative to the holding box and to the needed box;
-    `holds` gives the index of each candidate's box among the tensor's holdings. `block`: the edge of the
-    blocks that the sender quantises, 0 where it only casts. A cell of scales counts blocks, its origins and
-    `extent` count elements of what is held.
-    """
-
-    engine_rank: int
     need: int
+    start: tuple[int, ...]
+    """In the checkpoint tensor."""
     shape: tuple[int, ...]
     target: tuple[int, ...]
-    candidates: tuple[int, ...]
-    holds: tuple[int, ...]
-    origins: tuple[tuple[int, ...], ...]
-    turn: int
-    distance: int
-    wire: int
-    block: int = 0
-    extent: tuple[int, ...] = ()
+    """Relative to the needed box."""
+    extent: tuple[int, ...]
     """The cell's shape in elements of what is held."""
+    block: int
+    """Edge of the blocks that the sender quantises, 0 where it only casts."""
 
     @property
     def unit(self) -> int:
         """The cell is cut at multiples of this."""
         return self.block if self.block and self.extent == self.shape else 1
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transfer:
+    """One cell of one need of one engine rank, and the trainer rank that sends it."""
+
+    engine_rank: int
+    cell: NeededCell
+    sender: int
+    hold: int
+    """Index of the sender's box among the tensor's holdings."""
+    origin: tuple[int, ...]
+    """Where the cell begins in it, in its elements."""
+    wire: int
+
     def trainer_box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Box:
         """Where the trainer rank has a part of the cell: relative to the origin, in elements of what it
         holds."""
-        if not self.block or self.extent == self.shape:
+        cell = self.cell
+        if not cell.block or cell.extent == cell.shape:
             return start, shape
-        return Blocks(self.extent, self.block).elements(start, shape)
-
-    def chosen(self, ordinal: int) -> int:
-        """Index of the trainer rank that sends the tensor with this ordinal in its class: the candidates take
-        turns."""
-        return (self.turn + ordinal) % len(self.candidates)
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[WIRE_DTYPES[self.wire]]
+        return Blocks(cell.extent, cell.block).elements(start, shape)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """All transfers of the tensors of one class."""
+    """All transfers of the tensors of one class, in order of engine rank, need and cell: one entry of each
+    column is one transfer. Its candidates are `candidates[first : first + count]`."""
 
-    transfers: tuple[Transfer, ...]
+    cells: tuple[NeededCell, ...]
+    engine_rank: np.ndarray
+    cell: np.ndarray
+    """Index into `cells`."""
+    first: np.ndarray
+    count: np.ndarray
+    turn: np.ndarray
+    distance: np.ndarray
+    wire: np.ndarray
+    candidates: np.ndarray
+    """Trainer ranks."""
+    holds: np.ndarray
+    """For each of them the index of its box among the tensor's holdings."""
     period: int
     """Ordinals are taken modulo this."""
     bytes_not_on_slot: int
     """Bytes that engine ranks need and their own slot does not hold, counted from the boxes alone (lower
     bound)."""
-    num_bytes: int
-    """Bytes of all transfers, in wire dtype."""
+    form: Plain
+
+    def __len__(self) -> int:
+        return len(self.engine_rank)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Bytes of each transfer, in wire dtype."""
+        volumes = np.array([math.prod(cell.shape) for cell in self.cells], dtype=np.int64)
+        return volumes[self.cell] * WIRE_BYTES[self.wire]
+
+    def senders(self, ordinal: int) -> np.ndarray:
+        """By transfer, the trainer rank that sends the tensor with this ordinal: the candidates take turns."""
+        return self.candidates[self._chosen(ordinal)]
+
+    def _chosen(self, ordinal: int) -> np.ndarray:
+        return self.first + (self.turn + ordinal) % self.count
+
+    def all_candidates(self, transfers: np.ndarray) -> np.ndarray:
+        """The trainer ranks, in order, that are a candidate of any of the transfers of a mask."""
+        spans = np.unique(np.stack([self.first[transfers], self.count[transfers]]), axis=1)
+        return np.unique(np.concatenate([self.candidates[at : at + n] for at, n in spans.T]))
+
+    def of_ranks(self, trainer_rank: int | None, engine_rank: int | None, ordinal: int) -> list[Transfer]:
+        """What a trainer rank sends, and an engine rank receives, of the tensor with this ordinal."""
+        chosen = self._chosen(ordinal)
+        mine = (self.candidates[chosen] == trainer_rank) | (self.engine_rank == engine_rank)
+        return [self._transfer(number, int(chosen[number])) for number in np.flatnonzero(mine).tolist()]
+
+    def _transfer(self, number: int, chosen: int) -> Transfer:
+        cell, hold = self.cells[self.cell[number]], int(self.holds[chosen])
+        return Transfer(
+            engine_rank=int(self.engine_rank[number]),
+            cell=cell,
+            sender=int(self.candidates[chosen]),
+            hold=hold,
+            origin=self.form.origin((cell.start, cell.shape), hold),
+            wire=int(self.wire[number]),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,14 +152,6 @@ class Item:
     needs: tuple[BoxPlace, ...]
     pattern: Pattern
     ordinal: int
-
-
-def replicas(manifests: Sequence[RankManifest]) -> list[Replicas]:
-    """Manifests grouped by digest, in order of first rank."""
-    groups: dict[str, list[RankManifest]] = {}
-    for manifest in manifests:
-        groups.setdefault(manifest.digest, []).append(manifest)
-    return [Replicas(tuple(m.rank for m in group), group[0].tensors) for group in groups.values()]
 
 
 def places_of(groups: Sequence[Replicas]) -> dict[str, list[BoxPlace]]:
@@ -142,6 +173,7 @@ def items(
     `block`: edge of the blocks of tensors that are needed quantised and held wider.
     """
     held, needed = places_of(trainers), places_of(engines)
+    sides = _Sides.of(trainers, engines, topology)
     patterns: dict[tuple, tuple[Pattern, list[int]]] = {}
     result, missing = [], []
     for tensor, needs in needed.items():
@@ -150,7 +182,8 @@ def items(
         key = (scales, _key(holds, trainers), _key(needs, engines))
         if key not in patterns:
             try:
-                pattern = _pattern(tensor, holds, needs, trainers, engines, topology, block, scales=scales)
+                form = form_of(tensor, holds, needs, trainers, engines, block, scales=scales)
+                pattern = _Class(holds, needs, sides, form).pattern()
                 patterns[key] = (pattern, [0])
             except WeightSyncError as error:
                 missing.append(str(error))
@@ -172,168 +205,167 @@ def _key(places: Iterable[BoxPlace], groups: Sequence[Replicas]) -> tuple:
     )
 
 
-def _pattern(
-    tensor: str,
-    holds: Sequence[BoxPlace],
-    needs: Sequence[BoxPlace],
-    trainers: Sequence[Replicas],
-    engines: Sequence[Replicas],
-    topology: Topology,
-    block: int,
-    *,
-    scales: bool,
-) -> Pattern:
-    narrow = VALUES in {engines[p.group].tensors[p.index].dtype for p in needs}
-    wider = any(trainers[p.group].tensors[p.index].dtype != VALUES for p in holds)
-    form = _Plain(holds) if not (wider and (narrow or scales)) else _Quantised(holds, block, scales=scales)
-    choices = _Choices(tensor, holds, trainers, topology, form)
-    transfers: list[Transfer] = []
-    missing = 0
-    for engine_rank, need, place in _needs_by_rank(needs, engines):
-        dtype = engines[place.group].tensors[place.index].dtype
-        transfers.extend(choices.transfers(engine_rank, need, place, dtype))
-        missing += choices.bytes_not_on_slot(engine_rank, place, dtype)
-    period = math.lcm(*(len(transfer.candidates) for transfer in transfers)) if transfers else 1
-    total = sum(transfer.num_bytes for transfer in transfers)
-    return Pattern(tuple(transfers), min(period, 64), missing, total)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sides:
+    """What the patterns of all classes have in common."""
+
+    trainers: Sequence[Replicas]
+    engines: Sequence[Replicas]
+    nearest: NearestRanks
+    engine_ranks: Sequence[np.ndarray]
+    """By group of engines."""
+    group_beside: np.ndarray
+    """By engine rank, the group of the trainer rank on its own slot; -1 where there is none."""
+
+    @classmethod
+    def of(cls, trainers: Sequence[Replicas], engines: Sequence[Replicas], topology: Topology) -> _Sides:
+        nearest = NearestRanks(topology)
+        group_of = np.full(len(topology.trainer_slots) + 1, -1)  # the last entry is that of no rank
+        for number, group in enumerate(trainers):
+            group_of[list(group.ranks)] = number
+        ranks = [np.array(group.ranks, np.int32) for group in engines]
+        return cls(trainers, engines, nearest, ranks, group_of[nearest.trainer_beside])
 
 
-def _needs_by_rank(
-    needs: Sequence[BoxPlace], engines: Sequence[Replicas]
-) -> Iterator[tuple[int, int, BoxPlace]]:
-    """(engine rank, index of the need, need) in order of rank, then of need."""
-    listed = [(rank, i, place) for i, place in enumerate(needs) for rank in engines[place.group].ranks]
-    yield from sorted(listed, key=lambda entry: entry[:2])
-
-
-class _Plain:
-    """A tensor that is needed as it is held, or cast."""
-
-    block = 0
-
-    def __init__(self, holds: Sequence[BoxPlace]) -> None:
-        self.boxes: list[Box] = [(place.piece.start, place.piece.shape) for place in holds]
-        """What each holding can give, in the units of the need."""
-
-    def check(self, tensor: str, box: Box) -> None:
-        """WeightSyncError for a need that cannot be met in this form."""
-
-    def extent(self, cell: Box) -> tuple[int, ...]:
-        """The cell's shape in elements of what is held."""
-        return cell[1]
-
-    def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
-        """Where a cell begins in a holding, in its elements."""
-        return _relative(cell[0], self.boxes[hold][0])
-
-    def wire(self, held: str, needed: str, *, local: bool) -> int:
-        """Local copies are counted in the engine's dtype; others travel in the narrower of the two."""
-        if local or DTYPE_BYTES[needed] <= DTYPE_BYTES[held]:
-            return WIRE_DTYPES.index(needed)
-        return WIRE_DTYPES.index(held)
-
-
-class _Quantised(_Plain):
-    """The values (in elements) or the scales (in blocks) of a tensor that its senders quantise, whole blocks
-    only."""
-
-    def __init__(self, holds: Sequence[BoxPlace], block: int, *, scales: bool) -> None:
-        super().__init__(holds)
-        self.block, self._scales, self._held = block, scales, self.boxes
-        self._blocks = Blocks.of(self._held, block)
-        inside = [self._blocks.inside(*box) for box in self._held]
-        self.boxes = inside if scales else [self._blocks.elements(*box) for box in inside]
-
-    def check(self, tensor: str, box: Box) -> None:
-        if not self._scales and self._blocks.elements(*self._blocks.inside(*box)) != box:
-            raise WeightSyncError(f"{tensor}: the box {box} cuts a block of {self.block} x {self.block}")
-
-    def extent(self, cell: Box) -> tuple[int, ...]:
-        return self._blocks.elements(*cell)[1] if self._scales else cell[1]
-
-    def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
-        start = self._blocks.elements(*cell)[0] if self._scales else cell[0]
-        return _relative(start, self._held[hold][0])
-
-    def wire(self, held: str, needed: str, *, local: bool) -> int:
-        return WIRE_DTYPES.index(needed)
-
-
-class _Choices:
-    """Chooses the trainer ranks that send the cells of one class."""
+class _Class:
+    """The tensors of one class: which trainer ranks hold which boxes, which engine ranks need which."""
 
     def __init__(
-        self,
-        tensor: str,
-        holds: Sequence[BoxPlace],
-        trainers: Sequence[Replicas],
-        topology: Topology,
-        form: _Plain,
+        self, holds: Sequence[BoxPlace], needs: Sequence[BoxPlace], sides: _Sides, form: Plain
     ) -> None:
-        self._tensor = tensor
-        self._topology = topology
-        self._form, self._boxes = form, form.boxes
-        self._dtypes = [trainers[place.group].tensors[place.index].dtype for place in holds]
-        self._ranks = [(rank, i) for i, place in enumerate(holds) for rank in trainers[place.group].ranks]
-        self._turns: dict[tuple[int, ...], int] = {}
+        self._sides, self._form = sides, form
+        self._holds, self._needs = holds, needs
+        self._held_dtypes = [sides.trainers[p.group].tensors[p.index].dtype for p in holds]
         self._grid: dict[Box, list[Box]] = {}
-        self._candidates: dict[Box, list[tuple[int, int]]] = {}
+        self._holders: dict[Box, dict[int, int]] = {}
+        self._covered: dict[tuple[Box, int], int] = {}
 
-    def transfers(self, engine_rank: int, need: int, place: BoxPlace, dtype: str) -> Iterator[Transfer]:
-        box = (place.piece.start, place.piece.shape)
-        self._form.check(self._tensor, box)
+    def pattern(self) -> Pattern:
+        """The class's transfers. WeightSyncError names a cell that no trainer rank holds."""
+        listed = [self._columns(need) for need in range(len(self._needs))]
+        needed = [cell for cells_of_need, _ in listed for cell in cells_of_need]
+        columns, candidates, holds, at, cell_at = [], [], [], 0, 0
+        for _, tables in listed:
+            for table, ranks, held in tables:
+                table["first"] += at
+                table["cell"] = cell_at
+                columns.append(table)
+                candidates.append(ranks)
+                holds.append(held)
+                at, cell_at = at + len(ranks), cell_at + 1
+        table = np.concatenate(columns) if columns else np.empty(0, _ROW)
+        table = table[np.lexsort((table["cell"], table["engine_rank"]))]
+        counts = np.unique(table["count"]).tolist()
+        return Pattern(
+            cells=tuple(needed),
+            engine_rank=table["engine_rank"].copy(),
+            cell=table["cell"].copy(),
+            first=table["first"].copy(),
+            count=table["count"].copy(),
+            turn=times_before(table["choice"]),
+            distance=table["distance"].copy(),
+            wire=table["wire"].copy(),
+            candidates=np.concatenate(candidates) if candidates else np.empty(0, np.int32),
+            holds=np.concatenate(holds) if holds else np.empty(0, np.int32),
+            period=min(math.lcm(*counts), LONGEST_PERIOD),
+            bytes_not_on_slot=sum(self._bytes_not_on_slot(need) for need in self._needs),
+            form=self._form,
+        )
+
+    def _columns(self, need: int) -> tuple[list[NeededCell], list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+        """The cells of a need, and for each of them its rows with its candidates and their holdings."""
+        box = self._needs[need].box
+        self._form.check(box)
         if box not in self._grid:
-            self._grid[box] = list(cells(box, {b for b in self._boxes if intersection(b, box)}))
-        slot = self._topology.engine_slots[engine_rank]
+            self._grid[box] = list(cells(box, {b for b in self._form.boxes if intersection(b, box)}))
+        needed, tables = [], []
         for cell in self._grid[box]:
-            distance, nearest = self._nearest(cell, slot)
-            ranks = tuple(rank for rank, _ in nearest)
-            turn = self._turns.get(ranks, 0)
-            self._turns[ranks] = turn + 1
-            holds = tuple(hold for _, hold in nearest)
-            yield Transfer(
-                engine_rank=engine_rank,
-                need=need,
-                shape=cell[1],
-                target=_relative(cell[0], box[0]),
-                candidates=ranks,
-                holds=holds,
-                origins=tuple(self._form.origin(cell, hold) for hold in holds),
-                turn=turn,
-                distance=distance,
-                wire=self._form.wire(self._dtypes[holds[0]], dtype, local=distance == 0),
-                block=self._form.block,
-                extent=self._form.extent(cell),
+            needed.append(
+                NeededCell(
+                    need,
+                    start=cell[0],
+                    shape=cell[1],
+                    target=relative(cell[0], box[0]),
+                    extent=self._form.extent(cell),
+                    block=self._form.block,
+                )
             )
+            tables.append(self._rows(cell, self._needs[need]))
+        return needed, tables
 
-    def _nearest(self, cell: Box, slot: int) -> tuple[int, list[tuple[int, int]]]:
-        if cell not in self._candidates:
-            self._candidates[cell] = [
-                (r, hold) for r, hold in self._ranks if contains(self._boxes[hold], cell)
+    def _rows(self, cell: Box, place: BoxPlace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        holders, engine_ranks = self._holders_of(cell), self._sides.engine_ranks[place.group]
+        nearest = self._sides.nearest.of(tuple(holders))
+        holds = np.array(list(holders.values()), np.int32)[nearest.positions]
+        choice = nearest.of_engine[engine_ranks]
+        rows = np.empty(len(engine_ranks), _ROW)
+        rows["engine_rank"], rows["choice"] = engine_ranks, nearest.ids[choice]
+        rows["first"], rows["count"] = nearest.first[choice], nearest.count[choice]
+        rows["distance"] = nearest.distance[choice]
+        rows["wire"] = self._wires(holds[rows["first"]], rows["distance"] == 0, self._dtype(place))
+        return rows, nearest.ranks, holds
+
+    def _dtype(self, need: BoxPlace) -> str:
+        return self._sides.engines[need.group].tensors[need.index].dtype
+
+    def _wires(self, holds: np.ndarray, local: np.ndarray, dtype: str) -> np.ndarray:
+        """By transfer, the number of its wire dtype, from its first candidate's holding."""
+        wires = np.array(
+            [
+                [self._form.wire(held, dtype, local=here) for here in (False, True)]
+                for held in self._held_dtypes
             ]
-            if not self._candidates[cell]:
-                raise WeightSyncError(f"{self._tensor} [start {cell[0]}, shape {cell[1]}]")
-        by_distance: dict[int, list[tuple[int, int]]] = {}
-        for rank, hold in self._candidates[cell]:
-            distance = self._topology.distance(self._topology.trainer_slots[rank], slot)
-            by_distance.setdefault(distance, []).append((rank, hold))
-        nearest = min(by_distance)
-        unique = dict(reversed(by_distance[nearest]))
-        return nearest, sorted(unique.items())
+        )
+        return wires[holds, local.astype(int)]
 
-    def bytes_not_on_slot(self, engine_rank: int, place: BoxPlace, dtype: str) -> int:
-        """Bytes of one need that the engine rank's own slot lacks: the needed volume less what that slot's
+    def _holders_of(self, cell: Box) -> dict[int, int]:
+        """Trainer rank -> its first holding that has all of the cell, in order of rank."""
+        if cell not in self._holders:
+            found: dict[int, int] = {}
+            for hold, place in enumerate(self._holds):
+                if contains(self._form.boxes[hold], cell):
+                    for rank in self._sides.trainers[place.group].ranks:
+                        found.setdefault(rank, hold)
+            if not found:
+                raise WeightSyncError(f"{self._form.tensor} [start {cell[0]}, shape {cell[1]}]")
+            self._holders[cell] = dict(sorted(found.items()))
+        return self._holders[cell]
+
+    def _bytes_not_on_slot(self, need: BoxPlace) -> int:
+        """Bytes of one need that its engine ranks' own slots lack: the needed volume less what the slot's
         trainer rank holds."""
-        slot = self._topology.engine_slots[engine_rank]
-        box = (place.piece.start, place.piece.shape)
-        here = {self._boxes[hold] for rank, hold in self._ranks if self._topology.trainer_slots[rank] == slot}
-        common = sorted({c for c in (intersection(b, box) for b in here) if c})
-        covered = sum(math.prod(shape) for _, shape in common)
-        if overlap(common):
-            covered = sum(math.prod(c[1]) for c in cells(box, common) if any(contains(b, c) for b in common))
-        wire = WIRE_DTYPES[self._form.wire(self._dtypes[0], dtype, local=False)] if self._dtypes else dtype
-        return (math.prod(box[1]) - covered) * DTYPE_BYTES[wire]
+        ranks = self._sides.engine_ranks[need.group]
+        lacking = len(ranks) * math.prod(need.box[1])
+        groups, times = np.unique(self._sides.group_beside[ranks], return_counts=True)
+        for group, number in zip(groups.tolist(), times.tolist(), strict=True):
+            lacking -= number * self._covered_by(need.box, group)
+        wire = self._form.wire(self._held_dtypes[0], self._dtype(need), local=False)
+        return lacking * int(WIRE_BYTES[wire])
+
+    def _covered_by(self, box: Box, group: int) -> int:
+        """Elements of a box that the ranks of a group of trainers have."""
+        if (box, group) not in self._covered:
+            boxes = [self._form.boxes[hold] for hold, place in enumerate(self._holds) if place.group == group]
+            self._covered[box, group] = _covered(box, boxes)
+        return self._covered[box, group]
 
 
-def _relative(start: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a - b for a, b in zip(start, base, strict=True))
+_ROW = np.dtype(
+    [
+        ("engine_rank", np.int32),
+        ("cell", np.int32),
+        ("choice", np.int32),
+        ("first", np.int32),
+        ("count", np.int32),
+        ("distance", np.int8),
+        ("wire", np.int8),
+    ]
+)
+
+
+def _covered(box: Box, boxes: Iterable[Box]) -> int:
+    """Elements of a box that some of the boxes have."""
+    common = sorted({c for c in (intersection(b, box) for b in boxes) if c})
+    if overlap(common):
+        return sum(math.prod(c[1]) for c in cells(box, common) if any(contains(b, c) for b in common))
+    return sum(math.prod(shape) for _, shape in common)

@@ -21,8 +21,8 @@ import numpy as np
 from mrl.errors import ConfigError
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.agreement import require_agreement, require_placed, require_written_once
-from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest
-from mrl.resharding.planner.patterns import Item, Replicas, items, replicas
+from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest, Replicas, replicas
+from mrl.resharding.planner.patterns import Item, items
 from mrl.resharding.planner.quantised import leave_whole
 from mrl.resharding.planner.schedule import SlotTraffic, Window, cut_counts, ordered, windows
 from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
@@ -86,15 +86,15 @@ class Plan:
         counts = Counter((id(item.pattern), item.ordinal) for item in self.items)
         patterns = {id(item.pattern): item.pattern for item in self.items}
         totals = np.zeros((6, self.topology.num_slots), dtype=np.int64)
+        engines, trainers = np.array(self.topology.engine_slots), np.array(self.topology.trainer_slots)
         for (key, ordinal), times in counts.items():
-            for transfer in patterns[key].transfers:
-                here = self.topology.engine_slots[transfer.engine_rank]
-                there = self.topology.trainer_slots[transfer.candidates[transfer.chosen(ordinal)]]
-                lane = min(transfer.distance, 2)
-                totals[lane, here] += times * transfer.num_bytes
-                totals[5, here] += times
-                if lane:
-                    totals[2 + lane, there] += times * transfer.num_bytes
+            pattern = patterns[key]
+            here, there = engines[pattern.engine_rank], trainers[pattern.senders(ordinal)]
+            lane = np.minimum(pattern.distance, 2)
+            num_bytes = times * pattern.sizes
+            np.add.at(totals, (lane, here), num_bytes)
+            np.add.at(totals[5], here, times)
+            np.add.at(totals, (2 + lane[lane > 0], there[lane > 0]), num_bytes[lane > 0])
         return totals
 
     def summary(self) -> dict[str, Any]:

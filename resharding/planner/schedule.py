@@ -9,13 +9,14 @@ trainer ranks take turns, so that a window loads many senders.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from mrl.errors import ConfigError
-from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
-from mrl.resharding.planner.patterns import Item, Pattern, Replicas
+from mrl.resharding.planner.manifest import Replicas, module_of
+from mrl.resharding.planner.patterns import WIRE_BYTES, Item, NeededCell, Pattern
 from mrl.resharding.planner.topology import Topology
 
 ALIGN = 16
@@ -64,32 +65,70 @@ def slice_of(
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """What slots send and receive between each other for a part of an item. Entry `lane` below the number of
+    slots is what that slot sends, and `number of slots + slot` what it receives."""
+
+    lanes: np.ndarray
+    num_bytes: np.ndarray
+
+    @property
+    def most(self) -> int:
+        """Bytes that the busiest slot sends, or receives."""
+        return int(self.num_bytes.max(initial=0))
+
+
+class _RemoteTransfers:
+    """The transfers of a pattern that go from slot to slot, each lane of which has an entry."""
+
+    def __init__(self, pattern: Pattern, trainer_lanes: np.ndarray, engine_lanes: np.ndarray) -> None:
+        remote = np.flatnonzero(pattern.distance)
+        self._cells = pattern.cells
+        self._cell, self._bytes = pattern.cell[remote], WIRE_BYTES[pattern.wire[remote]]
+        self._first, self._count, self._turn = (
+            column[remote] for column in (pattern.first, pattern.count, pattern.turn)
+        )
+        lanes = np.concatenate([engine_lanes[pattern.engine_rank[remote]], trainer_lanes[pattern.candidates]])
+        self._lanes, entry = np.unique(lanes, return_inverse=True)
+        self._receiver, self._candidate = np.split(entry, [len(remote)])
+        self._parts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def flow(self, ordinal: int, part: int, parts: int) -> Flow:
+        if (part, parts) not in self._parts:
+            self._parts[part, parts] = self._received(part, parts)
+        sizes, received = self._parts[part, parts]
+        senders = self._candidate[self._first + (self._turn + ordinal) % self._count]
+        sent = np.bincount(senders, sizes, minlength=len(self._lanes))
+        return Flow(self._lanes, (sent + received).astype(np.int64))
+
+    def _received(self, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of each transfer, and of each entry."""
+        elements = np.array([_elements(cell, part, parts) for cell in self._cells], np.int64)
+        sizes = -(-elements[self._cell] * self._bytes // ALIGN) * ALIGN
+        return sizes, np.bincount(self._receiver, sizes, minlength=len(self._lanes))
+
+
 class SlotTraffic:
-    """Bytes each slot sends and receives for an item, by pattern and ordinal; computed once per pair."""
+    """Bytes each slot sends and receives for an item, by pattern and ordinal, every cell rounded up to
+    ALIGN."""
 
     def __init__(self, topology: Topology) -> None:
-        self._topology = topology
-        self._counts: dict[tuple[int, int, int, int], np.ndarray] = {}
+        self.num_lanes = 2 * topology.num_slots
+        self._trainer_lanes = np.array(topology.trainer_slots, int)
+        self._engine_lanes = np.array(topology.engine_slots, int) + topology.num_slots
+        self._remote: dict[int, _RemoteTransfers] = {}
 
-    def of(self, pattern: Pattern, ordinal: int, part: int = 0, parts: int = 1) -> np.ndarray:
-        """[2, slots] bytes between slots, every cell rounded up to ALIGN: row 0 sent, row 1 received."""
-        key = (id(pattern), ordinal, part, parts)
-        if key not in self._counts:
-            self._counts[key] = self._count(pattern, ordinal, part, parts)
-        return self._counts[key]
+    def of(self, pattern: Pattern, ordinal: int, part: int = 0, parts: int = 1) -> Flow:
+        """The flow of one part of an item of this pattern and ordinal."""
+        if id(pattern) not in self._remote:
+            self._remote[id(pattern)] = _RemoteTransfers(pattern, self._trainer_lanes, self._engine_lanes)
+        return self._remote[id(pattern)].flow(ordinal, part, parts)
 
-    def _count(self, pattern: Pattern, ordinal: int, part: int, parts: int) -> np.ndarray:
-        counts = np.zeros((2, self._topology.num_slots), dtype=np.int64)
-        for transfer in pattern.transfers:
-            cut = slice_of(transfer.shape, part, parts, transfer.unit)
-            if transfer.distance == 0 or cut is None:
-                continue
-            size = int(np.prod(cut[1])) * DTYPE_BYTES[WIRE_DTYPES[transfer.wire]]
-            size = -(-size // ALIGN) * ALIGN
-            sender = transfer.candidates[transfer.chosen(ordinal)]
-            counts[0, self._topology.trainer_slots[sender]] += size
-            counts[1, self._topology.engine_slots[transfer.engine_rank]] += size
-        return counts
+
+def _elements(cell: NeededCell, part: int, parts: int) -> int:
+    cut = slice_of(cell.shape, part, parts, cell.unit)
+    return math.prod(cut[1]) if cut else 0
 
 
 def _module_of_item(item: Item, engines: Sequence[Replicas]) -> str:
@@ -116,9 +155,10 @@ def ordered(
     stages: dict[int, list[list[int]]] = {}
     for numbers in modules.values():
         stages.setdefault(min(lowest[n] for n in numbers), []).append(numbers)
+    num_bytes = {key: int(p.sizes.sum()) for key, p in {id(i.pattern): i.pattern for i in items}.items()}
     keyed: list[tuple[float, int, list[Step]]] = []
     for stage, listed in stages.items():
-        sizes = [sum(items[n].pattern.num_bytes for n in numbers) for numbers in listed]
+        sizes = [sum(num_bytes[id(items[n].pattern)] for n in numbers) for numbers in listed]
         done, whole = 0, sum(sizes) or 1
         for numbers, size in zip(listed, sizes, strict=True):
             turns = _round_robin(numbers, parts, lane)
@@ -166,16 +206,17 @@ def windows(
     """Steps in their order, grouped so that in no window any slot sends or receives more than bucket_bytes."""
     result: list[Window] = []
     steps: list[Step] = []
-    total: np.ndarray | int = 0
+    total = np.zeros(traffic.num_lanes, dtype=np.int64)
     for step in order:
         item = items[step.item]
-        grown = total + traffic.of(item.pattern, item.ordinal, step.part, step.parts)
-        if steps and grown.max() > bucket_bytes:
+        flow = traffic.of(item.pattern, item.ordinal, step.part, step.parts)
+        grown = total[flow.lanes] + flow.num_bytes
+        if steps and grown.max(initial=0) > bucket_bytes:
             result.append(tuple(steps))
-            steps = []
-            grown = traffic.of(item.pattern, item.ordinal, step.part, step.parts)
+            steps, grown = [], flow.num_bytes
+            total[:] = 0
         steps.append(step)
-        total = grown
+        total[flow.lanes] = grown
     if steps:
         result.append(tuple(steps))
     return result
@@ -183,13 +224,13 @@ def windows(
 
 def _parts(item: Item, traffic: SlotTraffic, bucket_bytes: int) -> int:
     pattern, ordinal = item.pattern, item.ordinal
-    need = int(traffic.of(pattern, ordinal).max())
+    need = traffic.of(pattern, ordinal).most
     granule = min(bucket_bytes, max(bucket_bytes // FINENESS, SMALLEST_GRANULE))
     if need <= granule:
         return 1
     parts = -(-need // granule)
-    limit = max((max(transfer.shape, default=1) for transfer in pattern.transfers), default=1)
-    while any(traffic.of(pattern, ordinal, part, parts).max() > bucket_bytes for part in range(parts)):
+    limit = max((max(cell.shape, default=1) for cell in pattern.cells), default=1)
+    while any(traffic.of(pattern, ordinal, part, parts).most > bucket_bytes for part in range(parts)):
         if parts > limit:
             raise ConfigError(
                 f"{item.tensor} cannot be cut to fit a bucket of {bucket_bytes} bytes; use a bucket of at least {need}"

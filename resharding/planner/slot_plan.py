@@ -17,12 +17,11 @@ import numpy as np
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyList, CopyTable, Side
-from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
-from mrl.resharding.planner.patterns import BoxPlace, Item, Pattern, Replicas, Transfer
+from mrl.resharding.planner.forms import BoxPlace
+from mrl.resharding.planner.manifest import Replicas, module_of
+from mrl.resharding.planner.patterns import WIRE_BYTES, Item, Transfer
 from mrl.resharding.planner.schedule import ALIGN, Step, Window, slice_of
 from mrl.resharding.planner.topology import Topology
-
-WIRE_BYTES = np.array([DTYPE_BYTES[name] for name in WIRE_DTYPES])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class PartBuilder:
         self._engine_rank = _index(topology.engine_slots, slot)
         self._trainer_tensors = _tensors(trainers, self._trainer_rank)
         self._engine_tensors = _tensors(engines, self._engine_rank)
-        self._relevant: dict[int, tuple[Transfer, ...]] = {}
+        self._mine: dict[tuple[int, int], list[Transfer]] = {}
         names = [module_of(tensor.name) for tensor in self._engine_tensors]
         self._modules = tuple(dict.fromkeys(names))
         numbers = {name: number for number, name in enumerate(self._modules)}
@@ -145,41 +144,38 @@ class PartBuilder:
         draft = _Draft()
         for step in window:
             item = self._items[step.item]
-            for transfer in self._transfers(item.pattern):
+            for transfer in self._transfers(item):
                 self._add(draft, item, step, transfer)
         return draft
 
-    def _transfers(self, pattern: Pattern) -> tuple[Transfer, ...]:
-        if id(pattern) not in self._relevant:
-            self._relevant[id(pattern)] = tuple(
-                t
-                for t in pattern.transfers
-                if t.engine_rank == self._engine_rank or self._trainer_rank in t.candidates
-            )
-        return self._relevant[id(pattern)]
+    def _transfers(self, item: Item) -> list[Transfer]:
+        """Those of an item that the slot sends or receives."""
+        key = (id(item.pattern), item.ordinal)
+        if key not in self._mine:
+            self._mine[key] = item.pattern.of_ranks(self._trainer_rank, self._engine_rank, item.ordinal)
+        return self._mine[key]
 
     def _add(self, draft: _Draft, item: Item, step: Step, transfer: Transfer) -> None:
-        chosen = transfer.chosen(item.ordinal)
-        sender = transfer.candidates[chosen]
-        sending, receiving = sender == self._trainer_rank, transfer.engine_rank == self._engine_rank
-        cut = slice_of(transfer.shape, step.part, step.parts, transfer.unit)
-        if not (sending or receiving) or cut is None:
+        sending, receiving = transfer.sender == self._trainer_rank, transfer.engine_rank == self._engine_rank
+        cell = transfer.cell
+        cut = slice_of(cell.shape, step.part, step.parts, cell.unit)
+        if cut is None:
             return
         start, shape = cut
         size, read = _matrix(shape), _matrix(shape)
         read_at, write_at, module = None, None, -1
         if sending:
             from_start, from_shape = transfer.trainer_box(start, shape)
-            origin = tuple(a + b for a, b in zip(transfer.origins[chosen], from_start, strict=True))
-            read_at = _side(item.holds[transfer.holds[chosen]], self._trainer_tensors, origin)
+            origin = tuple(a + b for a, b in zip(transfer.origin, from_start, strict=True))
+            read_at = _side(item.holds[transfer.hold], self._trainer_tensors, origin)
             read = _matrix(from_shape)
         if receiving:
-            target = tuple(a + b for a, b in zip(transfer.target, start, strict=True))
-            place = item.needs[transfer.need]
+            target = tuple(a + b for a, b in zip(cell.target, start, strict=True))
+            place = item.needs[cell.need]
             write_at = _side(place, self._engine_tensors, target)
             module = self._module_of[place.index]
             draft.touched.add(module)
-        wire, block = transfer.wire, transfer.block
+        wire, block = transfer.wire, cell.block
         if read_at and write_at:
             draft.local.add(
                 read_at, write_at, rows=read[0], cols=read[1], wire=wire, module=module, block=block
@@ -188,7 +184,7 @@ class PartBuilder:
             peer = self._topology.engine_slots[transfer.engine_rank]
             draft.stream(draft.sends, peer).pack(read_at, read, size, wire, block)
         elif write_at:
-            peer = self._topology.trainer_slots[sender]
+            peer = self._topology.trainer_slots[transfer.sender]
             draft.stream(draft.receives, peer).unpack(write_at, size, wire, module)
 
 

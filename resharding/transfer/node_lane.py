@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from mrl.resharding.planner.copy_table import CopyTable
-from mrl.resharding.planner.slot_plan import WIRE_BYTES, SlotPart, WindowPart
+from mrl.resharding.planner.patterns import WIRE_BYTES
+from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.copies import run
 from mrl.resharding.transfer.planned import Lane

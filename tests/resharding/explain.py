@@ -60,11 +60,12 @@ def window_traffic(plan: Plan) -> list[np.ndarray]:
     traffic = SlotTraffic(plan.topology)
     totals = []
     for window in plan.windows:
-        counts = np.zeros((2, plan.topology.num_slots), dtype=np.int64)
+        counts = np.zeros(traffic.num_lanes, dtype=np.int64)
         for step in window:
             item = plan.items[step.item]
-            counts += traffic.of(item.pattern, item.ordinal, step.part, step.parts)
-        totals.append(counts)
+            flow = traffic.of(item.pattern, item.ordinal, step.part, step.parts)
+            counts[flow.lanes] += flow.num_bytes
+        totals.append(counts.reshape(2, -1))
     return totals
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.copy_table import target_sizes
-from mrl.resharding.planner.patterns import Replicas
+from mrl.resharding.planner.manifest import Replicas
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.transfer.copies import numpy_dtype, run

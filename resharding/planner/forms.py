@@ -1,0 +1,100 @@
+"""In which form boxes are needed: as they are held, cast, or quantised by whoever sends them. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mrl.errors import WeightSyncError
+from mrl.models.tensors import Piece
+from mrl.resharding.planner.boxes import Box
+from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, Replicas
+from mrl.resharding.planner.quantised import VALUES, Blocks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoxPlace:
+    """Where a box of a checkpoint tensor is: tensor `index` of the ranks of `group`."""
+
+    group: int
+    index: int
+    piece: Piece
+
+    @property
+    def box(self) -> Box:
+        return self.piece.start, self.piece.shape
+
+
+def form_of(
+    tensor: str,
+    holds: Sequence[BoxPlace],
+    needs: Sequence[BoxPlace],
+    trainers: Sequence[Replicas],
+    engines: Sequence[Replicas],
+    block: int,
+    *,
+    scales: bool,
+) -> Plain:
+    narrow = VALUES in {engines[p.group].tensors[p.index].dtype for p in needs}
+    wider = any(trainers[p.group].tensors[p.index].dtype != VALUES for p in holds)
+    if wider and (narrow or scales):
+        return Quantised(tensor, holds, block, scales=scales)
+    return Plain(tensor, holds)
+
+
+class Plain:
+    """A tensor that is needed as it is held, or cast."""
+
+    block = 0
+
+    def __init__(self, tensor: str, holds: Sequence[BoxPlace]) -> None:
+        self.tensor = tensor
+        self.boxes: list[Box] = [place.box for place in holds]
+        """What each holding can give, in the units of the need."""
+
+    def check(self, box: Box) -> None:
+        """WeightSyncError for a need that cannot be met in this form."""
+
+    def extent(self, cell: Box) -> tuple[int, ...]:
+        """The cell's shape in elements of what is held."""
+        return cell[1]
+
+    def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
+        """Where a cell begins in a holding, in its elements."""
+        return relative(cell[0], self.boxes[hold][0])
+
+    def wire(self, held: str, needed: str, *, local: bool) -> int:
+        """Local copies are counted in the engine's dtype; others travel in the narrower of the two."""
+        if local or DTYPE_BYTES[needed] <= DTYPE_BYTES[held]:
+            return WIRE_DTYPES.index(needed)
+        return WIRE_DTYPES.index(held)
+
+
+class Quantised(Plain):
+    """The values (in elements) or the scales (in blocks) of a tensor that its senders quantise, whole blocks
+    only."""
+
+    def __init__(self, tensor: str, holds: Sequence[BoxPlace], block: int, *, scales: bool) -> None:
+        super().__init__(tensor, holds)
+        self.block, self._scales, self._held = block, scales, self.boxes
+        self._blocks = Blocks.of(self._held, block)
+        inside = [self._blocks.inside(*box) for box in self._held]
+        self.boxes = inside if scales else [self._blocks.elements(*box) for box in inside]
+
+    def check(self, box: Box) -> None:
+        if not self._scales and self._blocks.elements(*self._blocks.inside(*box)) != box:
+            raise WeightSyncError(f"{self.tensor}: the box {box} cuts a block of {self.block} x {self.block}")
+
+    def extent(self, cell: Box) -> tuple[int, ...]:
+        return self._blocks.elements(*cell)[1] if self._scales else cell[1]
+
+    def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
+        start = self._blocks.elements(*cell)[0] if self._scales else cell[0]
+        return relative(start, self._held[hold][0])
+
+    def wire(self, held: str, needed: str, *, local: bool) -> int:
+        return WIRE_DTYPES.index(needed)
+
+
+def relative(start: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a - b for a, b in zip(start, base, strict=True))
