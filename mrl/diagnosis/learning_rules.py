@@ -96,7 +96,10 @@ def policy_collapsed(run: Run) -> Signs:
         *scaled(run, "training.optimizer.lr", 0.1, "updates are too large for what they are made from"),
         *at_least(run, "training.optimizer.warmup_steps", 10.0, "the first updates have no average yet"),
         *_kl(run),
-        *advice("resume from a checkpoint of the best validation", "what was unlearned since is there"),
+        *advice(
+            "a new run from `mrl export RUN --step` of the best validation",
+            "a resumed one takes no other learning rate, and what was unlearned is there",
+        ),
     ]
     against = [
         "a verifier that broke in the middle of a run looks the same: read the verdicts of the samples below"
