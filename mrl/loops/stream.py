@@ -73,8 +73,7 @@ class StreamLoop(Schedule):
             self._take(step)
             self._commit_pending()
             self._learn(step)
-        trained = [group.prompt.index for group in step.groups]
-        self._producer.arrivals.trained(step.number, trained, self._train.weights_digests)
+        self._tell_trained(step)
         step.metrics |= self._producer.learn_age(step.metrics)
         self.next_step += 1
         self._steps_since_sync += 1
@@ -116,6 +115,11 @@ class StreamLoop(Schedule):
         else:
             with self._producer.beside_training(), self._train.meanwhile(self._producer.pump):
                 self._learner.learn(step)
+
+    def _tell_trained(self, step: Step) -> None:
+        indices = [group.prompt.index for group in step.groups]
+        with self._clock.phase("save"):
+            self._producer.arrivals.trained(step.number, indices, self._train.weights_digests)
 
     def _sync_due(self, number: int) -> bool:
         """By stream.sync_every; earlier for a cut or a validation, and where the engines must go on for the next groups."""
