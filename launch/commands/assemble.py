@@ -202,7 +202,7 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
                 placement,
                 clock,
                 sleeps=config.rollout.enable_sleep_mode and gpus,
-                by_index=config.loop.deterministic or config.loop.schedule == "on_policy",
+                by_index=config.repeats_itself or config.loop.schedule == "on_policy",
                 **options,
             ),
             clock,

@@ -18,6 +18,7 @@ from mrl.launch.commands.stopping import RULE_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
 from mrl.loops.arrivals import Arrivals, AsTheyCome
 from mrl.loops.checkpoints import Checkpoints
+from mrl.loops.engine_time import EngineTime
 from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
 from mrl.loops.recording import Recording
@@ -133,9 +134,7 @@ class Run:
         folder.write_hardware(train.device_names())
         recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
         rules = StopRules(config, folder.metrics, recorder.progress.message)
-        arrivals: Arrivals = AsTheyCome()
-        if config.records_schedule:
-            arrivals = Recording(arrivals, _schedule_file(parts, folder, max(1, first_step)))
+        arrivals = _arrivals(parts, folder, max(1, first_step))
         checkpoints = Checkpoints(config, folder, exports)
         loop = parts.loop(
             recorder, checkpoints, should_stop=signals.reason, stop_rules=rules, arrivals=arrivals
@@ -183,10 +182,16 @@ def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] 
     return run
 
 
-def _schedule_file(parts: Parts, folder: RunFolder, first_step: int) -> ScheduleFile:
+def _arrivals(parts: Parts, folder: RunFolder, first_step: int) -> Arrivals:
+    """The run's clock, which is recorded where that is asked."""
+    config, clock = parts.config, AsTheyCome()
+    if config.stream.clock == "logical":
+        clock = EngineTime(config.stream, deadline_seconds=config.loop.phase_deadline_seconds)
+    if not config.records_schedule:
+        return clock
     devices = parts.hybrid.train.device_names()
-    header = Header(parts.config.model_dump(mode="json"), first_step, code_digest(), devices)
-    return ScheduleFile(folder.path, header)
+    header = Header(config.model_dump(mode="json"), first_step, code_digest(), devices)
+    return Recording(clock, ScheduleFile(folder.path, header))
 
 
 def _said(error: MrlError) -> str:

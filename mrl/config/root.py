@@ -159,7 +159,8 @@ class Config(Section):
         if loop.deterministic and not (on_policy and self.algorithm.filter is None):
             raise ValueError(
                 "loop.deterministic = true with loop.schedule = stream needs stream.max_age 0, sync_every 1 and no "
-                "algorithm.filter: else an engine's batches depend on when responses finish"
+                "algorithm.filter: else an engine's batches depend on when responses finish; stream.clock = logical alone, without "
+                "loop.deterministic, repeats itself at any age"
             )
         if not on_policy and self.algorithm.ignores_age:
             raise ValueError(
@@ -167,6 +168,22 @@ class Config(Section):
                 "ratio, so that tokens of earlier versions would be trained as if the newest had sampled them; set "
                 "algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_age 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _clock_fits(self) -> "Config":
+        """What a run by the logical clock would promise and not keep."""
+        if self.stream.clock == "wall":
+            return self
+        without = {
+            "the section agent: when environments answer is time by the wall": self.agent is not None,
+            "routing.replay = engine: a run that resumes asks anew what had routes": self.routing.replay
+            == "engine",
+            f"rollout.dp = {self.rollout.dp}: no test has shown that such a run repeats itself": self.rollout.dp
+            > 1,
+        }
+        if found := [said for said, holds in without.items() if holds]:
+            raise ValueError(f"stream.clock = logical with {found[0]}; set stream.clock = wall")
         return self
 
     @model_validator(mode="after")
@@ -200,6 +217,11 @@ class Config(Section):
                 "batch"
             )
         return self
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether the same configuration is to give the same run to the bit."""
+        return self.loop.deterministic or self.stream.clock == "logical"
 
     @property
     def records_schedule(self) -> bool:

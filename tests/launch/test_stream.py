@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mrl.data.tokenise import decoder
+from mrl.loops.schedule_file import read_record
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.pool.group_bytes import decode
 from mrl.report.audit import audit, text
@@ -73,13 +74,56 @@ SPLITS = {
 
 LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 4}")
 """Responses that a tick does not end."""
+STREAM_OF_SIX = (
+    "loop.schedule=stream",
+    "stream={max_age: 2, pool: {memory_bytes: 0}}",
+    "loop.steps=6",
+    "loop.checkpoint={every_steps: 1, keep: 9}",
+    "logging.samples_per_step=1000",
+    *LONG,
+)
 
 
-@pytest.mark.parametrize("split", [pytest.param("shared"), pytest.param("own", marks=pytest.mark.slow)])
+def test_by_the_logical_clock_a_killed_run_that_resumes_is_the_whole_one(task: Path, tmp_path: Path) -> None:
+    """Samples, and digests of the weights of each step, to the bit; responses were parked in the checkpoint. Its record is replayed from
+    there."""
+    assert gone_on_by_the_clock(task, tmp_path, 3), "no response that was parked was trained on"
+    said = run("replay", str(tmp_path / "parts/run"), log=tmp_path / "replay.log")
+    assert "steps 4 to 6 of" in said and "are equal to the bit" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("steps", [1, 2, 4, 5])
+def test_after_other_steps_it_is_the_whole_one_too(
+    steps: int, split: str, task: Path, tmp_path: Path
+) -> None:
+    gone_on_by_the_clock(task, tmp_path, steps, *SPLITS[split])
+
+
+def gone_on_by_the_clock(task: Path, folder: Path, steps: int, *settings: str) -> list[Any]:
+    """What was parked after so many steps of six and then trained."""
+    clock = ("stream.clock=logical", *settings)
+    gone_on = killed_and_resumed(task, folder / "parts", *clock, steps=steps)
+    trained(task, folder, "whole", *STREAM_OF_SIX, *clock)
+    whole, parts = (read_record(folder / name) for name in ("whole", "parts/run"))
+    ends = [[e for e in record.events if e[0] == "trained"] for record in (whole, parts)]
+    assert ends[1] == ends[0][steps:] and ends[1], "other weights, or of other prompts"
+    lines = [samples_of(folder / name, after=steps) for name in ("whole", "parts/run")]
+    assert lines[0] == lines[1] and lines[0]
+    return gone_on
+
+
+def samples_of(run_folder: Path, *, after: int) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_folder / "samples.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"] > after and line["kind"] == "train"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
 def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, tmp_path: Path) -> None:
     """Responses that were parked in the checkpoint before the death begin with the tokens there. Whether any was is a matter of time:
-    engines may be done with all that was admitted, so there are three runs at most; with slots of their own they often are. What
-    went on from the checkpoint is then replayed by its record."""
+    engines may be done with all that was admitted, so there are three runs at most; with slots of their own they often are."""
     for attempt in range(3 if split == "shared" else 1):
         gone_on = killed_and_resumed(task, tmp_path / str(attempt), *SPLITS[split])
         if gone_on:
@@ -88,9 +132,6 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
     for begun, line in gone_on:
         assert line["response"].startswith(begun)
         assert line["policy_versions"][0] < 3 <= line["policy_versions"][1]
-    folder = tmp_path / str(attempt)
-    said = run("replay", str(folder / "run"), log=folder / "replay.log", seconds=400)
-    assert "steps 4 to 6 of" in said and "are equal to the bit" in said
 
 
 @pytest.mark.slow
@@ -116,34 +157,29 @@ def test_a_replay_beside_busy_programs_is_the_run_to_the_bit(split: str, task: P
         run("replay", str(tmp_path / "run"), "--out", str(tmp_path / "no"), log=tmp_path / "no.log")
 
 
-def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[str, dict[str, Any]]]:
-    """What a checkpoint had of responses, and their lines in samples.jsonl once the run had gone on. The driver dies in its third sync.
+def killed_and_resumed(
+    task: Path, folder: Path, *settings: str, steps: int = 3
+) -> list[tuple[str, dict[str, Any]]]:
+    """What a checkpoint had of responses, and their lines in samples.jsonl once the run had gone on. The driver dies in the sync after
+    so many steps.
 
     Tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else)."""
-    more = (
-        "loop.schedule=stream",
-        "stream={max_age: 2, pool: {memory_bytes: 0}}",
-        "loop.steps=6",
-        "loop.checkpoint={every_steps: 1, keep: 9}",
-        "logging.samples_per_step=1000",
-        *LONG,
-        *settings,
-    )
+    more = (*STREAM_OF_SIX, *settings)
     folder.mkdir()
     killed = Command(
         "train",
         *words(task, folder, "run", *more),
         log=folder / "killed.log",
-        environment={"MRL_FAULT": "sync:driver:3"},
+        environment={"MRL_FAULT": f"sync:driver:{steps}"},
     )
     try:
         assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
         killed.assert_nothing_left()
     finally:
         killed.end()
-    begun = begun_in(folder / "run/checkpoints/step-000003", task)
+    begun = begun_in(folder / f"run/checkpoints/step-{steps:06d}", task)
     rows = trained(task, folder, "run", *more)
-    assert "resuming at step 4" in (folder / "run.log").read_text()
+    assert f"resuming at step {steps + 1}" in (folder / "run.log").read_text()
     assert [row["step"] for row in rows] == list(range(7))
     assert max(row["policy/age_steps"] for row in rows[1:]) in (1.0, 2.0), "nothing ran ahead, or too far"
     assert all(row["optim/grad_norm"] > 0 for row in rows[1:])
@@ -152,7 +188,7 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
     found = audit(folder / "run")
     assert found.holds and found.attempts == 2, text(found)
     lines = map(json.loads, (folder / "run/samples.jsonl").read_text().splitlines())
-    later = {line["sample_id"]: line for line in lines if line["step"] > 3 and line["kind"] == "train"}
+    later = {line["sample_id"]: line for line in lines if line["step"] > steps and line["kind"] == "train"}
     return [(text, later[name]) for name, text in begun.items() if name in later]
 
 

@@ -44,6 +44,14 @@ class StreamSection(Section):
     in_flight: Literal["recompute", "drain"] = "recompute"
     """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
     new version computes; drain: it waits for them."""
+    clock: Literal["wall", "logical"] = "wall"
+    """wall: what is there is taken. logical: time counts in engine steps, so that the same seed, configuration and machine give the same
+    run to the bit, resumed or not; whoever is late by the wall is waited for."""
+    update_ticks: int = Field(default=4, ge=0)
+    """With clock logical and engines on slots of their own: ticks (16 steps) of them beside one update. Best is about what an update
+    takes; with fewer the engines wait for it, with more the trainer for them."""
+    verdict_ticks: int = Field(default=1, ge=1)
+    """With clock logical: ticks, that of a group's last response counted, until its verdicts are seen; 1 waits for them at once."""
     record: bool = True
     """Writes the order in which the driver takes what engines and reward workers bring to `schedule/` of the run's folder, for
     `mrl replay`: about 150 bytes a sample. Runs with the section agent have no record."""

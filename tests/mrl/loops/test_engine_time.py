@@ -1,0 +1,111 @@
+"""A stream that counts engine steps instead of seconds, over the table policy with dice for speeds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrl.config.root import Config
+from mrl.errors import ConfigError, RewardError
+from mrl.loops.arrivals import AsTheyCome
+from mrl.loops.engine_time import EngineTime
+from mrl.pool.group_bytes import decode, encode
+from mrl.samples import Status
+from tests.mrl.loops.scripted import ScriptedRewards, mixed
+from tests.mrl.loops.table_policy import ROWS, TableRun, config_of
+
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1", "stream.update_ticks=3")}
+STEPS = 12
+
+
+def config(folder: Path, name: str, *words: str) -> Config:
+    return config_of(
+        folder,
+        FILTER,
+        "loop.schedule=stream",
+        "stream.max_age=2",
+        "stream={clock: logical, verdict_ticks: 3}",
+        "loop.checkpoint={every_steps: 1, keep: 20}",
+        f"loop.steps={STEPS}",
+        f"run.name={name}",
+        *words,
+    )
+
+
+def table_run(settings: Config, seed: int, *, wall: bool = False) -> TableRun:
+    """Speeds by the dice of `seed`."""
+
+    def clock() -> Any:
+        return AsTheyCome() if wall else EngineTime(settings.stream, deadline_seconds=5)
+
+    run = TableRun(settings, arrivals=clock, dice=random.Random(seed))
+    run.engines.tokens_per_poll, run.engines.at_once = 1, 10
+    return run
+
+
+def trained(*runs: TableRun) -> list[list[bytes]]:
+    return [[encode(group) for group in groups] for run in runs for groups in run.groups]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(split: str, tmp_path: Path) -> None:
+    """After every step, at other speeds, with parked responses and with verdicts that are out; by the wall it is another run."""
+    words = SPLITS[split]
+    whole = table_run(config(tmp_path, "whole", *words), 1)
+    assert whole.finished() == "done"
+    parked = unjudged = 0
+    for steps in range(1, STEPS):
+        run = table_run(config(tmp_path, f"of-{steps}", *words), 1 + steps)
+        run.loop.start()
+        for _ in range(steps):
+            run.loop.step()
+        (state, _) = run.train.saved[max(run.train.saved)]
+        begun = [s for data in state["supply"]["making"] for s in decode(data, lambda index: ROWS[0]).samples]
+        parked += sum(s.status is Status.PARKED and len(s.response_tokens) > 0 for s in begun)
+        unjudged += sum(s.status is not Status.PARKED and s.verdict is None for s in begun)
+        again = run.resumed()
+        again.loop.start()
+        assert again.loop.run() == "done"
+        assert trained(run, again) == trained(whole)
+        assert torch.equal(again.train.table, whole.train.table)
+    assert parked > 20 and unjudged > 20, "nothing was on its way"
+    by_wall = table_run(config(tmp_path, "wall", *words), 2, wall=True)
+    assert by_wall.finished() == "done"
+    assert trained(by_wall) != trained(whole)
+
+
+def test_an_update_takes_so_many_ticks_of_engines_of_their_own(tmp_path: Path) -> None:
+    """More of them, and what is trained is younger or other; the same number, and it is the same."""
+    ways = []
+    for number, ticks in enumerate((0, 3, 3)):
+        words = (*SPLITS["own"], f"stream.update_ticks={ticks}")
+        run = table_run(config(tmp_path, f"run-{number}", *words), number)
+        assert run.finished() == "done"
+        ways.append(trained(run))
+    assert ways[1] == ways[2] != ways[0]
+
+
+def test_a_verdict_that_never_comes_is_named(tmp_path: Path) -> None:
+    clock = EngineTime(config(tmp_path, "run").stream, deadline_seconds=0.0)
+    clock.answered(["4.1"])
+    rewards = ScriptedRewards(mixed)
+    rewards.silent = True
+    with pytest.raises(RewardError, match=r"no verdict on sample 4\.1 within"):
+        [clock.verdicts(rewards, 0.0) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("routing.replay=engine",), r"stream.clock = logical with routing.replay = engine"),
+        (("rollout={dp: 2, tp: 1, expert_parallel: true}",), r"stream.clock = logical with rollout.dp = 2"),
+    ],
+)
+def test_what_it_does_not_hold_for_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(tmp_path, "run", *words)
