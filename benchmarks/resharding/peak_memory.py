@@ -31,10 +31,14 @@ class PeakMemory:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+        self._look()
 
     def _watch(self) -> None:
         while not self._end.wait(_PERIOD_SECONDS):
-            self.extra_bytes = max(self.extra_bytes, self._private() - self._before)
+            self._look()
+
+    def _look(self) -> None:
+        self.extra_bytes = max(self.extra_bytes, self._private() - self._before)
 
     def _private(self) -> int:
         pages = 0
