@@ -342,8 +342,7 @@ METRICS = {
     "preference/pair_loss": Metric("1", "The loss of pairs, without the chosen responses' own."),
     "preference/accuracy": Metric(
         "share",
-        "Pairs whose chosen response has the larger implied reward, ties half; of labelled rows, a wanted one against an "
-        "unwanted one.",
+        "Pairs whose chosen response has the larger implied reward, ties half; labelled rows: wanted, unwanted.",
     ),
     "preference/margin_mean": Metric("reward", "Mean of chosen less rejected implied reward."),
     "preference/margin_square": Metric("reward^2", "Mean of its square."),

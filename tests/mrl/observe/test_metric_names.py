@@ -11,8 +11,18 @@ from mrl.observe.metric_names import METRICS, UNITS, name_in_list, undescribed
 ROOT = Path(__file__).parents[3]
 PREFIXES = tuple({name.partition("/")[0] + "/" for name in METRICS if not name.startswith("<")} | {"optim/"})
 SOURCES = [file for folder in ("mrl", "launch") for file in (ROOT / folder).rglob("*.py")]
-COMPOSED = {"group/x_frac", "sync/x", "reward/x", "mem/x/x"}
-"""f-strings whose last part is any name: those of filtering.Decision, of a sender's report, of a reward's parts, of memory."""
+COMPOSED = {
+    "group/x_frac",
+    "sync/x",
+    "reward/x",
+    "mem/x/x",
+    "tune/x",
+    "val/x",
+    "preference/x",
+    "preference/reward_x",
+}
+"""f-strings whose last part is any name: those of filtering.Decision, of a sender's report, of a reward's parts, of memory, of
+tuning's updates, validation and preference figures."""
 NOT_METRICS = {"policy/ess/", "moe/layers/"}
 """Texts with the prefix of a metric that are none."""
 
