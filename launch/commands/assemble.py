@@ -31,7 +31,8 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops import group_pool
-from mrl.loops.arrivals import Arrivals, RewardWorkers
+from mrl.loops.arrivals.as_they_come import Arrivals, RewardWorkers
+from mrl.loops.arrivals.replaying import NoRewardWorkers
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes
@@ -40,7 +41,6 @@ from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
-from mrl.loops.replaying import NoRewardWorkers
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops

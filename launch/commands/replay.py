@@ -11,10 +11,10 @@ from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.errors import ConfigError, ReplayError
 from mrl.launch.commands.assemble import Parts, assembled
+from mrl.loops.arrivals.replaying import Replaying
+from mrl.loops.arrivals.schedule_file import ScheduleRecord, code_digest, read_record
 from mrl.loops.checkpoints import Checkpoints, Saver
 from mrl.loops.recorder import Recorder
-from mrl.loops.replaying import Replaying
-from mrl.loops.schedule_file import ScheduleRecord, code_digest, read_record
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.folder import name_of
 

@@ -16,13 +16,13 @@ from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.stopping import RULE_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
-from mrl.loops.arrivals import Arrivals, AsTheyCome
+from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome
+from mrl.loops.arrivals.engine_time import EngineTime
+from mrl.loops.arrivals.recording import Recording
+from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.engine_time import EngineTime
 from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
-from mrl.loops.recording import Recording
-from mrl.loops.schedule_file import Header, ScheduleFile, code_digest
 from mrl.loops.stop_rules import StopRules
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder

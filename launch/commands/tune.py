@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _tune(config: Config, seen: TextIO, rank: int) -> None:
-    from mrl.loops.tune import BEST, Tuner
+    from mrl.loops.tuning.tuner import BEST, Tuner
     from mrl.training.hf import export
 
     def tell(line: str) -> None:

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrl.loops.arrivals import Arrivals, AsTheyCome, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome, RewardWorkers, Rollout
 from mrl.loops.episodes import Episodes
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
@@ -67,7 +67,7 @@ class InFlight:
         """Of the tokens that came since whoever reads it set it to -1."""
 
     def pumps(self, *, room: int, beside: bool, timeout_seconds: float) -> bool:
-        """Whether a schedule may look for what has come, after it asks `room` more prompts (arrivals.py)."""
+        """Whether a schedule may look for what has come, after it asks `room` more prompts (arrivals)."""
         return self.arrivals.pumps(self._rollout, room=room, beside=beside, timeout_seconds=timeout_seconds)
 
     # -- to the engines ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
 from mrl.loops.age_budget import AgeBudget
-from mrl.loops.arrivals import Arrivals
+from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen

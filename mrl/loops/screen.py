@@ -17,8 +17,8 @@ from mrl.loops import nan_guard
 from mrl.loops.alikeness import alikeness
 from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
+from mrl.loops.missing_rewards import MissingRewards
 from mrl.loops.staleness import oldest, policy_versions
-from mrl.loops.unlike import Unlike
 from mrl.observe.ledger_log import Standing
 from mrl.pool.ledger import End
 from mrl.samples import Group, Sample, Status, VerdictKind
@@ -52,7 +52,7 @@ class Screen:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._booked: list[Group] = []
-        self._unlike = Unlike()
+        self._missing = MissingRewards()
         self._account = filtering.Account()
         self.dropped: dict[int, End] = {}
         """How booked groups ended that are not trained on, by their prompts' indices, since `standing` told them."""
@@ -116,7 +116,7 @@ class Screen:
         return metrics
 
     def _compare(self, judged: Sequence[Group]) -> dict[str, float]:
-        metrics, found = self._unlike.look(judged)
+        metrics, found = self._missing.look(judged)
         if found:
             log.error(
                 "samples without a reward are unlike the others, so what is trained on is another mixture: %s",

@@ -10,7 +10,7 @@ import pytest
 from mrl.config.root import Config
 from mrl.errors import ConfigError, MrlError, ReplayError
 from mrl.launch.commands.replay import Asked, replay, replay_config
-from mrl.loops.schedule_file import Header, ScheduleFile, code_digest
+from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
 from tests.mrl.loops.table_policy import config_of
 
 

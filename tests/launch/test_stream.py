@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mrl.data.tokenise import decoder
-from mrl.loops.schedule_file import read_record
+from mrl.loops.arrivals.schedule_file import read_record
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.pool.group_bytes import decode
 from mrl.report.audit import audit, text

@@ -27,7 +27,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops import group_pool
-from mrl.loops.arrivals import Arrivals, AsTheyCome
+from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes

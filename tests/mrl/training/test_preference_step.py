@@ -13,7 +13,7 @@ from mrl.config.sections.training import LayoutSection
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.conversation import Encoded
 from mrl.data.tune_rows import TuneRow, batch_of
-from mrl.loops.row_logprobs import own_share, row_logprobs
+from mrl.loops.tuning.row_logprobs import own_share, row_logprobs
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import name_of
 from tests.ranks import run_ranks

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from mrl.config.sections.stream import StreamSection
 from mrl.errors import RewardError
-from mrl.loops.arrivals import AsTheyCome, Digests, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests, RewardWorkers, Rollout
 from mrl.rollout.request import Response, sample_of
 from mrl.samples import Verdict
 

@@ -21,7 +21,8 @@ from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.tune_rows import TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
-from mrl.loops.row_logprobs import (
+from mrl.loops.tuning.figures import demonstration_figures, preference_figures
+from mrl.loops.tuning.row_logprobs import (
     Logprobs,
     bound_of,
     own_share,
@@ -29,7 +30,6 @@ from mrl.loops.row_logprobs import (
     row_logprobs,
     weights_digest,
 )
-from mrl.loops.tune_figures import demonstration_figures, preference_figures
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.hf import base

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from mrl.errors import ReplayError
-from mrl.loops.arrivals import AsTheyCome, Digests
-from mrl.loops.recording import Recording
-from mrl.loops.replaying import Replaying
-from mrl.loops.schedule_file import (
+from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests
+from mrl.loops.arrivals.recording import Recording
+from mrl.loops.arrivals.replaying import Replaying
+from mrl.loops.arrivals.schedule_file import (
     Header,
     ScheduleFile,
     ScheduleRecord,

@@ -21,7 +21,7 @@ _Z = 3.2905
 """Of a two-sided probability of `MOST_LIKELY`."""
 
 
-class Unlike:
+class MissingRewards:
     """The newest steps' samples that had a response, with and without a reward."""
 
     def __init__(self) -> None:

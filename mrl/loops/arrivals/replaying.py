@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from mrl.errors import ReplayError, RewardError
-from mrl.loops.arrivals import Arrivals, Digests, RewardWorkers, Rollout
-from mrl.loops.schedule_file import (
+from mrl.loops.arrivals.as_they_come import Arrivals, Digests, RewardWorkers, Rollout
+from mrl.loops.arrivals.schedule_file import (
     Event,
     ScheduleRecord,
     difference,

@@ -14,7 +14,7 @@ from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
 from mrl.data.tokenise import load_tokenizer
 from mrl.data.tune_rows import load_training, load_validation
-from mrl.loops.tune import Tuner
+from mrl.loops.tuning.tuner import Tuner
 from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.prepare import arithmetic, new_model
@@ -22,7 +22,7 @@ from mrl.training.worker import MegatronWorker
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mrl.loops.arrivals import Arrivals, Digests, RewardWorkers, Rollout
-from mrl.loops.schedule_file import ScheduleFile, told_response, told_verdict
+from mrl.loops.arrivals.as_they_come import Arrivals, Digests, RewardWorkers, Rollout
+from mrl.loops.arrivals.schedule_file import ScheduleFile, told_response, told_verdict
 from mrl.rollout.request import Response
 from mrl.samples import Verdict
 

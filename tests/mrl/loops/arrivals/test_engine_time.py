@@ -11,8 +11,8 @@ import torch
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError
-from mrl.loops.arrivals import AsTheyCome
-from mrl.loops.engine_time import EngineTime
+from mrl.loops.arrivals.as_they_come import AsTheyCome
+from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.pool.group_bytes import decode, encode
 from mrl.samples import Status
 from tests.mrl.loops.scripted import ScriptedRewards, mixed

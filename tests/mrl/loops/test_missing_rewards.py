@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mrl.loops.unlike import Unlike
+from mrl.loops.missing_rewards import MissingRewards
 from mrl.samples import Group, Prompt, Sample, Status
 from tests.support.samples import make_sample, verdict_of
 
@@ -37,7 +37,7 @@ def long_ones(sample: Sample, rng: np.random.Generator) -> bool:
 )
 def test_a_judge_that_fails_on_some_kind_is_noticed_within_two_steps(fails, words: str) -> None:
     for seed in range(10):
-        unlike = Unlike()
+        unlike = MissingRewards()
         looks = [unlike.look(step(100 * seed + number, fails)) for number in range(2)]
         metrics, found = looks[-1]
         assert metrics["reward/no_reward_unlike"] == 1.0 and words in "; ".join(found), (seed, metrics)
@@ -46,7 +46,7 @@ def test_a_judge_that_fails_on_some_kind_is_noticed_within_two_steps(fails, word
 def test_failures_at_random_raise_no_alarm() -> None:
     alarms = 0.0
     for seed in range(25):
-        unlike = Unlike()
+        unlike = MissingRewards()
         for number in range(8):
             metrics, _ = unlike.look(step(100 * seed + number, lambda s, rng: rng.random() < 0.05))
             alarms += metrics.get("reward/no_reward_unlike", 0.0)
@@ -54,9 +54,9 @@ def test_failures_at_random_raise_no_alarm() -> None:
 
 
 def test_without_such_samples_or_with_nothing_else_there_is_nothing_to_compare() -> None:
-    unlike = Unlike()
+    unlike = MissingRewards()
     assert unlike.look(step(0, lambda s, rng: False)) == ({}, [])
-    assert Unlike().look(step(0, lambda s, rng: True)) == ({}, [])
+    assert MissingRewards().look(step(0, lambda s, rng: True)) == ({}, [])
     for number in range(8):
         unlike.look(step(number, long_ones))
     for number in range(8):

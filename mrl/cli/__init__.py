@@ -1,0 +1,71 @@
+"""The `mrl` command.
+
+Owns exit codes; the commands' arguments are in `runs` and `configs`, and the work of each is in the package it
+belongs to, imported when called.
+Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 3 stopped by a rule of
+loop.stop, 99 stopped to be queued again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from mrl.cli import configs, runs
+from mrl.errors import ConfigError, DataError, MrlError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; errors of ours become one message and an exit code."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if os.getcwd() not in sys.path:
+        sys.path.append(
+            os.getcwd()
+        )  # users' own modules lie here: where `python -m` and Ray's workers look too
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    options = _parse(arguments)
+    try:
+        return options.run(options)
+    except (ConfigError, DataError) as error:
+        print(f"mrl: {error}", file=sys.stderr)
+        return 2
+    except MrlError as error:
+        print(f"mrl: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("mrl: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parses arguments; files and overrides may also stand behind options, which argparse alone refuses."""
+    from mrl.config.other_names import RENAMED_COMMANDS
+
+    parser = _parser()
+    command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    if command in RENAMED_COMMANDS:
+        parser.error(f"{command} is renamed to {RENAMED_COMMANDS[command]}")
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "config") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.config = [*options.config, *rest]
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mrl",
+        description="Reinforcement learning for mixture-of-experts language models: Megatron trains and "
+        "vLLM generates.",
+        epilog="`mrl settings` prints every setting with one sentence; README.md has a first run.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    configs.add_training_to(commands)
+    runs.add_to(commands)
+    configs.add_asking_to(commands)
+    return parser

@@ -1,0 +1,6 @@
+"""`python -m mrl.cli`."""
+
+from mrl.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

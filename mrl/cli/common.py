@@ -1,0 +1,33 @@
+"""What commands have in common: the words of a configuration, and answers on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged left to right, then the values)"
+
+
+def config_command(commands, name: str, run, text: str, *, count: str = "+") -> argparse.ArgumentParser:
+    """A command that takes files and values of a configuration."""
+    command = commands.add_parser(name, help=text, description=text)
+    command.add_argument("config", nargs=count, help=CONFIG_HELP)
+    command.set_defaults(run=run)
+    return command
+
+
+def load(options: argparse.Namespace, *overrides: str):
+    """The configuration that a command was given."""
+    from mrl.config.load import load_config
+
+    return load_config(*options.config, *overrides)
+
+
+def answer(text: str) -> int:
+    """Prints what a command was asked for; a reader that leaves early (`mrl settings | head`) has what it wanted."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,313 @@
+"""The commands over a configuration, and those that make files: each one's arguments and, when it is called, the
+import of its work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from mrl.cli.common import answer, config_command, load
+from mrl.errors import ConfigError
+
+
+def add_training_to(commands) -> None:
+    """What trains, and what it reads."""
+    _train_command(commands)
+    config_command(commands, "tune", _tune, "tune on demonstrations or preferences; gives a model folder")
+    _make_command(commands)
+    _data_command(commands)
+
+
+def add_asking_to(commands) -> None:
+    """What tells about a configuration."""
+    _eval_command(commands)
+    _rewards_command(commands)
+    _plan_command(commands)
+    _bench_command(commands)
+    _settings_command(commands)
+
+
+def _train_command(commands) -> None:
+    train = config_command(commands, "train", _train, "train, or resume, a run")
+    train.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the resolved configuration, check all that it names, stop",
+    )
+
+
+def _train(options: argparse.Namespace) -> int:
+    config = load(options)
+    if options.dry_run:
+        from mrl.config.load import dump
+        from mrl.launch.commands.check import dry_run
+
+        print(dump(config), end="", flush=True)
+        dry_run(config)
+        return 0
+    from mrl.launch.commands.train import train
+    from mrl.observe.streams import survive_full_disks
+
+    survive_full_disks()
+    return train(config).exit_code
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.tune import run_ranks
+
+    return run_ranks(options.config)
+
+
+def _make_command(commands) -> None:
+    make = commands.add_parser("make", help="make task files or a tokenizer")
+    make.add_argument("what", choices=["arithmetic", "calculator", "domains", "tokenizer"])
+    make.add_argument("--out", required=True, help="folder to write to")
+    make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
+    make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
+    make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
+    make.set_defaults(run=_make)
+
+
+def _make(options: argparse.Namespace) -> int:
+    if options.what == "arithmetic":
+        from mrl.prepare import arithmetic
+
+        print(f"wrote {arithmetic.write(options.out, largest=options.largest)}")
+        return 0
+    if options.what == "calculator":
+        from mrl.prepare import calculator
+
+        print(f"wrote {calculator.write(options.out)}")
+        return 0
+    if options.what == "domains":
+        from mrl.prepare import domains
+
+        print(f"wrote {domains.write(options.out)}")
+        return 0
+    from mrl.prepare import tokenizer
+
+    size = tokenizer.write_bpe(options.files, options.out, vocab_size=options.vocab_size)
+    print(f"wrote {options.out}: {size} tokens")
+    return 0
+
+
+def _data_command(commands) -> None:
+    data = config_command(
+        commands, "data", _data, "rows as the policy sees them, their lengths, what is left out and why"
+    )
+    data.add_argument("--rows", type=int, default=2, help="rows shown of each file; 2 by default")
+    data.add_argument("--json", action="store_true", help="for programs")
+
+
+def _data(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.data import preview
+
+    found = preview(load(options), rows=max(0, options.rows))
+    return answer(json.dumps(found.tree, indent=1) if options.json else found.text())
+
+
+def _eval_command(commands) -> None:
+    evaluate = config_command(
+        commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation"
+    )
+    evaluate.add_argument("--out", help="new folder for samples.jsonl and summary.json")
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from mrl.rollout.environment import quiet
+
+    quiet()
+    from mrl.launch.commands.evaluate import evaluate
+
+    for name, value in evaluate(load(options), out=options.out).items():
+        print(f"{name} {value:.4f}")
+    return 0
+
+
+def _rewards_command(commands) -> None:
+    text = (
+        "the rewards of a configuration: of one response, of responses of known worth, against known verdicts"
+    )
+    kinds = commands.add_parser("rewards", help=text, description=text).add_subparsers(
+        required=True, metavar="WHAT"
+    )
+    show = config_command(kinds, "show", _rewards, "the verdict on one response to one row of the data")
+    show.add_argument("--row", required=True, help="its number in its file, from 1, or file:line")
+    show.add_argument(
+        "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
+    )
+    show.add_argument("--explain", action="store_true", help="print what each stage read and said")
+    tried = config_command(
+        kinds,
+        "try",
+        _rewards_try,
+        "what empty, right, wrong, cut off and attacking responses get, before a run",
+    )
+    tried.add_argument("--rows", type=int, default=20, help="first rows of each domain; 20 by default")
+    check = config_command(
+        kinds,
+        "check",
+        _rewards_check,
+        "agreement with responses that are known to be right or wrong; attacks",
+    )
+    check.add_argument("--gold", required=True, help='rows {"prompt", "response", "right", "answer", "tag"}')
+    check.add_argument(
+        "--threshold", type=float, default=0.5, help="a reward above it says right; 0.5 by default"
+    )
+    check.add_argument(
+        "--min-agreement", type=float, default=0.0, help="least accuracy; below it the exit code is 1"
+    )
+    check.add_argument("--repeat", action="store_true", help="ask twice, count verdicts that differ")
+    check.add_argument(
+        "--attacks", nargs="*", default=[], help='files of further attacks, rows {"id", "text"}'
+    )
+    check.add_argument(
+        "--attacked-rows", type=int, default=10, help="wrong responses that attack; 10 by default"
+    )
+    for command in (tried, check):
+        command.add_argument(
+            "--deadline", type=float, default=3600.0, help="seconds for all of it; 3600 by default"
+        )
+
+
+def _rewards(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.rewards import verify_row
+
+    said = verify_row(load(options), row=options.row, response=options.response, every_stage=options.explain)
+    return answer(said)
+
+
+def _rewards_try(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.rewards_try import try_rewards
+
+    said, is_good = try_rewards(load(options), num_rows=options.rows, deadline_seconds=options.deadline)
+    return answer(said) or int(not is_good)
+
+
+def _rewards_check(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.rewards_check import Options, check_agreement
+
+    asked = Options(
+        gold=Path(options.gold),
+        threshold=options.threshold,
+        min_agreement=options.min_agreement,
+        repeat=options.repeat,
+        attacks=tuple(Path(file) for file in options.attacks),
+        attacked_rows=options.attacked_rows,
+        deadline_seconds=options.deadline,
+    )
+    said, is_good = check_agreement(load(options), asked)
+    return answer(said) or int(not is_good)
+
+
+def _plan_command(commands) -> None:
+    text = "memory, traffic and time of a configuration, without any GPU"
+    plan = config_command(commands, "plan", _plan, text, count="*")
+    plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
+    plan.add_argument("--json", action="store_true", help="for programs")
+    stream = plan.add_argument_group(
+        "streams", "simulated: step time, who waits for whom, ages, and the best split and max_age"
+    )
+    stream.add_argument(
+        "--stream", action="store_true", help="simulate schedules on the configuration's slots"
+    )
+    stream.add_argument(
+        "--from",
+        dest="run_folder",
+        metavar="RUN",
+        help="take times and lengths from this on_policy run, and its configuration; CONFIG then changes settings of it",
+    )
+    stream.add_argument("--max-age", type=int, default=4, help="largest stream.max_age that is tried")
+    stream.add_argument("--mean", type=float, help="mean tokens of a response; by the hardware's file else")
+    stream.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
+    stream.add_argument(
+        "--filtered", type=float, default=0.0, help="share of the groups that are filtered away"
+    )
+    stream.add_argument("--every-choice", action="store_true", help="simulate all choices beside the search")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from mrl.capacity.hardware import load_hardware
+
+    if options.run_folder and options.stream:
+        options.config = [f"{options.run_folder}/config.yaml", *options.config]
+    if not options.config:
+        raise ConfigError("mrl plan: CONFIG.yaml is needed, or --stream --from RUN")
+    if options.stream:
+        return _plan_stream(options)
+    from mrl.capacity.report import capacity_report
+
+    report = capacity_report(load(options), load_hardware(options.hardware))
+    return answer(json.dumps(report.tree, indent=1) if options.json else report.table())
+
+
+def _plan_stream(options: argparse.Namespace) -> int:
+    from mrl.capacity.hardware import load_hardware
+    from mrl.simulation.report import planned, planned_from
+
+    shown = {"most_age": options.max_age, "every_choice": options.every_choice}
+    if options.run_folder:
+        plan = planned_from(load(options), Path(options.run_folder), **shown)
+    else:
+        lengths = {"mean": options.mean, "sigma": options.sigma, "filtered": options.filtered}
+        plan = planned(load(options), load_hardware(options.hardware), **lengths, **shown)
+    return answer(json.dumps(plan.tree, indent=1) if options.json else plan.table())
+
+
+def _bench_command(commands) -> None:
+    kinds = commands.add_parser("bench", help="a step against its floor, or schedules against each other")
+    kinds = kinds.add_subparsers(required=True, metavar="WHAT")
+    step = config_command(kinds, "step", _bench_step, "a step of the loop against its floor")
+    step.add_argument("--steps", type=int, default=5, help="steps measured after one warm-up")
+    stream = config_command(
+        kinds, "stream", _bench_stream, "schedules against each other, with responses of fixed lengths"
+    )
+    stream.add_argument(
+        "--schedules",
+        default="on_policy,stream:max_age=2",
+        help="with commas between them; settings of `stream` behind colons; the first one is compared with",
+    )
+    stream.add_argument("--steps", type=int, default=15, help="steps measured of each schedule, in two runs")
+    stream.add_argument("--warm-up", type=int, default=3, help="steps of each run before them")
+    stream.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
+    stream.add_argument(
+        "--mean", type=float, help="mean tokens of a response; a quarter of the longest by default"
+    )
+    for command in (step, stream):
+        command.add_argument("--json", action="store_true", help="for programs")
+
+
+def _bench_step(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.bench_step import bench_step, table
+
+    return _figures(bench_step(load(options), num_steps=options.steps), table, options)
+
+
+def _bench_stream(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.bench_stream import bench_stream, settings_of, table
+
+    names = options.schedules.split(",")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--schedules {options.schedules}: a schedule stands there twice")
+    configs = {name: load(options, *settings_of(name)) for name in names}
+    figures = bench_stream(
+        configs, num_steps=options.steps, warm_up=options.warm_up, sigma=options.sigma, mean=options.mean
+    )
+    return _figures(figures, table, options)
+
+
+def _figures(figures, table, options: argparse.Namespace) -> int:
+    return answer(json.dumps(figures, indent=1) if options.json else table(figures))
+
+
+def _settings_command(commands) -> None:
+    settings = commands.add_parser("settings", help="all settings, or those below a path, one sentence each")
+    settings.add_argument("path", nargs="?", default="", help="for instance reward, or rollout.tp")
+    settings.set_defaults(run=_settings)
+
+
+def _settings(options: argparse.Namespace) -> int:
+    from mrl.config.describe import describe
+
+    return answer(describe(options.path))

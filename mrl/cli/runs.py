@@ -1,0 +1,183 @@
+"""The commands over a run's folder: each one's arguments and, when it is called, the import of its work."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mrl.cli.common import answer
+from mrl.errors import ConfigError
+
+
+def add_to(commands) -> None:
+    """All of them, in the order of `mrl --help`."""
+    _report_command(commands)
+    _audit_command(commands)
+    _watch_command(commands)
+    _replay_command(commands)
+    _diagnose_command(commands)
+    _samples_command(commands)
+    _export_command(commands)
+
+
+def _report_command(commands) -> None:
+    text = "runs as one HTML page that opens from disk, and their curves as text"
+    report = commands.add_parser("report", help=text, description=text)
+    report.add_argument("folder", nargs="+", help="run folders, one or several to compare")
+    report.add_argument("--out", help="file to write; report.html in the first folder by default")
+    report.add_argument("--text", action="store_true", help="curves as text alone, write nothing")
+    report.add_argument("--steps", help="FIRST-LAST: show samples of these steps alone")
+    report.add_argument(
+        "--megabytes", type=float, default=16.0, help="samples of all runs in the page; 16 by default"
+    )
+    report.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from mrl.report.page import write_report
+    from mrl.report.text import text
+
+    folders = [Path(folder) for folder in options.folder]
+    said = [text(folder) for folder in folders]
+    if not options.text:
+        out = Path(options.out or folders[0] / "report.html")
+        write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
+        said.append(f"wrote {out}; it opens in a browser, from disk")
+    return answer("\n".join(said))
+
+
+def _steps(words: str | None) -> tuple[int, int] | None:
+    """FIRST-LAST, or one step."""
+    if words is None:
+        return None
+    first, _, last = words.partition("-")
+    if not first.isdecimal() or not (last or first).isdecimal():
+        raise ConfigError(f"--steps {words}: FIRST-LAST is asked for, as in --steps 100-120")
+    return int(first), int(last or first)
+
+
+def _audit_command(commands) -> None:
+    text = "prove from a run's folder that each prompt was trained once, filtered once or given up once"
+    audit = commands.add_parser("audit", help=text, description=f"{text}; 1 where that is not so")
+    audit.add_argument("folder", help="run folder")
+    audit.set_defaults(run=_audit)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from mrl.report.audit import audit, text
+
+    found = audit(Path(options.folder))
+    return answer(text(found)) or int(not found.holds)
+
+
+def _watch_command(commands) -> None:
+    text = "the report's page of runs while they are written, for a browser of this machine"
+    watch = commands.add_parser("watch", help=text, description=text)
+    watch.add_argument("folder", nargs="+", help="run folders, or folders of runs")
+    watch.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; this machine alone by default"
+    )
+    watch.add_argument("--port", type=int, default=8400, help="8400 by default; 0 is any that is free")
+    watch.set_defaults(run=_watch)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from mrl.watch.serve import serve
+
+    serve([Path(folder) for folder in options.folder], host=options.host, port=options.port)
+    return 0
+
+
+def _replay_command(commands) -> None:
+    text = "executes the recorded schedule of a stream again and compares all tokens and weights"
+    replay = commands.add_parser("replay", help=text, description=text)
+    replay.add_argument("folder", help="run folder")
+    replay.add_argument("--out", help="new folder; the run's with -replay behind its name by default")
+    replay.add_argument(
+        "--until", type=int, metavar="STEP", help="last step; the record's last whole one by default"
+    )
+    replay.add_argument("--attempt", type=int, help="number of the run's start; its last one by default")
+    replay.add_argument(
+        "--judge-again", action="store_true", help="ask the reward workers again and name other rewards"
+    )
+    replay.add_argument("--any-code", action="store_true", help="also a record of other source code")
+    replay.set_defaults(run=_replay)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.replay import Asked, replay
+    from mrl.observe.streams import survive_full_disks
+
+    survive_full_disks()
+    run = Path(options.folder)
+    out = Path(options.out) if options.out else run.resolve().with_name(f"{run.resolve().name}-replay")
+    asked = Asked(run, out, options.until, options.attempt, options.judge_again, options.any_code)
+    return answer(replay(asked))
+
+
+def _diagnose_command(commands) -> None:
+    text = "what is wrong with a run, since when, and what to change"
+    diagnose = commands.add_parser("diagnose", help=text, description=text)
+    diagnose.add_argument("folder", help="run folder; diagnosis.md is written there")
+    diagnose.add_argument("--json", action="store_true", help="for programs; writes nothing")
+    diagnose.set_defaults(run=_diagnose)
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    import json
+
+    from mrl.diagnosis import page
+    from mrl.diagnosis.folder import diagnose_folder
+
+    folder = Path(options.folder)
+    diagnosis, notes = diagnose_folder(folder)
+    if options.json:
+        return answer(json.dumps(page.tree(diagnosis, notes), indent=1))
+    name, out = folder.resolve().name, folder / "diagnosis.md"
+    out.write_text(page.markdown(name, diagnosis, notes), encoding="utf-8")
+    return answer(f"{page.screen(name, diagnosis, notes)}\nwrote {out}")
+
+
+def _samples_command(commands) -> None:
+    samples = commands.add_parser("samples", help="samples of a run as text, episodes turn by turn")
+    samples.add_argument("path", help="run folder, or a file of samples")
+    samples.add_argument("--step", type=int, help="of one step alone")
+    samples.add_argument("--kind", help="train, validation or sampled alone")
+    samples.add_argument("--limit", type=int, default=10, help="most samples")
+    samples.set_defaults(run=_samples)
+
+
+def _samples(options: argparse.Namespace) -> int:
+    from mrl.report.transcripts import samples_text
+
+    path = Path(options.path)
+    return answer(samples_text(path, step=options.step, kind=options.kind, limit=options.limit))
+
+
+def _export_command(commands) -> None:
+    export = commands.add_parser("export", help="a run's checkpoint as a Hugging Face folder")
+    export.add_argument("folder", help="run folder")
+    where = export.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", help="folder to write to")
+    where.add_argument("--dry-run", action="store_true", help="check the checkpoint and count, write nothing")
+    export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
+    export.add_argument(
+        "--max-shard-bytes", type=int, help="largest file; the run's export.max_shard_bytes by default"
+    )
+    export.add_argument(
+        "--adapter",
+        action="store_true",
+        help="what training.lora trained alone, as a folder of the PEFT library",
+    )
+    export.set_defaults(run=_export)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.export import export_run
+
+    size = options.max_shard_bytes
+    text = export_run(
+        options.folder, options.out, step=options.step, max_shard_bytes=size, adapter=options.adapter
+    )
+    print(text)
+    return 0
