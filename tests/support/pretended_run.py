@@ -68,9 +68,9 @@ class PretendedRun:
         def start_engine(actor: RolloutActor, meeting: Any) -> None:
             actor.engine = PretendedEngine(estimate.config, estimate, ledger, part=actor.part)
 
-        def trace(actor: RolloutActor) -> list[Any]:
+        def trace(actor: RolloutActor) -> list[tuple[str, str, str]]:
             actor.engine.trace()  # type: ignore[attr-defined]
-            return [None] * estimate.config.rollout.tp
+            return [("address", "device", "digest")] * estimate.config.rollout.tp
 
         def connect(actor: TrainActor, *arguments: Any) -> str:
             actor.worker.connect()  # type: ignore[attr-defined]
@@ -85,7 +85,8 @@ class PretendedRun:
             return self._workers[rank]
 
         monkeypatch.setattr(RolloutActor, "start", start_engine)
-        monkeypatch.setattr(RolloutActor, "engine_ranks", trace)
+        monkeypatch.setattr(RolloutActor, "prepare_sync", trace)
+        monkeypatch.setattr(RolloutActor, "manifests", lambda actor, digests: dict.fromkeys(digests))
         monkeypatch.setattr(RolloutGroup, "_require_whole_experts", lambda group, ranks: None)
         monkeypatch.setattr(TrainActor, "connect", connect)
         monkeypatch.setattr(TrainActor, "send", send)
