@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,25 +18,40 @@ STEPS = 8
 LENGTH_RATIOS = (2 / 3, 3 / 2)
 MOST_LIKELY = 0.001
 """A difference that chance makes as often is none."""
+KINDS = ("status", "domain", "tag")
 _Z = 3.2905
 """Of a two-sided probability of `MOST_LIKELY`."""
+
+
+class _Seen(NamedTuple):
+    """What is kept of a sample, whose tokens are not."""
+
+    is_missing: bool
+    length: int
+    kinds: tuple[str, ...]
+    """By place in KINDS."""
+
+    @classmethod
+    def of(cls, sample: Sample) -> _Seen:
+        kinds = (sample.status.value, sample.domain, sample.tag)
+        return cls(not has_reward(sample), int(sample.loss_mask.sum()), kinds)
 
 
 class MissingRewards:
     """The newest steps' samples that had a response, with and without a reward."""
 
     def __init__(self) -> None:
-        self._steps: collections.deque[list[Sample]] = collections.deque(maxlen=STEPS)
+        self._steps: collections.deque[list[_Seen]] = collections.deque(maxlen=STEPS)
 
     def look(self, groups: Sequence[Group]) -> tuple[dict[str, float], list[str]]:
         """Metrics after one more step, and in words what is unlike; none of either without such samples."""
         ended = (Status.FINISHED, Status.TRUNCATED)
-        self._steps.append([s for g in groups for s in g.samples if s.status in ended])
+        self._steps.append([_Seen.of(s) for g in groups for s in g.samples if s.status in ended])
         samples = [sample for step in self._steps for sample in step]
-        missing = np.array([not has_reward(sample) for sample in samples], bool)
+        missing = np.array([sample.is_missing for sample in samples], bool)
         if not missing.any() or missing.all():
             return {}, []
-        lengths = np.array([sample.loss_mask.sum() for sample in samples], float)
+        lengths = np.array([sample.length for sample in samples], float)
         ratio = float(lengths[missing].mean() / max(lengths[~missing].mean(), 1e-9))
         found = [f"responses {ratio:.2f} times as long"] if _differ(lengths, missing, ratio) else []
         found += _kinds(samples, missing)
@@ -54,19 +70,15 @@ def _differ(lengths: np.ndarray, missing: np.ndarray, ratio: float) -> bool:
     return abs(float(ranks[missing].sum()) - few * (total + 1) / 2) > _Z * spread
 
 
-def _kinds(samples: Sequence[Sample], missing: np.ndarray) -> Iterator[str]:
+def _kinds(samples: Sequence[_Seen], missing: np.ndarray) -> Iterator[str]:
     """Statuses, domains and tags that are too frequent among those without a reward."""
-    for what in ("status", "domain", "tag"):
-        names = [_name(getattr(sample, what)) for sample in samples]
+    for place, what in enumerate(KINDS):
+        names = [sample.kinds[place] for sample in samples]
         for name in sorted(set(names)):
             has = np.array([n == name for n in names], bool)
             chance = _at_least(int((has & missing).sum()), int(has.sum()), int(missing.sum()), len(samples))
             if chance < MOST_LIKELY:
                 yield f"{what} {name or '-'} in {(has & missing).sum()} of {missing.sum()}, {has.sum()} of {len(samples)} of all"
-
-
-def _name(value: str | Status) -> str:
-    return value.value if isinstance(value, Status) else value
 
 
 def _at_least(count: int, of_kind: int, drawn: int, total: int) -> float:

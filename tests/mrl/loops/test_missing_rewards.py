@@ -1,5 +1,7 @@
 """Failures that are not at random raise an alarm; those at random do not."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -62,3 +64,12 @@ def test_without_such_samples_or_with_nothing_else_there_is_nothing_to_compare()
     for number in range(8):
         metrics, found = unlike.look(step(number, lambda s, rng: False))
     assert (metrics, found) == ({}, []), "only the newest steps count"
+
+
+def test_samples_that_were_looked_at_are_not_held() -> None:
+    """Eight steps of 8,192 responses of 2,000 tokens are gigabytes."""
+    unlike, groups = MissingRewards(), step(0, long_ones)
+    tokens = [weakref.ref(sample.response_tokens) for group in groups for sample in group.samples]
+    unlike.look(groups)
+    del groups
+    assert not any(array() is not None for array in tokens)
