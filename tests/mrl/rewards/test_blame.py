@@ -1,7 +1,6 @@
 """Whose fault it is: what a sample causes is scored, what the machine or the verifier causes is not."""
 
 import collections
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,12 +14,7 @@ from mrl.rewards.pool.process import Used
 from mrl.rewards.pool.queues import GRACE_SECONDS, StageQueue
 from mrl.rewards.pool.work import Cause, Task, Worker
 from mrl.samples import Verdict, VerdictKind
-
-PLUGINS = str(Path(__file__).with_name("plugins_for_tests.py"))
-
-
-def plugin(name: str, **fields: Any) -> RewardSection:
-    return RewardSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"workers": 1, **fields})
+from tests.support.plugin_rewards import plugin
 
 
 def test_a_sample_that_its_verifier_raises_on_is_wrong_and_the_others_are_untouched(

@@ -1,7 +1,6 @@
 """Plug-in styles: one contract suite for all of them, signatures, and names that do not exist."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ from mrl.errors import ConfigError, RewardError
 from mrl.rewards.contract import GroupVerifier, Request, Verifier
 from mrl.rewards.kinds.section import KindPart
 from mrl.rewards.plugins.plugin import load_plugin
-
-FILE = str(Path(__file__).with_name("plugins_for_tests.py"))
+from tests.support.plugin_rewards import PLUGINS
 
 STYLES = {
     "native": {"path": "native"},
@@ -24,7 +22,7 @@ STYLES = {
 
 
 def part(path: str, **fields: Any) -> KindPart:
-    return KindPart(kind="plugin", path=f"{FILE}:{path}", **fields)
+    return KindPart(kind="plugin", path=f"{PLUGINS}:{path}", **fields)
 
 
 def request(response: str, ground_truth: Any = "7", **fields: Any) -> Request:
@@ -105,13 +103,13 @@ def test_value_range_is_kept() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"path": f"{FILE}:natve"}, "no function 'natve'"),
+        ({"path": f"{PLUGINS}:natve"}, "no function 'natve'"),
         ({"path": "mrl.no_such_module:f"}, "cannot be imported"),
         ({"path": "/no/such/file.py:f"}, "no file"),
-        ({"path": f"{FILE}:wrong_signature", "style": "verl"}, "signature"),
-        ({"path": f"{FILE}:native", "style": "trl"}, "signature"),
-        ({"path": f"{FILE}:verl", "style": "native"}, "signature"),
-        ({"path": f"{FILE}:verl", "style": "openrlhf"}, "signature"),
+        ({"path": f"{PLUGINS}:wrong_signature", "style": "verl"}, "signature"),
+        ({"path": f"{PLUGINS}:native", "style": "trl"}, "signature"),
+        ({"path": f"{PLUGINS}:verl", "style": "native"}, "signature"),
+        ({"path": f"{PLUGINS}:verl", "style": "openrlhf"}, "signature"),
     ],
 )
 def test_what_cannot_be_called_is_named(fields: dict[str, Any], says: str) -> None:

@@ -1,12 +1,9 @@
 """Responses of anywhere through reward workers: in order, in their groups, with what is wrong said before any is scored."""
 
-from pathlib import Path
-
 import pytest
 
 import mrl
-
-PLUGINS = str(Path(__file__).with_name("plugins_for_tests.py"))
+from tests.support.plugin_rewards import PLUGINS
 
 
 def test_verdicts_come_in_the_order_of_the_rows() -> None:

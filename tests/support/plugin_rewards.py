@@ -1,0 +1,13 @@
+"""Rewards by the functions of tests/mrl/rewards/plugins_for_tests.py."""
+
+from pathlib import Path
+from typing import Any
+
+from mrl.rewards.kinds.section import RewardSection
+
+PLUGINS = str(Path(__file__).parents[1] / "mrl/rewards/plugins_for_tests.py")
+
+
+def plugin(name: str, **fields: Any) -> RewardSection:
+    """One of them, in one process."""
+    return RewardSection(kind="plugin", path=f"{PLUGINS}:{name}", **{"workers": 1, **fields})
