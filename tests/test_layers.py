@@ -112,6 +112,16 @@ def test_the_interface_imports_nothing_until_it_is_used() -> None:
     assert loaded_by("import mrl\nmrl.load_reward({'kind': 'maths'})\nmrl.score", engines) == []
 
 
+def test_rows_are_shown_without_torch(tmp_path: Path) -> None:
+    """`mrl data` with the quickstart's kind of tokenizer: torch alone would be half of its processor time."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    model = f"model={{path: {tmp_path}/model, new: {{tokenizer: characters}}}}"
+    rows = f"data={{train: {tmp_path}/rows.jsonl, validation: null}}"
+    command = ["data", "configs/quickstart.yaml", model, rows, "loop.validation.every_steps=0", "--json"]
+    statement = f"import contextlib, io, mrl.cli\nwith contextlib.redirect_stdout(io.StringIO()):\n assert not mrl.cli.main({command!r})"
+    assert loaded_by(statement, ("torch", "ray", "vllm", "megatron")) == []
+
+
 PURE = {
     "mrl.algorithms": ("ray", "vllm", "megatron"),
     "mrl.rewards.pool": ("ray", "vllm", "megatron", "torch"),

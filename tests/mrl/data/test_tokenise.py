@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast, dynamic_module_utils
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from mrl.data.shapes import Row
-from mrl.data.tokenise import decoder, encode, load_tokenizer, pieces, render
+from mrl.data.tokenise import AS_SAID, CLASSES, decoder, encode, load_tokenizer, pieces, render
 from mrl.errors import ConfigError, DataError
+from mrl.models.families import FAMILIES
+from mrl.prepare.tokenizer import write_bpe
 
 OWN_TOKENIZER = """
 from transformers import PreTrainedTokenizer
@@ -94,6 +96,24 @@ def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(
     (ids,) = encode(["2+2"], [False], tokenizer)
     assert ids.tolist() == [18, 11, 18]
     assert decoder(tokenizer)([ids]) == ["2+2"]
+
+
+@pytest.mark.parametrize("said", CLASSES)
+def test_a_tokenizer_is_what_transformers_takes_the_folder_for(said: str, tmp_path: Path) -> None:
+    """For every family, also where the class of the folder is loaded without AutoTokenizer."""
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"prompt": "a few words, 12 + 34 = 46: a few more"}))
+    write_bpe([tmp_path / "texts.jsonl"], tmp_path, vocab_size=270)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": said}))
+    assert "" in AS_SAID["TokenizersBackend"]
+    for model_type in ("", *FAMILIES):
+        if model_type:
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        ours, theirs = load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+        assert type(ours) is type(theirs), model_type
+        assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str(), model_type
+        assert ours.special_tokens_map == theirs.special_tokens_map
+        assert ours.init_kwargs.keys() == theirs.init_kwargs.keys(), model_type
 
 
 def test_the_texts_of_single_tokens_keep_their_spaces_and_join_to_the_whole() -> None:
