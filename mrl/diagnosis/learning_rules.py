@@ -141,7 +141,8 @@ def data_solved(run: Run) -> Signs:
         *_filter(run),
         *advice("or stop here and `mrl export` the run", "it has learned what these rows can teach"),
     ]
-    return Signs(empty & (right > wrong), evidence, levers, _validation_below(run))
+    against = ["a verifier that passes all samples of these rows looks the same: read the samples below"]
+    return Signs(empty & (right > wrong), evidence, levers, [*_validation_below(run), *against])
 
 
 def no_gradient(run: Run) -> Signs:

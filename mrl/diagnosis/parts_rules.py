@@ -7,6 +7,7 @@ import numpy as np
 from mrl.diagnosis.curves import held, recent, start
 from mrl.diagnosis.findings import Run, Signs
 from mrl.diagnosis.levers import advice, scaled, switched
+from mrl.diagnosis.quality import VALIDATION
 
 MISMATCH = "policy/rollout_mismatch_kl"
 MISMATCH_TIMES, MISMATCH_NATS = 10.0, 0.01
@@ -89,6 +90,7 @@ def verifier_silent(run: Run) -> Signs:
     missing = recent(np.nan_to_num(run.curves.of("reward/no_reward_frac")))
     differed = np.logical_or.accumulate(high > low)
     seen = np.logical_or.accumulate(np.isfinite(high))
+    silent = ~differed & seen & ~_all_right(run)
     evidence = []
     if not differed[-1]:
         evidence.append(f"reward/max = reward/min = {held(high)[-1]:.3g} in every step so far")
@@ -99,4 +101,10 @@ def verifier_silent(run: Run) -> Signs:
         "shows what each stage of the verifier read and said of one row's own answer",
     )
     against = ["the task may be so hard, or so easy, that no sample differs: look at the samples"]
-    return Signs((~differed & seen) | (missing > NO_REWARD), evidence, levers, against)
+    return Signs(silent | (missing > NO_REWARD), evidence, levers, against)
+
+
+def _all_right(run: Run) -> np.ndarray:
+    """[S] whether every sample is right, and the validation has right and wrong ones: the rows are solved then."""
+    right, checked = held(run.curves.of("group/all_correct_frac")), held(run.curves.of(VALIDATION))
+    return (right == 1) & (checked > 0) & (checked < 1)

@@ -94,6 +94,14 @@ def test_a_verifier_that_says_one_thing_from_the_start_is_named() -> None:
     assert "verifier_silent" not in names(made({"reward/max": (0.0, 0.0)})), "it told samples apart before"
 
 
+def test_rows_that_were_solved_before_the_run_are_told_from_a_verifier_that_says_one_thing() -> None:
+    solved = {"reward/mean": 1.0, "reward/min": 1.0, "group/degenerate_samples_frac": 1.0}
+    solved |= {"group/all_correct_frac": 1.0, "group/all_wrong_frac": 0.0, "val/accuracy": 0.4}
+    rows = [row | {name: value for name, value in solved.items() if name in row} for row in made()]
+    assert names(rows) == ["data_solved"]
+    assert names([row | {"val/accuracy": 1.0} for row in rows])[0] == "verifier_silent", "it passes all"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_rule_fires_on_a_run_that_learns(seed: int) -> None:
     """Its entropy falls to a quarter, most groups lose their gradient, norms are never below 1."""
