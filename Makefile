@@ -125,7 +125,7 @@ docs: setup
 
 lock:
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --no-annotate --no-header --overrides requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
+	$(BIN)/uv pip compile -q --no-annotate --no-header --overrides requirements/overrides.txt --no-emit-package artoo-artifacts requirements/cpu.in -o requirements/cpu.lock
 	$(BIN)/uv pip compile -q --no-annotate --no-header --python-version 3.12 --python-platform x86_64-manylinux_2_28 requirements/cuda.in -o requirements/cuda.lock
 
 clean:
