@@ -35,9 +35,10 @@ def _report_command(commands) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from mrl.report.page import write_report
+    from mrl.report.run import run_folder
     from mrl.report.text import text
 
-    folders = [Path(folder) for folder in options.folder]
+    folders = [run_folder(Path(folder)) for folder in options.folder]
     said = [text(folder) for folder in folders]
     if not options.text:
         out = Path(options.out or folders[0] / "report.html")
@@ -128,8 +129,9 @@ def _diagnose(options: argparse.Namespace) -> int:
 
     from mrl.diagnosis import page
     from mrl.diagnosis.folder import diagnose_folder
+    from mrl.report.run import run_folder
 
-    folder = Path(options.folder)
+    folder = run_folder(Path(options.folder))
     diagnosis, notes = diagnose_folder(folder)
     if options.json:
         return answer(json.dumps(page.tree(diagnosis, notes), indent=1))

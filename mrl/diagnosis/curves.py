@@ -17,6 +17,8 @@ START = 5
 """Rows with a value that make a metric's start."""
 RECENT = 5
 """Rows that make its recent mean."""
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""As mrl.report.rows reads them."""
 CERTAIN = 2.0
 """Standard errors beyond which a difference is one."""
 
@@ -27,6 +29,8 @@ class Curves:
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self._steps: array[int] = array("q")
         self._columns: dict[str, array[float]] = {}
+        self.not_finite: dict[str, tuple[int, int]] = {}
+        """Metric -> how many rows have NaN or infinity there, and the first step of those."""
         for row in rows:
             self.add(row)
 
@@ -38,7 +42,11 @@ class Curves:
             self._steps.pop()
         self._steps.append(row["step"])
         for name, value in row.items():
-            self._column(name, len(self._steps) - 1).append(_number(value))
+            number = _number(value)
+            self._column(name, len(self._steps) - 1).append(number)
+            if math.isnan(number) and value in NOT_FINITE:
+                count, first = self.not_finite.get(name, (0, row["step"]))
+                self.not_finite[name] = (count + 1, first)
 
     def _column(self, name: str, size: int) -> array[float]:
         """The metric's values with as many entries; NaN where rows did not have it."""

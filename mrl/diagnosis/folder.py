@@ -29,7 +29,12 @@ def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
     curves = Curves(rows(folder / "metrics.jsonl", metrics))
     if not len(curves):
         raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
+    if curves.has("tune/loss"):
+        raise DataError(
+            f"{folder} was written by `mrl tune`: the rules are about runs of `mrl train`; `mrl report` shows its curves"
+        )
     settings, notes = _settings(folder / "config.yaml")
+    notes += _not_finite(curves)
     found = diagnose(curves, settings)
     if found.findings:
         last = _last_samples(rows(folder / "samples.jsonl", samples))
@@ -64,6 +69,17 @@ def chosen(samples: Iterable[dict[str, Any]], since: int, which: str) -> list[st
 def _last_samples(samples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     training = (row for row in samples if row.get("kind") == "train" and "sample_id" in row)
     return list(deque(training, maxlen=KEPT_ROWS))
+
+
+def _not_finite(curves: Curves) -> list[str]:
+    """What was written and is no finite number, in one sentence."""
+    if not curves.not_finite:
+        return []
+    name, (count, first) = min(curves.not_finite.items(), key=lambda item: item[1][1])
+    return [
+        f"metrics.jsonl: NaN or infinity in {len(curves.not_finite)} metrics, the first of them {name} at step {first} "
+        f"({count} rows): rules see gaps there."
+    ]
 
 
 def _settings(path: Path) -> tuple[dict[str, str], list[str]]:

@@ -18,17 +18,22 @@ OVERVIEW = (
     "<optim|critic>/grad_norm",
     "group/kept_frac",
     "time/step_seconds",
+    "tune/loss",
+    "val/loss",
+    "val/preference/accuracy",
 )
 """What people look at first."""
 SECTIONS = {
     "Rewards and validation": ("reward", "val"),
     "What was filtered": ("group",),
     "Responses": ("rollout", "advantage"),
+    "Episodes": ("agent",),
     "Policy and critic": ("policy", "optim", "critic"),
+    "Tuning": ("tune", "preference"),
     "Experts": ("moe", "routing"),
     "Weight sync": ("sync",),
     "Memory": ("mem", "pool"),
-    "Time": ("time", "perf", "stream"),
+    "Time": ("time", "perf", "stream", "resume"),
 }
 """Section -> first parts of the names in it; others, as another version of mrl wrote them, come last."""
 OTHERS = "Not in this version's list"

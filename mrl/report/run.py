@@ -19,6 +19,23 @@ FACTS = ("versions", "hardware", "summary")
 """Files of a run folder, beside its settings."""
 
 
+def run_folder(folder: Path) -> Path:
+    """The folder; what `mrl tune` wrote in it, where nothing else did."""
+    inner = folder / "tune"
+    rows = ("metrics.jsonl", "samples.jsonl")
+    return (
+        inner
+        if (inner / rows[0]).is_file() and not any((folder / name).exists() for name in rows)
+        else folder
+    )
+
+
+def run_name(folder: Path) -> str:
+    """What a run is called: its folder, and for one of `mrl tune` the folder around it too."""
+    path = folder.resolve()
+    return "/".join(path.parts[-2:]) if path.name == "tune" else path.name
+
+
 def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = None) -> dict[str, Any]:
     """What the page shows of one run; samples of at most `max_bytes`, of these steps alone where given. Each file is read once.
 
@@ -35,7 +52,7 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
     notes = [note for reading in readings.values() for note in reading.notes()]
     settings = settings_of(folder, notes)
     return {
-        "name": folder.resolve().name,
+        "name": run_name(folder),
         "folder": str(folder),
         "notes": notes + curve_notes(curves) + _left_out(samples),
         "curves": curves.tree(),

@@ -13,6 +13,9 @@ BARS = " .:-=+*#%@"
 VALIDATIONS = 20
 """Most lines of them."""
 SHOWN = ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")
+SHOWN_OF_TUNE = ("tune/loss", "tune/grad_norm")
+VALIDATED = ("val/accuracy", "val/preference/accuracy", "val/loss")
+"""The first of them that a run has is shown."""
 
 
 def text(folder: Path) -> str:
@@ -25,13 +28,22 @@ def text(folder: Path) -> str:
             raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
         return f"{folder}: metrics.jsonl has no rows"
     tree = curves.tree()
-    means = tree["metrics"].get("val/accuracy", {"mean": []})["mean"]
-    accuracy = [(step, mean) for step, mean in zip(tree["step"], means, strict=False) if mean is not None]
+    metrics = tree["metrics"]
+    shown = SHOWN_OF_TUNE if SHOWN_OF_TUNE[0] in metrics else SHOWN
     lines = [f"{folder}: {tree['step'][-1]} steps", *reading.notes()]
-    lines += [_curve(tree["metrics"], name) for name in SHOWN]
-    lines += ["validation:" if len(accuracy) <= VALIDATIONS else f"the last {VALIDATIONS} validations:"]
-    lines += [f"  step {step:>4}  val/accuracy {mean:.3f}" for step, mean in accuracy[-VALIDATIONS:]]
-    return "\n".join(lines)
+    lines += [_curve(metrics, name) for name in shown]
+    for name in (name for name in shown if name in curves.not_finite):
+        count, first = curves.not_finite[name]
+        lines.append(f"  {name}: no finite number in {count} rows, first at step {first}")
+    return "\n".join([*lines, *_validations(tree["step"], metrics)])
+
+
+def _validations(steps: list[int], metrics: dict[str, Any]) -> list[str]:
+    name = next((name for name in VALIDATED if name in metrics), VALIDATED[0])
+    means = metrics.get(name, {"mean": []})["mean"]
+    found = [(step, mean) for step, mean in zip(steps, means, strict=False) if mean is not None]
+    title = "validation:" if len(found) <= VALIDATIONS else f"the last {VALIDATIONS} validations:"
+    return [title, *(f"  step {step:>4}  {name} {mean:.3f}" for step, mean in found[-VALIDATIONS:])]
 
 
 def _curve(metrics: dict[str, Any], name: str, width: int = 60) -> str:

@@ -54,14 +54,14 @@ def _files(folder: Path) -> list[Path]:
 def _runs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    inner = (
-        each for each in folder.iterdir() if each.is_dir() and each.resolve().is_relative_to(folder.resolve())
-    )
-    return sorted(each for each in inner if is_run(each))
+    inner = (each for each in folder.iterdir() if each.is_dir())
+    nested = (path for each in inner for path in (each, each / "tune"))
+    return sorted(p for p in nested if is_run(p) and p.resolve().is_relative_to(folder.resolve()))
 
 
 def _free_name(folder: Path, taken: dict[str, Found]) -> str:
     """The folder's name, with those of folders around it where another one has it."""
     parts = folder.parts[::-1]
-    names = ("/".join(parts[:count][::-1]) for count in range(1, len(parts) + 1))
+    fewest = 2 if folder.name == "tune" else 1
+    names = ("/".join(parts[:count][::-1]) for count in range(fewest, len(parts) + 1))
     return next((name for name in names if name not in taken), str(folder))

@@ -67,6 +67,17 @@ def test_a_folder_that_is_not_whole_is_read_as_far_as_it_goes(
     assert main(["diagnose", str(folder)]) == 2
 
 
+def test_figures_that_are_no_numbers_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, "healthy_cispo")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[150:]:
+        row["optim/grad_norm"] = row["policy/entropy"] = float("nan")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["diagnose", str(folder)]) == 0
+    assert "NaN or infinity in 2 metrics, the first of them" in (said := capsys.readouterr().out)
+    assert f"at step 150 ({len(rows) - 150} rows)" in said
+
+
 def test_samples_are_of_different_prompts_and_of_the_time_of_the_finding() -> None:
     rows = [
         {"step": step, "sample_id": f"{prompt}.{n}", "reward": reward}

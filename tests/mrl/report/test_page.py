@@ -8,11 +8,14 @@ import pytest
 
 from mrl.cli import main
 from mrl.errors import DataError
+from mrl.observe.metric_names import METRICS
 from mrl.report import rows as report_rows
+from mrl.report.figures import SECTIONS, figures
 from mrl.report.page import page, write_report
 from mrl.report.rows import Reading, rows
 from mrl.report.run import read_run
 from mrl.report.text import text
+from mrl.watch.folders import runs_of
 from tests.support.run_folders import metrics_row, sample_row, write_run
 
 
@@ -116,3 +119,35 @@ def test_the_command_writes_the_page_and_prints_curves(
 
 def test_a_run_without_metrics_has_a_line_in_the_terminal(tmp_path: Path) -> None:
     assert "no rows" in text(write_run(tmp_path / "run", samples=[sample_row(1, 1)]))
+
+
+def test_every_metric_of_the_list_has_a_section_of_the_page() -> None:
+    """Also those of episodes, of a resumed run and of `mrl tune`."""
+    firsts = {name.replace("<optim|critic>", "optim").partition("/")[0] for name in METRICS if "/" in name}
+    assert firsts == {first for parts in SECTIONS.values() for first in parts}
+    (figure,) = figures(["tune/loss"])[1:]
+    assert figure["section"] == "Tuning"
+
+
+def test_what_mrl_tune_wrote_is_shown_by_the_name_of_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"step": s, "tune/loss": 3 / s, "tune/grad_norm": 1.0, "time/seconds": 2.0 * s} for s in range(1, 9)
+    ]
+    rows[3] |= {"preference/pair_loss": 0.7, "val/loss": 0.5, "val/rows": 9, "tune/grad_norm": float("nan")}
+    write_run(tmp_path / "runs/first/tune", metrics=rows)
+    assert main(["report", str(tmp_path / "runs/first"), "--out", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out
+    assert "tune/loss" in said and "step    4  val/loss 0.500" in said and "reward/mean" not in said
+    assert "tune/grad_norm: no finite number in 1 rows, first at step 4" in said
+    data = read_run(tmp_path / "runs/first/tune", max_bytes=10)
+    assert data["name"] == "first/tune"
+    assert list(runs_of([tmp_path / "runs"])) == list(runs_of([tmp_path / "runs/first"])) == ["first/tune"]
+    assert main(["diagnose", str(tmp_path / "runs/first")]) == 2
+    assert "was written by `mrl tune`" in capsys.readouterr().err
+    write_run(tmp_path / "runs/second", metrics=[metrics_row(1)])
+    write_run(tmp_path / "runs/second/tune", metrics=rows)
+    assert list(runs_of([tmp_path / "runs"])) == ["first/tune", "second", "second/tune"]
+    assert main(["report", str(tmp_path / "runs/second"), "--text"]) == 0
+    assert "reward/mean" in capsys.readouterr().out, "the run itself goes before its supervised start"
