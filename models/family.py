@@ -20,6 +20,7 @@ from mrl.models.hf_config import (
     Noted,
     checkpoint_dtype,
     field,
+    has_score,
     head_dim,
     unsupported_values,
 )
@@ -30,6 +31,7 @@ from mrl.models.tensors import TRAINER, CheckpointTensor, LocalTensor, Role, Row
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+SCORE = "score.weight"
 
 
 class Family:
@@ -350,13 +352,16 @@ class Family:
 
 
 def _outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
-    """The embedding, the final norm, and the output layer unless it is tied."""
+    """The embedding, the final norm, and the output layer unless it is tied; of a reward model the head of its score."""
     vocab, hidden = field(hf, "vocab_size"), field(hf, "hidden_size")
     padded = padded_vocab(vocab, tp=layout.tp, pad_vocab_to=pad_vocab_to)
     outer = [
         Row("embedding.word_embeddings.weight", whole(EMBEDDING, vocab), hidden, "tp", padded_rows=padded),
         Row("decoder.final_layernorm.weight", whole(FINAL_NORM, hidden), None),
     ]
-    if not hf.get("tie_word_embeddings", False):
+    tied = hf.get("tie_word_embeddings", False)
+    if has_score(hf):
+        outer.append(Row("output_layer.weight", whole(SCORE, 1), hidden))
+    elif not tied:
         outer.append(Row("output_layer.weight", whole(HEAD, vocab), hidden, "tp", padded_rows=padded))
     return outer

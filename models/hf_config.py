@@ -41,6 +41,23 @@ HARMLESS = frozenset({
 """The keys that change nothing of what training and serving compute, whatever they say."""
 
 
+SCORED = "ForSequenceClassification"
+"""How the class of a reward model ends: it gives a score in the place of the vocabulary's logits."""
+
+
+def has_score(hf: HfConfig) -> bool:
+    """Whether the folder holds a reward model."""
+    return any(str(name).endswith(SCORED) for name in hf.get("architectures") or ())
+
+
+def scored(hf: HfConfig) -> dict[str, Any]:
+    """What config.json says of the reward model of the same layers."""
+    if has_score(hf):
+        return dict(hf)
+    name = str(next(iter(hf.get("architectures") or ()), hf.get("model_type")))
+    return {**hf, "architectures": [name.partition("For")[0] + SCORED]}
+
+
 def language_model(hf: HfConfig) -> dict[str, Any]:
     """What config.json says of the model of text: in a folder with a model of images too the keys of `text_config`
     among its own; elsewhere all of it."""

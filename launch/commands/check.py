@@ -24,6 +24,7 @@ from mrl.launch.cluster.gpus import disagreements, look
 from mrl.launch.commands.acting import Acting, look_at
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
+from mrl.models.hf_config import has_score
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
@@ -115,6 +116,10 @@ def check_policy(config: Config) -> None:
     new_model.ensure(
         config.model, [p for e in config.data.train_entries() for p in e.paths], seed=config.run.seed
     )
+    if has_score(read_config(config.model.path)) and not (
+        config.tune and config.tune.objective.is_reward_model
+    ):
+        raise ConfigError(f"model.path = {config.model.path} is a reward model, which writes no text")
     gpus = own_gpus()
     per_node = config.launch.slots_per_node or gpus or config.num_slots
     nodes = requirements.node_numbers(config.num_slots, per_node)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +20,7 @@ from mrl.config.load import dump, load_config
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.tune_rows import TuneRows, load_training, load_validation, overlap
+from mrl.data.tune_rows import TuneRows, load_training, load_validation, overlap, scored
 from mrl.errors import ConfigError
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands.stopping import StopSignals
@@ -46,6 +46,8 @@ def run_ranks(arguments: Sequence[str]) -> int:
     check_policy(config)
     check_tokenizer(config)
     training, validation = rows_of(config, section)
+    if (scored_config := _scored_config(config, section)) is not None:
+        check_reward_model(config, scored_config, training)
     say = [training.report, validation.report] if validation.rows else [training.report]
     if shared := overlap(training, validation):
         say.append(f"{shared} training rows have a prompt of the validation")
@@ -63,6 +65,19 @@ def run_ranks(arguments: Sequence[str]) -> int:
         print(f"tune failed with {code}; each rank's own words are in {log_folder(config)}", flush=True)
         return code
     return 0 if Path(section.output).exists() else signals.exit_code
+
+
+def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
+    """ConfigError where the folder that the run would write scored another token than the run trains."""
+    if config.training.lora is not None:
+        raise ConfigError("tune.objective = reward_model trains all weights; take training.lora out")
+    pad = scored_config["pad_token_id"]
+    for row in rows.rows:
+        if any(each.tokens[-2] == pad for each in row.responses):
+            raise ConfigError(
+                f"{row.place} ends with the padding token ({pad}), which transformers takes for no part of a response: it would "
+                f"score the token before; give the tokenizer in {config.model.path} another pad_token"
+            )
 
 
 def _run(arguments: Sequence[str], config: Config, signals: StopSignals) -> int:
@@ -97,10 +112,13 @@ def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
 
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     encoder, longest = encoder_of(config, section, tokenizer), config.model.max_length
-    return (
+    found = (
         load_training(section, encoder, max_length=longest),
         load_validation(section, encoder, max_length=longest),
     )
+    if not section.objective.is_reward_model:
+        return found
+    return scored(found[0]), scored(found[1])
 
 
 def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
@@ -120,6 +138,33 @@ def main(arguments: Sequence[str]) -> None:
         raise
 
 
+def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | None:
+    """What config.json of the output says where it is a reward model."""
+    from mrl.data.tokenise import load_tokenizer
+    from mrl.training.hf.reward_model import config_of
+
+    if not section.objective.is_reward_model:
+        return None
+    path = config.model.path
+    return config_of(path, load_tokenizer(path, trust_remote_code=config.model.trust_remote_code))
+
+
+def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
+    from mrl.training.hf.reward_model import RewardFolder
+
+    found = _scored_config(config, section)
+    about = {"score_at": "end", "objective": section.objective.model_dump(mode="json", exclude_defaults=True)}
+    return None if found is None else RewardFolder(found, about | dict(report))
+
+
+def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
+    """What the ranks are told beside the configuration: a reward model has its score after the last token, in one place more."""
+    if not section.objective.is_reward_model:
+        return {}
+    model = config.model.model_copy(update={"max_length": config.model.max_length + 1})
+    return {"model": model, "value_head": True}
+
+
 def _tune(config: Config, seen: TextIO, rank: int) -> None:
     from mrl.loops.tuning.tuner import BEST, Tuner
     from mrl.training.hf import export
@@ -130,7 +175,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
 
     section, folder = _section(config), folder_of(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
-    worker = start_worker(config, training=training)
+    worker = start_worker(config, training=training, **worker_changes(config, section))
     tuner = Tuner(config, section, worker, *rows_of(config, section), folder=folder, tell=tell)
     if not tuner.run(lambda: rank == 0 and _is_asked_to_stop(config)):
         worker.close()
@@ -141,7 +186,12 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     worker.close()
     if rank == 0:
         export.export_checkpoint(
-            shards, Path(section.output), source=Path(config.model.path), dtype=training.dtype, lora=lora
+            shards,
+            Path(section.output),
+            source=Path(config.model.path),
+            dtype=training.dtype,
+            lora=lora,
+            reward_model=_reward_folder(config, section, tuner.score_report()),
         )
         for spent in (shards, folder / "checkpoints", folder / BEST):
             shutil.rmtree(spent, ignore_errors=True)

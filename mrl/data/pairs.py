@@ -5,12 +5,16 @@ whole         {"chosen": messages, "rejected": messages}: the prompt is what bot
 dialogue      {"chosen": text, "rejected": text} of "\\n\\nHuman: ...\\n\\nAssistant: ..." turns
 ranked        {"context": text or messages, "completions": [{"rank": 0 is best, "completion": text or messages}]}
 labelled      {"prompt": text or messages, "completion": text or messages, "label": true or false}
+
+A pair may say more of itself, which reward models read: "margin", by how much the chosen response is better, and
+"chosen_probability", how sure that is (0.8: four of five people chose it).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +34,32 @@ class Responses:
     sides: tuple[bool, ...]
     """True for a chosen response."""
     weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PairLabel:
+    """What is known of a pair beside which response was chosen."""
+
+    margin: float = 0.0
+    """By how much the chosen response is better, in units of the score."""
+    probability: float = 1.0
+    """That the chosen response is the better one."""
+
+
+CERTAIN = PairLabel()
+
+
+def label_of(columns: Mapping[str, Any], *, place: str) -> PairLabel:
+    """Margin and probability of a row, where it has them. DataError names the place and what is wrong."""
+    margin, probability = columns.get("margin"), columns.get("chosen_probability")
+    for name, value in (("margin", margin), ("chosen_probability", probability)):
+        if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
+            raise DataError(f"{place}: {name} is a number, not {value!r}")
+    if probability is not None and not 0 <= probability <= 1:
+        raise DataError(f"{place}: chosen_probability is between 0 and 1, not {probability}")
+    return PairLabel(
+        0.0 if margin is None else float(margin), 1.0 if probability is None else float(probability)
+    )
 
 
 def preferences(columns: Mapping[str, Any], *, place: str) -> Iterator[Responses]:

@@ -17,7 +17,7 @@ from mrl.data.conversation import Encoded, Encoder
 from mrl.data.demonstrations import demonstration, tools_of
 from mrl.data.files import read_rows
 from mrl.data.messages import Messages
-from mrl.data.pairs import Responses, labelled, preferences
+from mrl.data.pairs import CERTAIN, PairLabel, Responses, label_of, labelled, preferences
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
 
@@ -34,6 +34,7 @@ class TuneRow:
     """One, or a pair's two with the chosen one first; each with its prompt."""
     sides: tuple[bool, ...]
     weight: float = 1.0
+    label: PairLabel = CERTAIN
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class TuneRows:
         """Of everything that is trained on, in hex: with the tokens also tokenizer and template."""
         found = hashlib.sha256()
         for row in self.rows:
-            found.update(repr((row.sides, row.weight)).encode())
+            label = () if row.label == CERTAIN else dataclasses.astuple(row.label)
+            found.update(repr((row.sides, row.weight, *label)).encode())
             for each in row.responses:
                 found.update(each.tokens.tobytes() + each.mask.tobytes())
         return found.hexdigest()
@@ -142,7 +144,25 @@ def _preferences(
         encoded = tuple(_encode(found.prompt, each, encoder, place, tools) for each in found.responses)
         if len(encoded) == 2 and np.array_equal(encoded[0].tokens, encoded[1].tokens):
             raise DataError(f"{place}: chosen and rejected are the same {len(encoded[0].tokens)} tokens")
-        yield TuneRow(place, encoded, found.sides, found.weight)
+        if section.objective.is_reward_model:
+            yield TuneRow(place, encoded, found.sides, found.weight, label_of(columns, place=place))
+        else:
+            yield TuneRow(place, encoded, found.sides, found.weight)
+
+
+def scored(rows: TuneRows) -> TuneRows:
+    """The rows as a reward model takes them: one token follows each response, and only its place is trained on. The value there is
+    the state after the response's last token, which is the response's score."""
+    return dataclasses.replace(rows, rows=tuple(_scored(row) for row in rows.rows))
+
+
+def _scored(row: TuneRow) -> TuneRow:
+    longer = (np.append(each.tokens, each.tokens[-1]) for each in row.responses)
+    responses = tuple(
+        Encoded(tokens, np.arange(len(tokens)) == len(tokens) - 1, each.prompt_length)
+        for tokens, each in zip(longer, row.responses, strict=True)
+    )
+    return dataclasses.replace(row, responses=responses)
 
 
 def _encode(
@@ -183,7 +203,8 @@ def batch_of(
 ) -> TrainBatch:
     """The batch of rows; `numbers` [R] are theirs. `ref_logprobs`: row's number -> its responses' sums under the reference.
 
-    What is known of each response: side, weight, ref_logprob, all float64 (0 without a reference).
+    What is known of each response: side, weight, ref_logprob (0 without a reference), margin and probability of its pair, all
+    float64.
     """
     responses = [each for row in rows for each in row.responses]
     sizes = np.array([len(row.responses) for row in rows])
@@ -202,6 +223,8 @@ def batch_of(
             "side": np.array([side for row in rows for side in row.sides], np.float64),
             "weight": np.repeat([row.weight for row in rows], sizes).astype(np.float64),
             "ref_logprob": np.array(known, np.float64),
+            "margin": np.repeat([row.label.margin for row in rows], sizes).astype(np.float64),
+            "probability": np.repeat([row.label.probability for row in rows], sizes).astype(np.float64),
         },
         whole_groups=bool((sizes > 1).any()),
     )

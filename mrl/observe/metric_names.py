@@ -342,12 +342,19 @@ METRICS = {
     "preference/pair_loss": Metric("1", "The loss of pairs, without the chosen responses' own."),
     "preference/accuracy": Metric(
         "share",
-        "Pairs whose chosen response has the larger implied reward, ties half; labelled rows: wanted, unwanted.",
+        "Pairs whose chosen response has the larger implied reward, ties half (labelled rows: wanted, unwanted; a reward "
+        "model: what the labels say of the side that scores higher).",
     ),
+    "preference/accuracy_<low|high>": Metric(
+        "share",
+        "The 95 % interval of the accuracy over so many pairs (Wilson); of a reward model, in validation.",
+    ),
+    "preference/center": Metric("1", "Of a reward model: the term that keeps scores around 0."),
+    "preference/score_<mean|std>": Metric("reward", "Of all scores of a reward model, in validation."),
     "preference/margin_mean": Metric("reward", "Mean of chosen less rejected implied reward."),
     "preference/margin_square": Metric("reward^2", "Mean of its square."),
     "preference/reward_<chosen|rejected>": Metric(
-        "reward", "Mean implied reward: beta times what the loss compares."
+        "reward", "Mean implied reward: beta times what the loss compares; of a reward model: its score."
     ),
     "preference/logp_chosen_per_token": Metric("nats", "Mean over chosen responses of their mean log-prob."),
     "preference/chosen_down_frac": Metric(

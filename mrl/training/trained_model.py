@@ -25,6 +25,7 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.families import family_of
+from mrl.models.hf_config import has_score, scored
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron.adapters import LowRankPair, add_adapters
 from mrl.models.megatron.build import build_chunks
@@ -43,11 +44,12 @@ from mrl.training.platform.parameter_memory import ParameterMemory
 log = logging.getLogger(__name__)
 
 HEAD = "output_layer.weight"
-"""Megatron's name of the output layer; a critic has its value head there."""
+"""Megatron's name of the output layer; a critic and a reward model have their value head there."""
 
 
 class TrainedModel:
-    """A model that is trained: the policy, or the critic with a value head that starts at 0."""
+    """A model that is trained: the policy, or with a value head a critic or a reward model. That head starts at 0, or as the
+    score of the reward model whose folder is loaded."""
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class TrainedModel:
         """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters. `replays`:
         batches may bring routes."""
         self.layout, self.place, self.device = layout, place, device
-        self.hf_config = folder.read_config(model.path)
+        hf_config = folder.read_config(model.path)
+        self.hf_config = scored(hf_config) if value_head else hf_config
         self.family = family_of(self.hf_config)
         self.dtype = getattr(torch, training.dtype)
         self._is_critic = value_head
@@ -123,12 +126,10 @@ class TrainedModel:
             (chunk, name): parameter
             for chunk, model in enumerate(self.chunks.models)
             for name, parameter in model.weights().items()
-            if not (self._is_critic and name == HEAD)
         }
         table = self.family.local_tensors(
             self.hf_config, self.layout, self.place, dtype=dtype, spec=self.spec
         )
-        table = [local for local in table if not (self._is_critic and local.name == HEAD)]
         named = {(local.chunk, local.name): local for local in table}
         if real.keys() != named.keys():
             raise ConfigError(
@@ -155,8 +156,11 @@ class TrainedModel:
 
     def load_parameters(self, path: str | Path) -> None:
         """Streams a Hugging Face folder into this rank's parameters alone."""
+        hf_config = self.hf_config
         targets = [(local, parameter.data) for local, parameter in self._located]
-        left_out = folder.load_folder(path, self.family, self.hf_config, targets)
+        if self._is_critic and not has_score(own := folder.read_config(path)):
+            hf_config, targets = own, [(local, data) for local, data in targets if local.name != HEAD]
+        left_out = folder.load_folder(path, self.family, hf_config, targets)
         if left_out and self.place.rank == 0 and not self._is_critic:
             prefixes = ", ".join((*self.family.untrained(self.hf_config), *self.family.carried))
             log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)

@@ -51,9 +51,11 @@ class MegatronWorker:
         seed: int = 0,
         load: bool = True,
         replays: bool = False,
+        value_head: bool = False,
     ) -> None:
         """Joins the other ranks, builds the policy and, unless `load` is False, loads model.path. `replays`: batches may
-        bring routes for the policy and the reference to take (routing.replay)."""
+        bring routes for the policy and the reference to take (routing.replay). With `value_head` what stands in the
+        policy's place is a reward model: forward() gives values, and an objective is called with them."""
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
         self.place = self.layout.place(rank)
@@ -79,6 +81,7 @@ class MegatronWorker:
             device=self.device,
             seed=seed,
             replays=replays,
+            value_head=value_head,
         )
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""

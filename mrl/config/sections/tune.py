@@ -1,4 +1,4 @@
-"""Tuning on rows instead of rewards: demonstrations (sft), or preferences (the DPO family)."""
+"""Tuning on rows instead of rewards: demonstrations (sft), preferences (the DPO family), or a reward model of them."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,19 @@ from mrl.config.sections.training import OptimizerSection
 from mrl.section import Section, named
 
 ObjectiveName = Literal[
-    "sft", "dpo", "robust", "ipo", "simpo", "orpo", "kto", "hinge", "apo_zero", "apo_down", "exo", "custom"
+    "sft",
+    "dpo",
+    "robust",
+    "ipo",
+    "simpo",
+    "orpo",
+    "kto",
+    "hinge",
+    "apo_zero",
+    "apo_down",
+    "exo",
+    "custom",
+    "reward_model",
 ]
 PAIR_SETTINGS = frozenset({"beta", "length", "sft_weight"})
 READS: dict[str, frozenset[str]] = {
@@ -24,10 +36,21 @@ READS: dict[str, frozenset[str]] = {
     "apo_down": PAIR_SETTINGS,
     "exo": PAIR_SETTINGS | {"smoothing"},
     "custom": PAIR_SETTINGS | {"function", "options"},
+    "reward_model": frozenset({"smoothing", "margin_scale", "center"}),
 }
 """Objective -> the settings that it reads; any other one that is not at its default is refused."""
 
-WITHOUT_REFERENCE = frozenset({"sft", "simpo", "orpo"})
+WITHOUT_REFERENCE = frozenset({"sft", "simpo", "orpo", "reward_model"})
+
+
+class CenterSection(Section):
+    """Keeps the scores of a reward model around 0, which differences leave free."""
+
+    kind: Literal["pair", "batch_sum", "batch_mean"] = "pair"
+    """What is squared: the sum of a pair's two scores (mean over pairs), the sum of all scores of a step (batch-sum
+    regularisation), or their mean."""
+    weight: float = Field(gt=0)
+    """Weight of the square: about 0.01 for pair, 0.001 for batch_sum."""
 
 
 class ObjectiveSection(Section):
@@ -35,7 +58,7 @@ class ObjectiveSection(Section):
 
     name: Annotated[ObjectiveName, BeforeValidator(named("tune.objective", ObjectiveName))] = "sft"
     """Cross-entropy of demonstrations (sft), a loss over pairs of a chosen and a rejected response, or over single responses
-    with a label (kto)."""
+    with a label (kto); reward_model trains a model that gives a score, not the policy."""
     average: Literal["tokens", "sequences"] = "tokens"
     """Of sft: mean over the step's trained tokens, or mean of the rows' own means."""
     beta: float = Field(default=0.1, gt=0)
@@ -53,6 +76,10 @@ class ObjectiveSection(Section):
     """Of kto: weight of responses labelled true."""
     unwanted_weight: float = Field(default=1.0, gt=0)
     """Of kto: weight of responses labelled false."""
+    margin_scale: float = Field(default=1.0, ge=0)
+    """Of reward_model: what a row's own margin is multiplied by; 0 leaves margins out."""
+    center: CenterSection | None = None
+    """Of reward_model: a term that keeps scores around 0."""
     function: str | None = None
     """Of custom: module:function that gives the loss of each pair, as docs/design/preference.md says."""
     options: dict[str, Any] = {}
@@ -81,6 +108,16 @@ class ObjectiveSection(Section):
     def takes_pairs(self) -> bool:
         """Whether a row is a chosen and a rejected response."""
         return self.name not in ("sft", "kto")
+
+    @property
+    def is_reward_model(self) -> bool:
+        """Whether what is trained gives a score in place of log-probs."""
+        return self.name == "reward_model"
+
+    @property
+    def couples_scores(self) -> bool:
+        """Whether a term of the loss needs the scores of the whole step."""
+        return self.center is not None and self.center.kind != "pair"
 
 
 class TuneFile(Section):

@@ -1,16 +1,19 @@
-"""What a validation of `mrl tune` says, from the log-probs of its rows. Pure."""
+"""What a validation of `mrl tune` says, from the log-probs or the scores of its rows. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from mrl.algorithms import calibration
 from mrl.algorithms.preference import PairLoss, Side, pair_metrics, rewards
+from mrl.algorithms.reward_model import pair_losses, score_metrics
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.tune_rows import TuneRow
+from mrl.rewards.trials.agreement import wilson
 
 
 def demonstration_figures(
@@ -41,8 +44,71 @@ def preference_figures(
         f"val/{name}": float(value) for name, value in pair_metrics(section, chosen, rejected, share).items()
     }
     margin = (rewards(section, chosen) - rewards(section, rejected)).numpy()
-    longer = (chosen.length - rejected.length).numpy()
-    found["val/preference/margin_p10"] = float(np.quantile(margin, 0.1))
+    return found | _margin_figures(margin, (chosen.length - rejected.length).numpy())
+
+
+def score_figures(
+    section: ObjectiveSection, rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]]
+) -> dict[str, float]:
+    """What a reward model's scores say of pairs, with the 95 % interval of their accuracy."""
+
+    def of(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float64)
+
+    chosen, rejected = (of(scores[n][side] for n in range(len(rows))) for side in (0, 1))
+    margin, probability = of(row.label.margin for row in rows), of(row.label.probability for row in rows)
+    share = of(row.weight for row in rows)
+    share /= share.sum()
+    metrics = score_metrics(chosen, rejected, probability, share)
+    loss = (pair_losses(section, chosen, rejected, margin, probability) * share).sum()
+    found = {"val/rows": float(len(rows)), "val/loss": float(loss)}
+    found |= {f"val/{name}": float(value) for name, value in metrics.items()}
+    accuracy, both = found["val/preference/accuracy"], torch.cat([chosen, rejected])
+    low, high = wilson(accuracy * len(rows), len(rows))
+    found |= {"val/preference/accuracy_low": low, "val/preference/accuracy_high": high}
+    found |= {
+        "val/preference/score_mean": float(both.mean()),
+        "val/preference/score_std": float(both.std(correction=0)),
+    }
+    longer = [len(row.responses[0].tokens) - len(row.responses[1].tokens) for row in rows]
+    return found | _margin_figures((chosen - rejected).numpy(), np.array(longer))
+
+
+def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+    """What held-out pairs say of a reward model: how often its scores are right, where they lie, how far they are calibrated."""
+    chosen, rejected = (np.array([scores[n][side] for n in range(len(rows))]) for side in (0, 1))
+    probability = np.array([row.label.probability for row in rows])
+    difference, both = chosen - rejected, np.concatenate([chosen, rejected])
+    right = np.where(difference > 0, probability, np.where(difference < 0, 1 - probability, 0.5))
+    return {
+        "pairs": len(rows),
+        "accuracy": float(right.mean()),
+        "accuracy_interval": wilson(float(right.sum()), len(rows)),
+        "score_mean": float(both.mean()),
+        "score_std": float(both.std()),
+        "calibration": calibration.report(difference, probability),
+    }
+
+
+def report_line(report: Mapping[str, Any]) -> str:
+    """The report in one line for the screen."""
+    low, high = report["accuracy_interval"]
+    line = f"held-out accuracy {report['accuracy']:.4f} (95 %: {low:.4f} to {high:.4f}) over {report['pairs']} pairs"
+    found = report["calibration"]
+    if not found:
+        return f"{line}; too few to calibrate"
+    if found["temperature"] is None:
+        return f"{line}; the {found['pairs_fitted']} of them for it bound no temperature"
+    after = found["calibrated"]
+    return (
+        f"{line}; temperature {found['temperature']:.3f} +- {found['temperature_error']:.3f}, with it calibration error "
+        f"{after['calibration_error']:.4f} (chance alone: {after['floor_mean']:.4f}, at most {after['floor_95']:.4f})"
+    )
+
+
+def _margin_figures(margin: np.ndarray, longer: np.ndarray) -> dict[str, float]:
+    """Of [P] margins, and by how many tokens [P] the chosen response is the longer one."""
+    found = {"val/preference/margin_p10": float(np.quantile(margin, 0.1))}
     if margin.std() and longer.std():
         found["val/preference/length_correlation"] = float(np.corrcoef(margin, longer)[0, 1])
     if (longer < 0).any():

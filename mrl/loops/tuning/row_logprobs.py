@@ -1,4 +1,5 @@
-"""Log-probs of whole responses, by the weights of now: those of the reference, taken once and kept in a file.
+"""Log-probs (a reward model: scores) of whole responses, by the weights of now: those of the reference, taken once and kept in
+a file.
 
 With the reference's in a file nobody holds its parameters. The file's name is the digest of the weights, of the rows' tokens
 and of the dtype, and at every start some rows are computed again: a file that does not fit is an error, not a flat loss.
@@ -37,7 +38,8 @@ def own_share(batch: TrainBatch, worker: MegatronWorker) -> TrainBatch:
 def row_logprobs(
     worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int, numbers: Sequence[int] | None = None
 ) -> dict[int, list[float]]:
-    """The same on all ranks, called on all together; sums in float64 over each response's trained tokens.
+    """The same on all ranks, called on all together; sums in float64 over each response's trained tokens, of its log-probs or of
+    the one value that is its score.
 
     `numbers`: of the rows wanted, all by default.
     """
@@ -49,7 +51,8 @@ def row_logprobs(
         arrays = worker.forward(shard)
         if arrays is None or not shard.num_samples:
             continue
-        sums = np.add.reduceat(arrays["logprobs"].astype(np.float64) * shard.loss_mask, shard.cu_seqlens[:-1])
+        found = arrays["values" if "values" in arrays else "logprobs"].astype(np.float64)
+        sums = np.add.reduceat(found * shard.loss_mask, shard.cu_seqlens[:-1])
         for group, value in zip(shard.group_ids, sums.tolist(), strict=True):
             own.setdefault(chunk[int(group)], []).append(value)
     return joined(own)  # type: ignore[arg-type] keys of any kind that sorts

@@ -6,6 +6,7 @@ resumed run goes on to the last bit.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -17,11 +18,19 @@ import torch
 
 from mrl.algorithms.objective import cross_entropy, cross_entropy_of_sequences
 from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
+from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.tune_rows import TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
-from mrl.loops.tuning.figures import demonstration_figures, preference_figures
+from mrl.files import replace_durably
+from mrl.loops.tuning.figures import (
+    demonstration_figures,
+    preference_figures,
+    report_line,
+    score_figures,
+    score_report,
+)
 from mrl.loops.tuning.row_logprobs import (
     Logprobs,
     bound_of,
@@ -38,6 +47,8 @@ from mrl.training.worker import MegatronWorker
 
 KEPT_CHECKPOINTS = 2
 BEST = "best"
+REPORT = "score_report.json"
+"""What the last, or the best, validation says of a reward model."""
 
 
 class Tuner:
@@ -58,7 +69,8 @@ class Tuner:
         self._config, self._section, self._worker, self._folder = config, section, worker, folder
         self._training, self._validation, self._tell = training, validation, tell
         self._objective = _objective_of(section)
-        self._pair_loss = pair_loss_of(section.objective) if section.objective.takes_pairs else None
+        compares = section.objective.takes_pairs and not section.objective.is_reward_model
+        self._pair_loss = pair_loss_of(section.objective) if compares else None
         self.num_steps = steps_of(section, len(training.rows))
         self._step, self._best = 0, float("-inf")
         self._log = MetricsLog(folder / "metrics.jsonl")
@@ -149,6 +161,8 @@ class Tuner:
         }
         if self._apart.rows:
             denominators["kto_z"] = self._zero_point(numbers)
+        if section.objective.couples_scores:
+            denominators["score_sum"] = self._score_sum(numbers)
         metrics = self._worker.update(own_share(batch, self._worker), self._objective, denominators)
         if self._step == 1:
             metrics |= self._begins_at_the_reference(numbers, metrics)
@@ -165,6 +179,12 @@ class Tuner:
         )
         ratios = [found[number][0] - self._apart_ref[number][0] for number in numbers.tolist()]
         return max(0.0, float(np.mean(ratios)))
+
+    def _score_sum(self, numbers: np.ndarray) -> float:
+        """The weighted sum of all scores of the step, by the weights before it."""
+        rows = [self._training.rows[number] for number in numbers]
+        found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
+        return float(sum(row.weight * sum(found[place]) for place, row in enumerate(rows)))
 
     def _begins_at_the_reference(self, numbers: np.ndarray, metrics: Mapping[str, float]) -> dict[str, float]:
         """The first step's policy is the reference: what margins there are is rounding, told as preference/noise, and the loss is
@@ -194,18 +214,35 @@ class Tuner:
         found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
         if self._section.objective.name == "sft":
             figures = demonstration_figures(rows, found)
+        elif self._section.objective.is_reward_model:
+            figures = score_figures(self._section.objective, rows, found)
         else:
             figures = preference_figures(self._section.objective, self._pair_loss, rows, found, self._val_ref)
-        if name := self._section.keep_best:
-            self._keep_if_best(name, figures)
+        name = self._section.keep_best
+        is_kept = self._keep_if_best(name, figures) if name else True
+        if is_kept and self._section.objective.is_reward_model:
+            run_on_rank_zero(lambda: self._write_report(score_report(rows, found)))
         return figures
 
-    def _keep_if_best(self, name: str, figures: Mapping[str, float]) -> None:
+    def _write_report(self, report: Mapping[str, Any]) -> None:
+        replace_durably(self._folder / REPORT, json.dumps(report).encode())
+
+    def score_report(self) -> dict[str, Any]:
+        """What the validation said of the reward model that save_weights() writes; empty where nothing is validated."""
+        path = self._folder / REPORT
+        if not self._validation.rows or not self._section.objective.is_reward_model:
+            return {}
+        report = json.loads(path.read_text(encoding="utf-8"))
+        self._tell(report_line(report))
+        return report
+
+    def _keep_if_best(self, name: str, figures: Mapping[str, float]) -> bool:
+        """Keeps today's weights where no validation was better; whether it did."""
         if name not in figures:
             raise ConfigError(f"tune.keep_best = {name}: validation gives {', '.join(sorted(figures))}")
         value = -figures[name] if name == "val/loss" else figures[name]
         if value <= self._best:
-            return
+            return False
         self._best, folder, new = value, self._folder / BEST, self._folder / "best.new"
         run_on_rank_zero(lambda: shutil.rmtree(new, ignore_errors=True))
         self._worker.save_weights(new)
@@ -215,6 +252,7 @@ class Tuner:
             new.rename(folder)
 
         run_on_rank_zero(replace)
+        return True
 
     def save_weights(self, path: Path) -> None:
         """The weights to export, in Megatron's form: the best ones where they were kept, else those of now."""
@@ -253,6 +291,8 @@ class Tuner:
 
 
 def _objective_of(section: TuneSection) -> Callable[..., Any]:
+    if section.objective.is_reward_model:
+        return RewardModelObjective(section.objective)
     if section.objective.name != "sft":
         return PreferenceObjective(section.objective)
     return cross_entropy if section.objective.average == "tokens" else cross_entropy_of_sequences

@@ -11,7 +11,7 @@ Z = 1.959964
 """Of a two-sided interval of 95 %."""
 
 
-def wilson(count: int, total: int) -> tuple[float, float]:
+def wilson(count: float, total: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson, 1927); (0, 1) of nothing.
 
     >>> tuple(round(bound, 3) for bound in wilson(5, 50))

@@ -26,6 +26,7 @@ from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
 from mrl.training.hf.adapted import AdaptedWeights
 from mrl.training.hf.folder import describe, read_config, read_whole, tensor_files
+from mrl.training.hf.reward_model import ABOUT, RewardFolder
 
 FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
@@ -89,14 +90,17 @@ def export_checkpoint(
     file_bytes: int = FILE_BYTES,
     card: str | None = None,
     lora: Mapping[str, Any] | None = None,
+    reward_model: RewardFolder | None = None,
 ) -> Files:
     """Writes the policy of `checkpoint` to the new folder `out`, beside what `source` has but weights.
 
     `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. `lora`:
-    what the checkpoint's manifest says of adapters, which are then merged into source's weights. CheckpointError
+    what the checkpoint's manifest says of adapters, which are then merged into source's weights. `reward_model`: what
+    the folder says of a checkpoint that is a reward model. CheckpointError
     where checkpoint and source are of two models, and where `out` exists.
     """
-    hf_config = read_config(source)
+    added = dict(reward_model.config) if reward_model else {}
+    hf_config = read_config(source) | added
     files = plan_files(source, hf_config, dtype=dtype, file_bytes=file_bytes)
     weights = weights_of(checkpoint, source, hf_config, lora)
     require_new(out)
@@ -106,7 +110,9 @@ def export_checkpoint(
     if files.split.is_sharded:
         index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
         write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
-    copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported)
+    copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported, added=added)
+    if reward_model is not None:
+        write_durably(partial / ABOUT, (json.dumps(reward_model.about, indent=2) + "\n").encode())
     if card is not None:
         write_durably(partial / "README.md", card.encode())
     commit_folder(out)
@@ -191,8 +197,11 @@ def require_new(path: Path) -> None:
         raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
 
 
-def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[str, Any]) -> None:
-    """Copies all of the source that is no weight; config.json with its type and changes."""
+def copy_side_files(
+    source: Path, folder: Path, *, dtype: str, changes: Mapping[str, Any], added: Mapping[str, Any]
+) -> None:
+    """Copies all of the source that is no weight; config.json with its type, with `changes` of keys that it has and
+    with all of `added`."""
     for file in sorted(source.iterdir()):
         is_weight = file.suffix in {".safetensors", ".bin", ".pt", ".pth"} or file.name.endswith(
             ".index.json"
@@ -202,6 +211,7 @@ def copy_side_files(source: Path, folder: Path, *, dtype: str, changes: Mapping[
     text = (source / "config.json").read_text()
     config = json.loads(text)
     exported = _changed(config, changes) | {"torch_dtype" if "torch_dtype" in config else "dtype": dtype}
+    exported |= added
     exported.pop(QUANTIZATION, None)  # what is written is wide, whatever was read
     if own := config.get("text_config"):
         exported["text_config"] = _changed(own, {"torch_dtype": dtype, "dtype": dtype, **changes})

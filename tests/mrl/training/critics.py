@@ -38,11 +38,17 @@ def with_critic(*arguments: Any, head: torch.Tensor | None) -> MegatronWorker:
     at = worker(*arguments)
     at.add_critic(SECTION)
     if head is not None:
-        for name, parameter in named(at).items():
-            if name == HEAD:
-                parameter.data.copy_(head)
-        critic_of(at).optimizer.take_parameters()
+        set_head(critic_of(at), head)
     return at
+
+
+def set_head(model: TrainedModel, head: torch.Tensor | None = None) -> None:
+    """Puts a value head, by default head_weight(), in the place of the one of zeros."""
+    for chunk in model.chunks.models:
+        for name, parameter in chunk.named_parameters():
+            if name == HEAD:
+                parameter.data.copy_(head_weight() if head is None else head)
+    model.optimizer.take_parameters()
 
 
 def critic_of(at: MegatronWorker) -> TrainedModel:

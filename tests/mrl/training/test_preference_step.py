@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from mrl.algorithms.preference import PreferenceObjective
 from mrl.config.sections.training import LayoutSection
 from mrl.config.sections.tune import ObjectiveSection
-from mrl.data.conversation import Encoded
-from mrl.data.tune_rows import TuneRow, batch_of
+from mrl.data.tune_rows import batch_of
 from mrl.loops.tuning.row_logprobs import own_share, row_logprobs
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import name_of
+from tests.mrl.training.pair_rows import pairs, without_load
 from tests.ranks import run_ranks
-from tests.tiny_models import VOCAB, write_model
+from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
 
@@ -27,19 +25,6 @@ OBJECTIVES = (
     ObjectiveSection(name="simpo", beta=2.0),
     ObjectiveSection(name="orpo"),
 )
-
-
-def pairs(count: int = 9) -> list[TuneRow]:
-    """Random pairs of uneven length."""
-    rng, rows = np.random.default_rng(0), []
-    for number in range(count):
-        prompt = rng.integers(0, VOCAB, rng.integers(1, 9))
-        responses = []
-        for _ in range(2):
-            tokens = np.concatenate([prompt, rng.integers(0, VOCAB, rng.integers(1, 14))])
-            responses.append(Encoded(tokens, np.arange(len(tokens)) >= len(prompt), len(prompt)))
-        rows.append(TuneRow(f"row {number}", tuple(responses), (True, False), 1.0 + number % 2))
-    return rows
 
 
 def preference_steps(
@@ -76,11 +61,6 @@ def check(one_rank: tuple[Path, list[dict[str, float]]], layout: dict[str, int],
             ours, theirs = (without_load(each) for each in (ours, theirs))
             assert ours.pop("grad_norm", 0.0) == pytest.approx(theirs.pop("grad_norm", 0.0), rel=5e-6)
             assert ours == pytest.approx(theirs, rel=2e-6, abs=2e-6)
-
-
-def without_load(metrics: dict[str, Any]) -> dict[str, Any]:
-    """How tokens are spread over experts counts each microbatch's padding."""
-    return {name: value for name, value in metrics.items() if not name.startswith("moe/")}
 
 
 @pytest.mark.parametrize(

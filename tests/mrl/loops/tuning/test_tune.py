@@ -13,7 +13,8 @@ from mrl.config.load import load
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
 from mrl.data.tokenise import load_tokenizer
-from mrl.data.tune_rows import load_training, load_validation
+from mrl.data.tune_rows import load_training, load_validation, scored
+from mrl.launch.commands.tune import worker_changes
 from mrl.loops.tuning.tuner import Tuner
 from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read, without_volatile
@@ -53,8 +54,8 @@ def tuned(
     section = config.tune
     assert section is not None
     worker = MegatronWorker(
-        config.model,
-        config.training.model_copy(update={"optimizer": section.optimizer}),
+        **{"model": config.model} | worker_changes(config, section),
+        training=config.training.model_copy(update={"optimizer": section.optimizer}),
         rank=rank,
         world_size=world,
         master_address="127.0.0.1",
@@ -63,6 +64,8 @@ def tuned(
     tokenizer = load_tokenizer(config.model.path)
     encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
     rows = [part(section, encoder, max_length=16) for part in (load_training, load_validation)]
+    if section.objective.is_reward_model:
+        rows = [scored(part) for part in rows]
     lines: list[str] = []
     tuner = Tuner(config, section, worker, *rows, folder=Path(folder), tell=lines.append)
     asked = iter(range(1000))
@@ -105,6 +108,20 @@ def test_stopped_and_resumed_it_is_the_same_to_the_bit_and_a_foreign_reference_i
     np.fromfile(kept).__add__(0.5).tofile(kept)
     with pytest.raises(AssertionError, match="off what the reference gives now"):
         run_ranks(tuned, 1, settings, str(tmp_path / "whole"), None)
+
+
+def test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
+    settings = words(task, "{name: reward_model, center: {kind: batch_sum, weight: 1e-4}}")
+    (whole,) = run_ranks(tuned, 1, settings, str(tmp_path / "whole"), None)
+    (part,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), 3)
+    (rest,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), None)
+    assert rest["finished"] and rest["digest"] == whole["digest"] != part["digest"]
+    rows = rows_of(tmp_path / "whole")
+    assert rows == rows_of(tmp_path / "parts")
+    first, last = rows[0], rows[-1]
+    assert first["val/loss"] == rows[1]["preference/pair_loss"] == pytest.approx(np.log(2))  # a head of zeros
+    assert last["val/loss"] < first["val/loss"] and last["val/preference/score_std"] > 0
+    assert last["val/preference/accuracy_low"] < last["val/preference/accuracy"]
 
 
 def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:
