@@ -150,11 +150,18 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
 
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
+    from mrl.data.tokenise import load_tokenizer
     from mrl.training.hf.reward_model import RewardFolder
 
     found = _scored_config(config, section)
-    about = {"score_at": "end", "objective": section.objective.model_dump(mode="json", exclude_defaults=True)}
-    return None if found is None else RewardFolder(found, about | dict(report))
+    if found is None:
+        return None
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    about = {
+        "end_tokens": end_of_text(tokenizer, config.model.path),
+        "objective": section.objective.model_dump(mode="json", exclude_defaults=True),
+    }
+    return RewardFolder(found, about | dict(report))
 
 
 def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:

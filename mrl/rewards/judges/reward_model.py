@@ -70,15 +70,20 @@ class Conversation:
         self._controls = ControlStrings.of_folder(folder)
         self._template = getattr(self._tokenizer, "chat_template", None)
         self._end = config["eos_token_id"]
-        self.version = digest(config, self._template, (Path(folder) / "tokenizer.json").read_text())
+        self._last = _end_tokens(Path(folder))
+        self._opening = _opening_tokens(self._tokenizer)
+        vocabulary = (Path(folder) / "tokenizer.json").read_text()
+        self.version = digest(config, self._template, vocabulary, *self._last, *self._opening)
 
     def ids(self, request: Request) -> tuple[list[int], int]:
-        """The tokens of prompt and response by the chat template, or, where the folder has none, both as they are and
-        the end token; and how many control strings the response had."""
+        """The tokens of prompt and response by the chat template, or, where the folder has none, the tokenizer's opening
+        tokens, both as they are and the end token; and how many control strings the response had.
+
+        What `mrl tune` trained has its score at the response's end token: what a template writes after it is left out."""
         response, found = self._controls.defuse(request.response)
         if not self._template:
             prompt = self._controls.defuse(request.prompt)[0]
-            return [*self._encoded(prompt), *self._encoded(response), self._end], found
+            return [*self._opening, *self._encoded(prompt), *self._encoded(response), self._end], found
         messages = request.messages or ({"role": "user", "content": request.prompt},)
         said = [
             (str(m.get("role", "user")), self._controls.defuse(text_of(m.get("content")))[0])
@@ -97,10 +102,37 @@ class Conversation:
             if not there:
                 raise RewardError("the reward model's chat template leaves a message out")
             ids += [*self._encoded(before), *self._encoded(text)]
-        return [*ids, *self._encoded(rest)]
+        return [*ids, *self._up_to_the_end(self._encoded(rest))]
+
+    def _up_to_the_end(self, closing: list[int]) -> list[int]:
+        """Of what the template writes after the response, that up to the place of the score."""
+        if not self._last:
+            return closing
+        ends = [place for place, token in enumerate(closing) if token in self._last]
+        if not ends:
+            raise RewardError("the reward model's chat template writes no end token after a response")
+        return closing[: ends[-1] + 1]
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False) if text else []
+
+
+def _end_tokens(folder: Path) -> list[int]:
+    """The tokens that end what the model was trained on, where the folder says so; empty of a folder from elsewhere."""
+    try:
+        return json.loads((folder / "reward_model.json").read_text(encoding="utf-8")).get("end_tokens", [])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'reward_model.json'}: {error}") from error
+
+
+def _opening_tokens(tokenizer: Any) -> list[int]:
+    """What the tokenizer writes before a text."""
+    plain, opened = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    starts = range(len(opened) - len(plain) + 1)
+    first = next((start for start in starts if opened[start : start + len(plain)] == plain), 0)
+    return opened[:first]
 
 
 def _checked_config(folder: Path) -> dict[str, Any]:

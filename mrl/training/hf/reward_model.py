@@ -18,7 +18,7 @@ from mrl.models.hf_config import scored
 from mrl.training.hf.folder import read_config
 
 ABOUT = "reward_model.json"
-"""What a reward model's folder says of its score: where it is read, how often it was right, how far it is calibrated."""
+"""What a reward model's folder says of its score: the end tokens it is read at, how often it was right, its calibration."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

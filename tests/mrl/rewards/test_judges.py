@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 import yaml
+from tokenizers.processors import TemplateProcessing
 
+from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
+from mrl.rewards.contract import Request
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
+from mrl.rewards.judges.reward_model import Conversation
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
+from tests.support import chat_tokenizers
 from tests.support.judge_server import FAILURES, judge_server
 
 Asked = tuple[str, Callable[[], dict[str, int]], Any]
@@ -204,8 +209,6 @@ def test_what_a_judge_cannot_be_shown_is_named(tmp_path: Path, make_pair: Any, s
 
 
 def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) -> None:
-    from mrl.rewards.judges.reward_model import Conversation
-
     config = {"architectures": ["Qwen3ForSequenceClassification"], "pad_token_id": 2, "eos_token_id": 2}
     for change, error in (
         ({}, "two different tokens"),
@@ -214,3 +217,37 @@ def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) ->
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=error):
             Conversation(str(tmp_path))
+
+
+@pytest.mark.parametrize("school", ["qwen", "deepseek", "opening without a template"])
+def test_a_reward_model_is_given_the_tokens_that_it_was_trained_on(school: str, tmp_path: Path) -> None:
+    """Up to the end token, where its score is, whatever the template writes after it; and with the opening token."""
+    tokenizer = chat_tokenizers.qwen() if school.startswith("opening") else chat_tokenizers.ALL[school]()
+    if school.startswith("opening"):
+        start = ("<|im_start|>", tokenizer.convert_tokens_to_ids("<|im_start|>"))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{start[0]} $A", special_tokens=[start]
+        )
+        tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    end = tokenizer.eos_token_id
+    config = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "pad_token_id": end + 1,
+        "eos_token_id": end,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    elsewhere = Conversation(str(tmp_path))
+    (tmp_path / "reward_model.json").write_text(json.dumps({"end_tokens": [end]}))
+    ours = Conversation(str(tmp_path))
+    messages = ({"role": "user", "content": "What is 3 times 4?"}, {"role": "assistant", "content": "12"})
+    encoder = Encoder(tokenizer, ends=[end])
+    if tokenizer.chat_template:
+        trained = encoder.messages(messages, first=1, place="row")
+    else:
+        trained = encoder.text(messages[0]["content"], messages[1]["content"], place="row")
+    request = Request("0.0", 0, "12", "12", prompt=messages[0]["content"], messages=messages[:1])
+    assert ours.ids(request)[0] == trained.tokens.tolist()
+    longer = elsewhere.ids(request)[0]  # one from elsewhere may have its score at the template's last token
+    assert (longer != trained.tokens.tolist()) == (school == "qwen")
+    assert (ours.version != elsewhere.version) and longer[: len(trained.tokens)] == trained.tokens.tolist()
