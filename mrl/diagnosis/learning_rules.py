@@ -98,7 +98,7 @@ def policy_collapsed(run: Run) -> Signs:
         *_kl(run),
         *advice(
             "a new run from `mrl export RUN --step` of the best validation",
-            "a resumed one takes no other learning rate, and what was unlearned is there",
+            "a resume has what was unlearned",
         ),
     ]
     against = [

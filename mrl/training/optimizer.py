@@ -180,12 +180,15 @@ class Optimizer:
         """Takes loaded common() (of version 1 in Megatron's own nesting), once the tensors are in place.
 
         Megatron gives all of torch Adam's parameters one and the same step count, which Adam would increase
-        once per parameter: each gets its own.
+        once per parameter: each gets its own. It finds groups by their peak and least rates too
+        (param_group_identifier_keys), which are this run's and may be others than the saved run's.
         """
         parts = self.chained()
         if isinstance(states, dict):
             states = [states] if len(parts) == 1 else [states[number] for number in sorted(states)]
         for part, own in zip(parts, states, strict=True):
+            for group in own.get("optimizer", {}).get("param_groups", []):
+                group |= {"max_lr": self.section.lr, "min_lr": self.section.min_lr}
             part.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})
             for moments in part.optimizer.state.values():
                 if torch.is_tensor(count := moments.get("step")):

@@ -29,9 +29,11 @@ EPS = 1e-5
 SAVED = OptimizerSection(
     lr=2e-3, min_lr=2e-4, warmup_steps=2, schedule="cosine", decay_steps=8, weight_decay=0.1, eps=EPS, clip_grad=CLIP
 )  # fmt: skip
-RESUMED = SAVED.model_copy(update={"weight_decay": 0.5, "beta1": 0.8, "beta2": 0.9})
-RATES = [2e-3 * 0.5, 2e-3] + [2e-4 + 1.8e-3 * 0.5 * (1 + np.cos(np.pi * k / 6)) for k in range(3)]
-"""Two steps of linear warm-up to 2e-3, then three of the six from there to 2e-4 along a cosine."""
+RESUMED = SAVED.model_copy(
+    update={"lr": 1e-3, "min_lr": 4e-4, "weight_decay": 0.5, "beta1": 0.8, "beta2": 0.9}
+)
+RATES = [2e-3 * 0.5, 2e-3] + [4e-4 + 6e-4 * 0.5 * (1 + np.cos(np.pi * k / 6)) for k in range(3)]
+"""Two steps of linear warm-up to 2e-3, then three of the six from 1e-3 to 4e-4 along a cosine."""
 STEPS_SAVED = 2
 BOUND = 5e-5
 """Error of a tensor's whole change, relative to the change; float32 near 1 (norms) leaves 2e-5."""
