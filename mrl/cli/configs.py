@@ -22,6 +22,9 @@ def add_training_to(commands) -> None:
 def add_asking_to(commands) -> None:
     """What tells about a configuration."""
     _eval_command(commands)
+    config_command(
+        commands, "difficulty", _difficulty, "how often model.path solves each prompt of data.train"
+    )
     _rewards_command(commands)
     _plan_command(commands)
     _bench_command(commands)
@@ -123,6 +126,15 @@ def _eval(options: argparse.Namespace) -> int:
     for name, value in evaluate(load(options), out=options.out).items():
         print(f"{name} {value:.4f}")
     return 0
+
+
+def _difficulty(options: argparse.Namespace) -> int:
+    from mrl.rollout.environment import quiet
+
+    quiet()
+    from mrl.launch.commands.difficulty import measure
+
+    return answer(measure(load(options)))
 
 
 def _rewards_command(commands) -> None:

@@ -6,10 +6,11 @@ import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.config.sections.data import DataEntry, DataSection
+from mrl.data.difficulty import choose
 from mrl.data.files import from_arrow, read_rows
 from mrl.data.left_out import LeftOut
 from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
@@ -49,6 +50,10 @@ class LoadReport:
     """Prompts that hold their ground truth as a final answer; left out where `data.answer_in_prompt` is drop."""
     overlapping: int = 0
     """Training prompts that are validation prompts too."""
+    too_hard: int = 0
+    """Training rows left out because they are solved more rarely than `data.difficulty.min`."""
+    too_easy: int = 0
+    """Training rows left out because they are solved more often than `data.difficulty.max`."""
     notes: list[str] = dataclasses.field(default_factory=list)
     """Sentences about columns, tools and keys that the model does not read."""
 
@@ -88,7 +93,12 @@ def load_data(
     prepare = _Preparation(section, reward, tokenizer, LoadReport(), tools)
     train = prepare.sources(section.train_entries())
     validation = prepare.sources(section.validation_entries())
-    return prepare.dataset(_without_overlap(train, validation, section, prepare.report), validation)
+    train = _without_overlap(train, validation, section, prepare.report)
+    if section.difficulty is not None:
+        train, places, notes = choose(train, section.difficulty)
+        prepare.report.too_hard, prepare.report.too_easy = places["below"], places["above"]
+        prepare.report.notes += notes
+    return prepare.dataset(train, validation)
 
 
 def load_validation(
@@ -327,10 +337,7 @@ def _without_overlap(
             if (other := held_out.get(prompt.text.strip())) is not None:
                 why = f"the validation prompt of {other}"
                 source.left_out.add("overlap", place=prompt.row, domain=prompt.domain, why=why)
-    return [_outside(source, held_out) for source in train]
-
-
-def _outside(source: Source, held_out: Mapping[str, str]) -> Source:
-    rows = [prompt for prompt in source.rows if prompt.text.strip() not in held_out]
-    share = float(len(rows)) if source.share == len(source.rows) else source.share
-    return dataclasses.replace(source, rows=rows, share=share)
+    return [
+        source.with_rows([prompt for prompt in source.rows if prompt.text.strip() not in held_out])
+        for source in train
+    ]

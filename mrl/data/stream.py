@@ -34,6 +34,11 @@ class Source:
     left_out: LeftOut = dataclasses.field(default_factory=LeftOut, compare=False)
     """What is no row of it, and why."""
 
+    def with_rows(self, rows: Sequence[Prompt]) -> Source:
+        """Fewer of its rows; a share that goes by their number still does."""
+        share = float(len(rows)) if self.share == len(self.rows) else self.share
+        return dataclasses.replace(self, rows=rows, share=share)
+
 
 class PromptStream:
     """Training prompts in order. `rows` is one source's prompts, or several sources."""

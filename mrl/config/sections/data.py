@@ -16,6 +16,9 @@ RESERVED_ARGUMENTS = frozenset(
 """Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the
 template."""
 
+SAMPLES_A_LOOK = 4
+"""Samples that `mrl difficulty` draws of a prompt before it looks at its rate again."""
+
 
 class ColumnMap(Section):
     """Names of the columns that are read; a dotted name reaches into a nested column."""
@@ -56,6 +59,28 @@ class DataEntry(Section):
         return (self.path,) if isinstance(self.path, str) else self.path
 
 
+class DifficultySection(Section):
+    """Solve rates that `mrl difficulty` measured, by which training rows are chosen."""
+
+    file: str
+    """Where `mrl difficulty` writes them (jsonl, a line for each prompt), and where runs read them."""
+    min: float = Field(default=0.1, ge=0, lt=1)
+    """Rows that are solved more rarely are left out: groups without a right response teach nothing."""
+    max: float = Field(default=0.9, gt=0, le=1)
+    """Rows that are solved more often are left out."""
+    confidence: float = Field(default=0.9, gt=0.5, lt=1)
+    """How probable it must be that a row's rate lies outside for it to be left out, and where it lies for
+    `mrl difficulty` to draw no more samples."""
+    samples: int = Field(default=32, ge=SAMPLES_A_LOOK, multiple_of=SAMPLES_A_LOOK)
+    """Most samples that `mrl difficulty` draws of a prompt; it looks at the rate after every four."""
+
+    @model_validator(mode="after")
+    def _band_is_not_empty(self) -> "DifficultySection":
+        if self.min >= self.max:
+            raise ValueError(f"min = {self.min:g} is not below max = {self.max:g}: no row would be left")
+        return self
+
+
 class DataSection(Section):
     """Training and validation rows. The order of prompts is a function of the run's seed alone."""
 
@@ -88,6 +113,8 @@ class DataSection(Section):
     chat_template_kwargs: dict[str, Any] = {}
     """Further arguments of the chat template (enable_thinking, ...); a row's own column of this name goes
     before."""
+    difficulty: DifficultySection | None = None
+    """Leave out training rows that the model solves too rarely or too often; absent means that all are kept."""
     shuffle: bool = True
     """Visit each epoch's rows in an order drawn from (seed, epoch); false keeps the file's order."""
 

@@ -1,0 +1,179 @@
+"""`mrl difficulty`: how often a model folder solves each training prompt, with no more samples than it takes to know on which
+side of a band its rate lies. One engine, no trainer, no Ray; a measurement that was ended goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrl.algorithms.solve_rate import Band, SolveRate
+from mrl.config.root import Config
+from mrl.config.sections.data import SAMPLES_A_LOOK, DifficultySection
+from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
+from mrl.data.load import load_data
+from mrl.data.tokenise import load_tokenizer
+from mrl.errors import ConfigError, RewardError
+from mrl.launch.commands.acting import look_at
+from mrl.launch.commands.evaluate import model_digest
+from mrl.launch.commands.one_engine import collecting
+from mrl.loops.collect import Collector, has_reward, sampling_of
+from mrl.loops.validate import correctness
+from mrl.rollout.request import Sampling
+from mrl.samples import Group, Prompt
+
+PROMPTS_A_ROUND = 256
+"""Prompts asked at once; the file has their figures after each round."""
+
+
+def measure(config: Config) -> str:
+    """Writes `data.difficulty.file`; what was found, in sentences. A sample solves its prompt where its reward, or the first of
+    the named parts of it, is at least 1, as in pass@k.
+
+    ConfigError for a band that so many samples cannot decide on, and for a file of another model or sampling; all of it
+    is said before the engine starts.
+    """
+    section = _section(config)
+    band = band_of(section)
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    acting = look_at(config, tokenizer)
+    unchosen = config.data.model_copy(update={"difficulty": None})
+    dataset = load_data(unchosen, config.reward, tokenizer, tools=acting.tools if acting else None)
+    print(dataset.report.text(), file=sys.stderr, flush=True)
+    prompts = list({prompt_id(p): p for source in dataset.train for p in source.rows}.values())
+    sampling = dataclasses.replace(sampling_of(config), num_samples=SAMPLES_A_LOOK)
+    file = _begun(section, _about(config, sampling))
+    survey = Survey(prompts, file, section, sampling)
+    if survey.waiting():
+        with collecting(config, tokenizer, acting, group_size=SAMPLES_A_LOOK) as collector:
+            survey.run(collector)
+    file.write(section.file, prompts, band)
+    return summary(
+        [file.prompts[prompt_id(p)].rate for p in prompts], band, group=config.loop.samples_per_prompt
+    )
+
+
+class Survey:
+    """Asks about prompts, some at a time, until each one's rate is known."""
+
+    def __init__(
+        self, prompts: Sequence[Prompt], file: RateFile, section: DifficultySection, sampling: Sampling
+    ) -> None:
+        self._prompts, self._file, self._sampling = prompts, file, sampling
+        self._section, self._band = section, band_of(section)
+
+    def waiting(self) -> list[Prompt]:
+        """Those that need more samples, in order. Each look at a prompt has an index of its own, and so seeds of its own, the
+        same ones whatever was ended and resumed before."""
+        found = []
+        for place, prompt in enumerate(self._prompts):
+            known = self._known(prompt)
+            if known.asked < self._section.samples and self._band.place(known.rate) == "unknown":
+                look = known.asked // SAMPLES_A_LOOK
+                found.append(dataclasses.replace(prompt, index=look * len(self._prompts) + place))
+        return found
+
+    def run(self, collector: Collector) -> None:
+        """Asks until nothing waits; the file is written on the way."""
+        path = Path(self._section.file)
+        begun = [p for p in self._prompts if prompt_id(p) in self._file.prompts]
+        self._file.write(path, begun, self._band)  # a last line without its end is gone, others can follow
+        while waiting := self.waiting():
+            groups = collector.round(waiting[:PROMPTS_A_ROUND], self._sampling)
+            self._take(groups)
+            with path.open("a", encoding="utf-8") as stream:
+                stream.writelines(self._file.line(group.prompt, self._band) for group in groups)
+            self._say(len(self._prompts) - len(self.waiting()))
+
+    def _take(self, groups: Sequence[Group]) -> None:
+        judged = [[sample for sample in group.samples if has_reward(sample)] for group in groups]
+        if not any(judged):
+            verdict = groups[0].samples[0].verdict
+            reason = f": {verdict.reason}" if verdict and verdict.reason else ""
+            raise RewardError(
+                f"none of {len(groups) * SAMPLES_A_LOOK} samples has a reward, so that no rate is known{reason}"
+            )
+        for group, samples in zip(groups, judged, strict=True):
+            known = self._known(group.prompt)
+            solved = sum(correctness(sample) >= 1.0 for sample in samples)
+            rate = SolveRate(known.rate.samples + len(samples), known.rate.solved + solved)
+            self._file.prompts[prompt_id(group.prompt)] = Measured(known.asked + len(group.samples), rate)
+
+    def _known(self, prompt: Prompt) -> Measured:
+        return self._file.prompts.get(prompt_id(prompt), Measured(0, SolveRate(0, 0)))
+
+    def _say(self, num_known: int) -> None:
+        asked = sum(known.asked for known in self._file.prompts.values())
+        print(
+            f"difficulty: {num_known} of {len(self._prompts)} prompts, {asked} samples",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def summary(rates: Sequence[SolveRate], band: Band, *, group: int) -> str:
+    """How many prompts lie where, what it cost, and what leaving some out is worth to groups of this size."""
+    places = [band.place(rate) for rate in rates]
+    counts = Counter(places)
+    kept = [
+        rate for rate, place in zip(rates, places, strict=True) if place == "inside" or place == "unknown"
+    ]
+    return "\n".join(
+        [
+            f"{len(rates)} prompts: {counts['inside']} within {band.low:g} to {band.high:g}, {counts['below']} below, "
+            f"{counts['above']} above, {counts['unknown']} not decided (kept); "
+            f"{_mean([rate.samples for rate in rates]):.1f} samples a prompt",
+            f"groups of {group} with right and wrong samples, expected: {_gradients(rates, group):.3f} of all prompts, "
+            f"{_gradients(kept, group):.3f} of those that are kept",
+        ]
+    )
+
+
+def _gradients(rates: Sequence[SolveRate], group: int) -> float:
+    return _mean([rate.with_gradient(group) for rate in rates])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _section(config: Config) -> DifficultySection:
+    section = config.data.difficulty
+    if section is None:
+        raise ConfigError(
+            "mrl difficulty writes data.difficulty.file, which is not given; for instance data.difficulty.file=rates.jsonl"
+        )
+    band, most = band_of(section), section.samples
+    for name, value, extreme in (("min", section.min, 0), ("max", section.max, most)):
+        if value not in (0.0, 1.0) and band.place(SolveRate(most, extreme)) == "unknown":
+            raise ConfigError(
+                f"data.difficulty.{name} = {value:g}: {extreme} right of data.difficulty.samples = {most} do not tell with "
+                f"data.difficulty.confidence = {section.confidence:g} on which side of it a prompt lies; raise samples, or "
+                "widen the band"
+            )
+    return section
+
+
+def _about(config: Config, sampling: Sampling) -> dict[str, Any]:
+    drawn = {
+        n: getattr(sampling, n) for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
+    }
+    return {"model": model_digest(config.model.path), **drawn}
+
+
+def _begun(section: DifficultySection, about: Mapping[str, Any]) -> RateFile:
+    """The file as far as it goes; a new one where there is none."""
+    path = Path(section.file)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return RateFile(about, {})
+    file = RateFile.read(path)
+    for name, value in about.items():
+        if (saved := file.about.get(name)) != value:
+            raise ConfigError(
+                f"data.difficulty.file {path} was measured with {name} = {saved}, this configuration has {value}; name another file"
+            )
+    return file

@@ -1,0 +1,153 @@
+"""The file of `mrl difficulty`: how often a model solves each training prompt; and the choice of rows by it.
+
+The first line says what was measured and how, each further one what is known of a prompt; of two lines of one prompt the
+later one counts, so that a measurement is written by appending and goes on where it was ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from mrl.algorithms.solve_rate import Band, Place, SolveRate
+from mrl.config.sections.data import DifficultySection
+from mrl.data.stream import Source
+from mrl.errors import DataError
+from mrl.files import replace_durably
+from mrl.samples import Prompt
+
+FIELDS = ("id", "asked", "samples", "solved")
+"""Of a line, what is read again; the others are for people."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of one prompt."""
+
+    asked: int
+    """Samples that were drawn; those without a reward are in no rate."""
+    rate: SolveRate
+
+
+@dataclasses.dataclass(slots=True)
+class RateFile:
+    """The file's contents."""
+
+    about: Mapping[str, Any]
+    """The model's digest and how samples were drawn; figures of other models or sampling are no part of it."""
+    prompts: dict[str, Measured]
+    """By `prompt_id`."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """DataError where it is not such a file; a last line without its end, which a kill leaves, is no line."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"data.difficulty.file {path} cannot be read ({error}); `mrl difficulty` writes it"
+            ) from error
+        first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
+        about = _line(path, 1, first).get("about")
+        if not isinstance(about, dict):
+            raise DataError(f"{path}:1: not what `mrl difficulty` writes; its first line has `about`")
+        prompts = {}
+        for number, line in enumerate(lines, 2):
+            row = _line(path, number, line)
+            values: list[Any] = [row.get(field) for field in FIELDS]
+            name, *counts = values
+            if not isinstance(name, str) or any(type(count) is not int for count in counts):
+                raise DataError(
+                    f"{path}:{number}: a line of a prompt has {', '.join(FIELDS)}, not {line[:80]}"
+                )
+            asked, samples, solved = map(int, counts)
+            if not 0 <= solved <= samples <= asked:
+                raise DataError(
+                    f"{path}:{number}: {solved} of {samples} samples ({asked} asked) is impossible"
+                )
+            prompts[name] = Measured(asked, SolveRate(samples, solved))
+        return cls(about, prompts)
+
+    def line(self, prompt: Prompt, band: Band) -> str:
+        """What is known of a prompt."""
+        known = self.prompts[prompt_id(prompt)]
+        rate, (low, high) = known.rate, known.rate.interval(band.confidence)
+        row = {
+            "id": prompt_id(prompt),
+            "asked": known.asked,
+            "samples": rate.samples,
+            "solved": rate.solved,
+            "mean": round(rate.mean, 6),
+            "low": round(low, 6),
+            "high": round(high, 6),
+            "place": band.place(rate),
+            "row": prompt.row,
+        }
+        return json.dumps(row) + "\n"
+
+    def write(self, path: str | Path, prompts: Iterable[Prompt], band: Band) -> None:
+        """One line for each of these prompts, in place of what was there."""
+        lines = [json.dumps({"about": self.about}) + "\n", *(self.line(prompt, band) for prompt in prompts)]
+        replace_durably(Path(path), "".join(lines).encode())
+
+
+def prompt_id(prompt: Prompt) -> str:
+    """Of the domain, the tokens and, where it is a text, the answer: wherever the row lies in whichever file."""
+    answer = prompt.ground_truth if isinstance(prompt.ground_truth, str) else ""
+    named = json.dumps([prompt.domain, prompt.tokens.tolist(), answer])
+    return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+
+def band_of(section: DifficultySection) -> Band:
+    """The rates that the section asks for."""
+    return Band(section.min, section.max, section.confidence)
+
+
+def choose(
+    sources: Sequence[Source], section: DifficultySection
+) -> tuple[list[Source], Counter[Place], list[str]]:
+    """The sources without the rows whose rates lie outside; how many rows lie where; sentences about the file.
+
+    Each row that goes is counted in its source's `left_out`. DataError where the file has none of the rows.
+    """
+    known, band = RateFile.read(section.file).prompts, band_of(section)
+    places, num_unmeasured, chosen = Counter[Place](), 0, []
+    for source in sources:
+        rows = []
+        for prompt in source.rows:
+            measured = known.get(prompt_id(prompt))
+            num_unmeasured += measured is None
+            place = "unknown" if measured is None else band.place(measured.rate)
+            places[place] += 1
+            if measured is None or place in ("inside", "unknown"):
+                rows.append(prompt)
+                continue
+            why = f"{measured.rate.solved} of {measured.rate.samples} samples solve it"
+            source.left_out.add("difficulty", place=prompt.row, domain=prompt.domain, why=why)
+        chosen.append(source.with_rows(rows))
+    total = places.total()
+    if total and num_unmeasured == total:
+        raise DataError(
+            f"data.difficulty.file {section.file} has none of the {total} training prompts; `mrl difficulty` measures them"
+        )
+    notes = [f"{section.file}: {num_unmeasured} of {total} training prompts are not in it, and are kept"]
+    return chosen, places, notes if num_unmeasured else []
+
+
+def _line(path: str | Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(
+            f"{path}:{number}: not JSON ({error}); `mrl difficulty` writes the file anew"
+        ) from error
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{path}:{number}: {line[:80]} is not an object; `mrl difficulty` writes the file anew"
+        )
+    return row

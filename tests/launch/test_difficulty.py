@@ -1,0 +1,141 @@
+"""`mrl difficulty`: what it refuses before an engine starts, a survey that goes on where it was ended, and a real measurement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.algorithms.solve_rate import Band, SolveRate
+from mrl.config.load import load
+from mrl.config.sections.data import DifficultySection
+from mrl.data.difficulty import RateFile
+from mrl.errors import ConfigError, RewardError
+from mrl.launch.commands.difficulty import Survey, measure, summary
+from mrl.rollout.request import Sampling
+from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
+from tests.launch.command import run
+from tests.launch.tiny_runs import words
+from tests.mrl.data.conftest import make_tokenizer
+
+GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"
+SAMPLING = Sampling(num_samples=4, temperature=1.0, max_tokens=4, seed=0)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> list[str]:
+    make_tokenizer().save_pretrained(str(tmp_path / "model"))
+    row = {"question": "1+1?", "answer": "#### 2"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    return [
+        f"model.path={tmp_path}/model",
+        f"data.train={tmp_path}/rows.jsonl",
+        f"data.validation={tmp_path}/rows.jsonl",
+    ]
+
+
+def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"writes data\.difficulty\.file, which is not given"):
+        measure(load([GSM8K], settings))
+    strict = f"data.difficulty={{file: {tmp_path}/rates.jsonl, min: 0.05, confidence: 0.95}}"
+    with pytest.raises(ConfigError, match=r"data\.difficulty\.min = 0\.05: 0 right of .*samples = 32 do not"):
+        measure(load([GSM8K], [*settings, strict]))
+    few = f"data.difficulty={{file: {tmp_path}/rates.jsonl, samples: 6}}"
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        load([GSM8K], [*settings, few])
+    (tmp_path / "rates.jsonl").write_text('{"about": {"model": "another"}}\n')
+    with pytest.raises(ConfigError, match="was measured with model = another, this configuration has"):
+        measure(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
+
+
+class Coins:
+    """Groups of prompts that are solved with known rates, by coins that a prompt's index alone seeds."""
+
+    def __init__(self, rates: list[float], *, rounds: int = 1000, judged: bool = True) -> None:
+        self.rates, self.rounds, self.judged, self.seen = rates, rounds, judged, set[int]()
+
+    def round(self, prompts: list[Prompt], sampling: Sampling) -> list[Group]:
+        if not self.rounds:
+            raise KeyboardInterrupt
+        self.rounds -= 1
+        assert not self.seen & {prompt.index for prompt in prompts}, "samples would be drawn twice"
+        self.seen |= {prompt.index for prompt in prompts}
+        return [Group(p, tuple(self._sample(p, n) for n in range(sampling.num_samples))) for p in prompts]
+
+    def _sample(self, prompt: Prompt, number: int) -> Sample:
+        coin = np.random.default_rng([prompt.index, number]).random()
+        right = float(coin < self.rates[int(prompt.text)])
+        verdict = (
+            Verdict(VerdictKind.SCORED, right)
+            if self.judged
+            else Verdict(VerdictKind.NO_REWARD, None, reason="the judge is down")
+        )
+        one, ones = np.ones(1, np.int32), np.ones(1, np.float32)
+        return Sample(
+            prompt.index, number, prompt.tokens, one, one > 0, ones, one, Status.FINISHED, verdict=verdict
+        )
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(n, np.array([n], np.int32), str(n), "7", row=f"rows.jsonl:{n + 1}") for n in range(count)]
+
+
+def survey(path: Path, count: int, **about: Any) -> Survey:
+    file = RateFile.read(path) if path.exists() else RateFile(about, {})
+    return Survey(prompts(count), file, DifficultySection(file=str(path)), SAMPLING)
+
+
+def test_an_ended_survey_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -> None:
+    rates = [0.0, 0.5, 1.0, 0.3] * 100
+    whole, ended = tmp_path / "whole.jsonl", tmp_path / "ended.jsonl"
+    survey(whole, 400).run(Coins(rates))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        survey(ended, 400).run(Coins(rates, rounds=5))  # type: ignore[arg-type]
+    assert len(RateFile.read(ended).prompts) > 0
+    with ended.open("a") as file:
+        file.write('{"id": "cut')
+    survey(ended, 400).run(Coins(rates))  # type: ignore[arg-type]
+    found, expected = RateFile.read(ended).prompts, RateFile.read(whole).prompts
+    assert found == expected and len(found) == 400
+    band = Band(0.1, 0.9, 0.9)
+    places = [band.place(measured.rate) for measured in found.values()]
+    assert places.count("below") >= 100 and places.count("above") >= 100
+    assert not survey(ended, 400).waiting()
+
+
+def test_rates_without_any_reward_are_not_written_down(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"none of 12 samples has a reward.*: the judge is down"):
+        survey(tmp_path / "rates.jsonl", 3).run(Coins([0.5] * 3, judged=False))  # type: ignore[arg-type]
+    assert RateFile.read(tmp_path / "rates.jsonl").prompts == {}
+
+
+def test_the_summary_says_what_leaving_out_is_worth() -> None:
+    rates = [SolveRate(16, 0), SolveRate(4, 2), SolveRate(16, 16), SolveRate(16, 0)]
+    first, second = summary(rates, Band(0.1, 0.9, 0.9), group=8).splitlines()
+    assert first.startswith("4 prompts: 1 within 0.1 to 0.9, 2 below, 1 above, 0 not decided")
+    whole = np.mean([rate.with_gradient(8) for rate in rates])
+    assert f"{whole:.3f} of all prompts, {rates[1].with_gradient(8):.3f} of those that are kept" in second
+
+
+@pytest.mark.integration
+def test_rates_of_a_real_engine_choose_the_rows_of_a_run(task: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+{n}=", "answer": str(answer)} for n, answer in enumerate([0, 1, 2] * 4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = (
+        f"reward={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:by_answer}}",
+        f"data.train={tmp_path}/rows.jsonl",
+        f"data.difficulty.file={tmp_path}/rates.jsonl",
+    )
+    config = words(task, tmp_path, "rates", *more)
+    said = run("difficulty", *config, log=tmp_path / "log")
+    assert "12 prompts: 4 within 0.1 to 0.9, 4 below, 4 above" in said, said[-2000:]
+    lines = [json.loads(line) for line in (tmp_path / "rates.jsonl").read_text().splitlines()][1:]
+    assert [line["place"] for line in lines] == ["below", "above", "inside"] * 4
+    assert {line["samples"] for line in lines if line["place"] == "below"} == {12}
+    again = run("difficulty", *config, log=tmp_path / "again.log", seconds=120)
+    assert again.splitlines()[-2:] == said.splitlines()[-2:]
+    shown = run("data", *config, log=tmp_path / "data.log", seconds=120)
+    assert "left out by data.difficulty: 8 of domain default" in shown and "rows: 4," in shown

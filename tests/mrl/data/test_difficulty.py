@@ -1,0 +1,137 @@
+"""Training rows chosen by measured solve rates: counted, named, kept where nothing is known; files that are no such files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.algorithms.solve_rate import SolveRate
+from mrl.config.load import load
+from mrl.config.sections.data import DataSection, DifficultySection
+from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
+from mrl.data.load import Dataset, load_data
+from mrl.errors import ConfigError, DataError
+from mrl.rewards.kinds.section import RewardSection
+from mrl.samples import Prompt
+
+MATHS = RewardSection(kind="maths")
+ABOUT = {"model": "abc", "temperature": 1.0}
+RATES = (SolveRate(16, 0), SolveRate(4, 2), SolveRate(16, 16), SolveRate(32, 4))
+"""Too hard, inside, too easy, not decided."""
+
+Load = Callable[..., Dataset]
+
+
+@pytest.fixture
+def section(write_rows: Any, tmp_path: Path) -> DataSection:
+    """Five rows, of which the file is to know the first four; a validation row with the first one's prompt."""
+    train = write_rows([{"prompt": f"{n}+{n}=", "answer": 2 * n} for n in range(5)], "train.jsonl")
+    held_out = write_rows([{"prompt": "0+0=", "answer": 0}], "held_out.jsonl")
+    difficulty = DifficultySection(file=str(tmp_path / "rates.jsonl"))
+    return DataSection(train=train, validation=held_out, difficulty=difficulty)
+
+
+def measured(section: DataSection, tokenizer: Any) -> tuple[Path, list[Prompt]]:
+    """The file with RATES, and the prompts."""
+    whole = load_data(section.model_copy(update={"difficulty": None}), MATHS, tokenizer)
+    prompts = list(whole.train[0].rows)
+    assert section.difficulty is not None
+    known = {
+        prompt_id(prompt): Measured(rate.samples, rate) for prompt, rate in zip(prompts, RATES, strict=False)
+    }
+    path = Path(section.difficulty.file)
+    RateFile(ABOUT, known).write(path, prompts[: len(RATES)], band_of(section.difficulty))
+    return path, prompts
+
+
+def test_rows_outside_are_left_out_and_named_and_validation_stays(
+    section: DataSection, plain_tokenizer: Any
+) -> None:
+    path, prompts = measured(section, plain_tokenizer)
+    data = load_data(section, MATHS, plain_tokenizer)
+    (source,) = data.train
+    assert [prompt.text for prompt in source.rows] == ["1+1=", "3+3=", "4+4="] and source.share == 3.0
+    assert (data.report.rows, data.report.too_hard, data.report.too_easy) == (3, 1, 1)
+    assert data.report.validation_rows == 1 and "too_hard: 1, too_easy: 1" in data.report.text()
+    assert f"{path}: 1 of 5 training prompts are not in it, and are kept" in data.report.notes
+    (left_out,) = source.left_out.rows()
+    assert (left_out.rule, left_out.count) == ("difficulty", 2)
+    assert left_out.examples == [
+        f"{prompts[0].row}: 0 of 16 samples solve it",
+        f"{prompts[2].row}: 16 of 16 samples solve it",
+    ]
+
+
+def test_the_band_of_a_run_may_be_another_than_that_of_the_measurement(
+    section: DataSection, plain_tokenizer: Any
+) -> None:
+    path, _ = measured(section, plain_tokenizer)
+    narrow = DifficultySection(file=str(path), min=0.0, max=0.4, confidence=0.51)
+    data = load_data(section.model_copy(update={"difficulty": narrow}), MATHS, plain_tokenizer)
+    assert (data.report.too_hard, data.report.too_easy) == (0, 2)
+
+
+def test_a_line_tells_people_what_is_known(section: DataSection, plain_tokenizer: Any) -> None:
+    path, prompts = measured(section, plain_tokenizer)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0] == {"about": ABOUT}
+    assert [line["place"] for line in lines[1:]] == ["below", "inside", "above", "unknown"]
+    assert lines[2]["row"] == prompts[1].row and lines[2]["mean"] == 0.5
+    assert 0 < lines[2]["low"] < 0.5 < lines[2]["high"] < 1
+
+
+def test_a_prompt_is_known_wherever_its_row_lies_and_not_with_another_answer(
+    section: DataSection, plain_tokenizer: Any, write_rows: Any
+) -> None:
+    measured(section, plain_tokenizer)
+    moved = [{"prompt": "2+2=", "answer": 4}, {"prompt": "0+0=", "answer": 1}]
+    again = section.model_copy(update={"train": write_rows(moved, "moved.jsonl")})
+    data = load_data(again, MATHS, plain_tokenizer)
+    assert [prompt.text for prompt in data.train[0].rows] == ["0+0="]
+
+
+def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(
+    section: DataSection, plain_tokenizer: Any
+) -> None:
+    path, prompts = measured(section, plain_tokenizer)
+    name = prompt_id(prompts[0])
+    with path.open("a") as file:
+        file.write(json.dumps({"id": name, "asked": 20, "samples": 20, "solved": 3}) + "\n")
+        file.write('{"id": "0011", "asked": 4, "sam')
+    assert RateFile.read(path).prompts[name] == Measured(20, SolveRate(20, 3))
+    assert len(RateFile.read(path).prompts) == len(RATES)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not JSON"),
+        ('{"prompt": "1+1="}\n', "its first line has `about`"),
+        ('{"about": {}}\n[1]\n', "rates.jsonl:2: \\[1\\] is not an object"),
+        ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4}\n', "has id, asked, samples, solved"),
+        ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4, "solved": 5}\n', "5 of 4 samples"),
+        ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4, "solved": 1}\n', "has none of the 5 training"),
+        ("\x00\n", "not JSON"),
+    ],
+)
+def test_other_files_are_refused_in_a_sentence(
+    text: str, said: str, section: DataSection, plain_tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "rates.jsonl").write_text(text)
+    with pytest.raises(DataError, match=said):
+        load_data(section, MATHS, plain_tokenizer)
+
+
+def test_a_file_that_is_not_there_is_named(section: DataSection, plain_tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"rates\.jsonl cannot be read .*`mrl difficulty` writes it"):
+        load_data(section, MATHS, plain_tokenizer)
+
+
+def test_a_band_without_rates_is_refused() -> None:
+    recipe = Path(__file__).parents[3] / "configs/quickstart.yaml"
+    with pytest.raises(ConfigError, match="no row would be left"):
+        load([recipe], ["data.difficulty={file: rates.jsonl, min: 0.9, max: 0.2}"])
