@@ -94,7 +94,7 @@ def _before(path: Path, step: int) -> tuple[int, list[str]]:
     """The number of the last attempt, 0 for none, and the prompts of its steps, and those before, from this one on."""
     attempt, trained = 0, []
     for line in read(path):
-        if "start" in line:
+        if isinstance(line.get("start"), int):
             attempt = int(line["start"])
             trained = [before for before in trained if before["step"] < line["step"]]
         else:

@@ -41,13 +41,13 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def resume_at(self, step: int) -> None:
-        """Drops rows of `step` and later, and a torn last line, so that a resumed run logs no step twice."""
-        kept = [row for row in read(self._path) if int(row["step"]) < step]
+        """Drops rows of `step` and later, and lines that are no rows, so that a resumed run logs no step twice."""
+        kept = [row for row in read(self._path) if row["step"] < step]
         replace_durably(self._path, "".join(_line(row) for row in kept).encode())
 
     def has(self, step: int) -> bool:
         """Whether a row of the step is there."""
-        return any(int(row["step"]) == step for row in read(self._path))
+        return any(row["step"] == step for row in read(self._path))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a row; one that a full disk does not take is written before the next one."""
@@ -73,16 +73,19 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """Reads all complete rows; an absent file has none."""
+    """Reads the rows of a file, each with its step; an absent file has none. What is no row, torn or damaged, is passed over."""
     if not path.is_file():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break  # the writer died inside its last line
-    return rows
+    rows = map(_row, path.read_bytes().splitlines())
+    return [row for row in rows if row is not None]
+
+
+def _row(line: bytes) -> dict[str, float] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def _line(row: Mapping[str, object]) -> str:

@@ -4,6 +4,9 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
+from mrl.observe.ledger_log import LedgerLog, Standing
 from mrl.observe.metrics_log import MetricsLog, read, without_volatile
 
 
@@ -38,3 +41,26 @@ def test_volatile_fields_are_those_of_speed_and_memory() -> None:
         "sync/seconds": 1.0,
     }
     assert without_volatile(row) == {"step": 1, "reward/mean": 0.5, "sync/bytes": 7.0}
+
+
+NO_ROWS = [b'{"step": 1, "rew', b"\xff\xfe\x00", b"[1, 2]", b"12", b'{"step": "x"}', b"[" * 9999]
+
+
+@pytest.mark.parametrize("line", NO_ROWS)
+def test_what_is_no_row_costs_no_other_row(line: bytes, tmp_path: Path) -> None:
+    """In the middle too, where a disk lost something: rows behind it are still there after a resume."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + line + b'\n{"step": 2}\n{"step": 3}\n')
+    assert [row["step"] for row in read(path)] == [0, 2, 3]
+    MetricsLog(path).resume_at(3)
+    assert path.read_bytes() == b'{"step": 0}\n{"step": 2}\n'
+
+
+def test_the_ledger_counts_its_starts_over_a_damaged_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    for step in (1, 3):
+        LedgerLog(path).start(step, Standing((), 0))
+    path.write_bytes(b"\xff damaged\n" + path.read_bytes())
+    log = LedgerLog(path)
+    log.start(4, Standing((), 0))
+    assert log.attempt == 3
