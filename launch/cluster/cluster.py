@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from mrl.config.sections.launch import LaunchSection
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, WorkerLost
 
 SLOT = "slot"
 """Ray resource of one slot: one GPU, or on CPU a trainer rank together with its share of an engine."""
@@ -52,7 +52,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
     # Ray's default of 15 starves training behind every ordinary process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     with session_folder() as folder:
-        with _own_signals():
+        with _own_signals(), _start_named():
             ray.init(
                 address="local",
                 num_cpus=num_slots,  # it starts as many workers in advance, which nobody here uses
@@ -98,6 +98,18 @@ def has_gpus() -> bool:
     import ray
 
     return ray.cluster_resources().get("GPU", 0) > 0
+
+
+@contextlib.contextmanager
+def _start_named() -> Iterator[None]:
+    """WorkerLost where Ray's own processes do not come up; it raises a bare Exception then, after 30 s that no setting moves."""
+    try:
+        yield
+    except Exception as error:
+        raise WorkerLost(
+            f"Ray did not start on this machine: {str(error).strip()} Mostly other programs have its processors, its memory or its disk; "
+            "start the same command again once they are done, or join a Ray that runs (launch.ray_address)"
+        ) from error
 
 
 @contextlib.contextmanager

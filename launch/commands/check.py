@@ -7,6 +7,7 @@ pass.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,10 +19,11 @@ from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.load import Dataset, load_data
 from mrl.data.tokenise import load_tokenizer, pieces
-from mrl.errors import ConfigError, DataError, RewardError
+from mrl.errors import CheckpointError, ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
 from mrl.launch.commands.acting import Acting, look_at
+from mrl.loops import resuming
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import has_score
@@ -31,6 +33,7 @@ from mrl.prepare import new_model
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
 from mrl.samples import Prompt
+from mrl.training.checkpoint.folder import candidates, read_extra
 from mrl.training.hf.folder import check_folder, read_config
 
 TRIAL_PROMPTS = 64
@@ -75,6 +78,14 @@ def dry_run(config: Config) -> None:
             model = config.model.model_copy(update={"path": f"{folder}/model"})
             config = config.model_copy(update={"model": model})
         check(config)
+
+
+def check_resume(config: Config) -> None:
+    """The run's newest checkpoint, where there is one, is of settings that these can go on from."""
+    newest = candidates(Path(config.run_folder) / "checkpoints")[:1]
+    for folder in newest:
+        with contextlib.suppress(CheckpointError):  # the trainer verifies it, and may take the one before
+            resuming.require_resumable(read_extra(folder)["user"], config)
 
 
 def check_trackers(config: Config) -> None:
@@ -178,6 +189,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_reference,
     check_critic,
     check_pool,
+    check_resume,
 )
 """Beside that of the tokenizer, which the data needs. Each takes milliseconds to seconds and raises ConfigError or
 DataError, one line for each fault."""

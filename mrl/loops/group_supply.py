@@ -81,12 +81,14 @@ class GroupSupply:
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
         """Goes on there with weights of this version. Surplus groups with tokens of later ones, which no longer exist, are asked
-        anew; how many. So are all where passes take the engines' routes, which end with the processes that have them."""
+        anew; how many. So are those of another number of samples, and all where passes take the engines' routes, which end with the
+        processes that have them."""
         self._stream.restore(state["stream"])
         groups = [decode(data, self._stream.prompt_at) for data in state["surplus"]]
         anew = self._config.routing.replay == "engine"
         newer = [group.prompt.index for group in groups if is_newer(group, version)]
-        lost = [anew or not group.samples or group.prompt.index in newer for group in groups]
+        size = self._config.loop.samples_per_prompt
+        lost = [anew or len(g.samples) != size or g.prompt.index in newer for g in groups]
         self._again = [group.prompt for group, gone in zip(groups, lost, strict=True) if gone]
         self._surplus = [group for group, gone in zip(groups, lost, strict=True) if not gone]
         return len(newer)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ from mrl.pool.group_bytes import decode, encode
 from mrl.pool.ledger import Admission, End, Ledger, State
 from mrl.pool.store import Store
 from mrl.samples import Group, Prompt
+
+log = logging.getLogger(__name__)
 
 COUNTS: tuple[str, ...] = (
     "stream/parked",
@@ -268,7 +271,8 @@ class Producer:
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
         """Goes on there with weights of this version. Groups with tokens of later ones, which no longer exist, are asked anew;
-        how many. Where passes take the engines' routes, which end with the processes that have them, all groups are asked anew."""
+        how many. So are groups of more samples than a prompt has now, kept ones of fewer, and all where passes take the engines' routes,
+        which end with the processes that have them."""
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
         self._screen.dropped = {index: End(name) for index, name in state.get("dropped", ())}
@@ -282,12 +286,28 @@ class Producer:
         )
         anew = self._config.routing.replay == "engine"
         newer = {group.prompt.index for group in kept + making if is_newer(group, version)}
+        lost, size = set(newer), self._sampling.num_samples
+        lost |= {group.prompt.index for group in kept if len(group.samples) != size}
+        lost |= {g.prompt.index for g in making if any(s.sample_index >= size for s in g.samples)}
         for entry, group in zip(self._ledger.entries(State.KEPT), kept, strict=True):
-            if anew or entry.index in newer:
+            if anew or entry.index in lost:
                 self._ledger.make_again([entry])
                 making.append(group)
             else:
                 entry.handle = self._store.put(group)
-        making = [Group(g.prompt, ()) if anew or g.prompt.index in newer else g for g in making]
+        making = [Group(g.prompt, ()) if anew or g.prompt.index in lost else g for g in making]
         self._in_flight.restore(making, self._sampling)
+        self._tell_age(version)
         return len(newer)
+
+    def _tell_age(self, version: int) -> None:
+        """A warning where more groups are on their way, or older ones, than these settings admit."""
+        batch, bound = self._admission.batch, self._admission.age_bound
+        open_ = self._ledger.entries(State.MAKING, State.KEPT)
+        ages = [version + place // batch - entry.admitted_at for place, entry in enumerate(open_)]
+        if ages and max(ages) > bound:
+            log.warning(
+                "%d groups were begun under another stream.max_age or loop.prompts_per_step: until step %d tokens may be %d versions old, "
+                "where these settings allow %d; the settings before keep their bound",
+                len(open_), version + 1 + (len(open_) - 1) // batch, max(ages), bound,
+            )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.loops import nan_guard
+from mrl.loops import nan_guard, resuming
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.learn import Learner, Step, Trainer
@@ -221,6 +221,7 @@ class Schedule(abc.ABC):
         """`row`: the metrics of the step so far; its own row is written after the weight sync, which a death may prevent."""
         state = {
             "next_step": self.next_step,
+            "settings": resuming.settings_of(self._config),
             "supply": self._source.state(),
             "algorithm": self._learner.state(),
             "row": dict(row),
@@ -228,7 +229,9 @@ class Schedule(abc.ABC):
         self._checkpoints.save(self._train, step=self.version, state=state, goes_on=goes_on)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from a checkpoint's state."""
+        """Continues from a checkpoint's state, and says with which other settings."""
+        if told := resuming.told(state, self._config):
+            self._recorder.progress.message(told)
         self.next_step = int(state["next_step"])
         self._newer_groups = self._source.restore(state["supply"], version=self.version)
         self._learner.restore(state["algorithm"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import pickle
 import shutil
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
@@ -19,6 +20,8 @@ from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
 
 MANIFEST = "manifest.json"
+EXTRA_FILE = "extra.pickle"
+"""The loop's state, and what else the saver gave."""
 VERSION = 2
 HASHES: dict[int, Callable[..., Any]] = {1: hashlib.sha256, 2: xxhash.xxh3_128}
 """What digests files in each version of the manifest that is read."""
@@ -99,6 +102,17 @@ def candidates(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.iterdir() if p.is_dir() and not p.name.endswith(PARTIAL)), reverse=True)
+
+
+def read_extra(folder: Path) -> dict[str, Any]:
+    """What the saver gave beside the ranks' state. CheckpointError where another release saved it, whose objects this one lacks."""
+    try:
+        return pickle.loads((folder / EXTRA_FILE).read_bytes())
+    except Exception as error:  # whatever a class that is gone, or another one, makes of it
+        raise CheckpointError(
+            f"{folder / EXTRA_FILE} cannot be read ({error!r}): where another release of mrl saved it (versions.json of the run), go on with "
+            "that one, or start a new run from the weights (mrl export, model.path)"
+        ) from error
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:

@@ -13,7 +13,7 @@ from megatron.core import dist_checkpointing
 from mrl.errors import CheckpointError
 from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.checkpoint.random_state import set_random_state
-from mrl.training.checkpoint.saving import EXTRA_FILE, random_file
+from mrl.training.checkpoint.saving import random_file
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.platform.parallel import run_everywhere
 
@@ -33,7 +33,7 @@ def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[s
         state.restore(loaded)
     if manifest["about"]["layout"] == about["layout"]:  # in another layout ranks mean something else
         set_random_state(pickle.loads((path / random_file(rank)).read_bytes()))
-    extra = pickle.loads((path / EXTRA_FILE).read_bytes())
+    extra = checkpoint_folder.read_extra(path)
     dist.barrier()
     return extra
 

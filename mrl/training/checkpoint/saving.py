@@ -20,13 +20,11 @@ import torch.distributed as dist
 from mrl.errors import CheckpointError
 from mrl.files import commit_folder, partial_of, start_folder, sync, write_durably
 from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint.folder import EXTRA_FILE
 from mrl.training.checkpoint.random_state import random_state
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.checkpoint.writer import ShardedWrite, Written
 from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
-
-EXTRA_FILE = "extra.pickle"
-"""The caller's own state. Read, like all files, only after its digest was verified."""
 
 
 class Save:

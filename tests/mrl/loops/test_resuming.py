@@ -1,0 +1,97 @@
+"""A run goes on with other settings than its checkpoint was made with, or says in one sentence why it does not."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from mrl.errors import CheckpointError, ConfigError
+from mrl.launch.commands.check import check_resume
+from mrl.loops.resuming import require_resumable
+from mrl.report.audit import audit, text
+from mrl.training.checkpoint.folder import EXTRA_FILE, read_extra
+from tests.mrl.loops.table_policy import TableRun, config_of
+
+SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "loop.phase_deadline_seconds=60")
+STREAM = ("loop.schedule=stream", "stream.max_age=3")
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+
+
+def after_three_steps(folder: Path, *words: str) -> TableRun:
+    """A run of three steps, with groups on their way."""
+    run = TableRun(config_of(folder, FILTER, "loop.steps=4", *SAVES, *words))
+    run.engines.tokens_per_poll, run.engines.at_once = 1, 20
+    run.loop.start()
+    for _ in range(3):
+        run.loop.step()
+    return run
+
+
+def resumed(run: TableRun, folder: Path, *words: str) -> TableRun:
+    """The run gone on with, to step 18, with these settings."""
+    again = run.resumed(config_of(folder, FILTER, "loop.steps=18", *SAVES, *words))
+    assert again.finished() == "done"
+    found = audit(folder / "run")
+    assert found.holds, text(found)
+    return again
+
+
+@pytest.mark.parametrize("schedule", [STREAM, ()], ids=["stream", "on policy"])
+@pytest.mark.parametrize("size", [2, 8])
+def test_groups_on_their_way_become_as_large_as_new_ones(
+    size: int, schedule: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = after_three_steps(tmp_path, *schedule)
+    again = resumed(run, tmp_path, *schedule, f"loop.samples_per_prompt={size}")
+    assert {len(group.samples) for groups in again.groups for group in groups} == {size}
+    said = f"resumed with other settings: loop.samples_per_prompt = {size} (4 before)"
+    assert said in capsys.readouterr().out
+
+
+def test_a_smaller_batch_says_how_old_tokens_become(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = after_three_steps(tmp_path, *STREAM)
+    with caplog.at_level(logging.WARNING):
+        again = resumed(run, tmp_path, *STREAM, "loop.prompts_per_step=1")
+    told = re.search(
+        r"until step (\d+) tokens may be (\d+) versions old, where these settings allow 3", caplog.text
+    )
+    assert told, caplog.text
+    until, age = map(int, told.groups())
+    ages = {row["step"]: row["policy/age_steps"] for row in again.rows() if row["step"] > 3}
+    assert 3 < max(ages.values()) <= age, ages
+    assert all(ages[step] <= 3 for step in ages if step > until)
+
+
+def test_the_same_settings_say_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        resumed(after_three_steps(tmp_path, *STREAM), tmp_path, *STREAM)
+    assert "other settings" not in capsys.readouterr().out and "versions old" not in caplog.text
+
+
+def test_another_schedule_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """By the newest checkpoint of the run's folder, also one of a release that kept no settings."""
+    run = after_three_steps(tmp_path, *STREAM)
+    state, _ = run.train.saved[max(run.train.saved)]
+    folder = tmp_path / "run/checkpoints/step-000003"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / EXTRA_FILE).write_bytes(pickle.dumps({"user": state}))
+    check_resume(config_of(tmp_path, FILTER, *STREAM))
+    with pytest.raises(
+        ConfigError, match=r"loop\.schedule: .*saved with stream, this is on_policy.*mrl export"
+    ):
+        check_resume(config_of(tmp_path, FILTER))
+    del state["settings"]
+    with pytest.raises(ConfigError, match="Go on with stream"):
+        require_resumable(state, config_of(tmp_path, FILTER))
+
+
+def test_a_state_of_classes_that_are_gone_says_what_can_be_done(tmp_path: Path) -> None:
+    (tmp_path / EXTRA_FILE).write_bytes(b"cmrl.loops.gone\nState\n.")
+    with pytest.raises(CheckpointError, match=r"No module named 'mrl\.loops\.gone'.*mrl export"):
+        read_extra(tmp_path)
