@@ -44,6 +44,7 @@ def parameters(request: Request, *, stop: Sequence[int], texts: Sequence[str]) -
         routed_experts_prompt_start=request.first_row,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # made for this request alone; vLLM would copy it deeply, 62 us
     )
 
 
