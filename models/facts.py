@@ -93,8 +93,14 @@ class Facts:
     @functools.cached_property
     def _counts(self) -> tuple[int, int]:
         """(elements of the checkpoint, of these in routed experts)."""
-        sizes = [(t.name, math.prod(t.shape)) for t in self.family.checkpoint_tensors(self.hf)]
-        return sum(size for _, size in sizes), sum(size for name, size in sizes if ".experts." in name)
+        rows = [row for layer in self.layers for row in layer]
+        tables = 1 if self.hf.get("tie_word_embeddings", False) else 2
+        total, routed = tables * self.vocab * self.hidden + self.hidden, 0
+        for row in rows:
+            size = sum(s.rows for block in row.blocks for s in block) * math.prod(row.trailing)
+            total += size
+            routed += size * row.name.startswith("mlp.experts.")
+        return total, routed
 
     @property
     def parameters_total(self) -> int:

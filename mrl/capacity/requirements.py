@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mrl.config.root import Config
+from mrl.config.sections.lora import LoraSection
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
+from mrl.models.layout import Layout
 from mrl.rollout import cpu_limits, engine_arguments, engine_routes, quantised
 
 
@@ -149,19 +151,24 @@ def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
 def _names(config: Config, hf: dict[str, Any]) -> list[str]:
     """What the family's name tables say against the layouts of trainer and engines."""
     return [
-        *_errors_of(lambda: _every_rank(config, hf)),
+        *layout_errors(hf, config.training.layout.sizes(), lora=config.training.lora),
         *_errors_of(lambda: _an_engine_rank(config, hf)),
     ]
 
 
-def _every_rank(config: Config, hf: dict[str, Any]) -> None:
-    """Asks the family's name table for the parameters of every rank, and for adapters of every stage: it has the
-    last word on a layout."""
-    layout, family, lora = config.training.layout.sizes(), family_of(hf), config.training.lora
-    for place in layout.places():
-        family.local_tensors(hf, layout, place)
-        if lora is not None and place.tp == place.cp == place.dp == 0:
-            adapters(family, hf, layout, place, lora)
+def layout_errors(hf: dict[str, Any], layout: Layout, *, lora: LoraSection | None) -> list[str]:
+    """What the family's name table, which has the last word on a trainer's layout, says of the parameters and adapters of
+    the first rank of each stage: the others of a stage have equal shares of the same tensors."""
+    family = family_of(hf)
+    stages = [place for place in layout.places() if place.tp == place.cp == place.dp == 0]
+
+    def ask() -> None:
+        for place in stages:
+            family.local_tensors(hf, layout, place)
+            if lora is not None:
+                adapters(family, hf, layout, place, lora)
+
+    return _errors_of(ask)
 
 
 def _an_engine_rank(config: Config, hf: dict[str, Any]) -> None:

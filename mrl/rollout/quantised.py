@@ -8,10 +8,12 @@ from typing import Any
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, WeightSyncError
+from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.families import family_of
 from mrl.models.hf_config import QUANTIZATION, language_model, stored_block
-from mrl.models.layout import Layout
-from mrl.resharding.planner import engine_manifests, quantised
+from mrl.models.tensors import TRAINER
+from mrl.resharding.planner import quantised
+from mrl.resharding.planner.manifest import RankManifest
 
 
 def overrides(
@@ -44,15 +46,18 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: delta nets are served wide only; set it to none"
         )
-    if any(tensor.stack for tensor in family.checkpoint_tensors(hf)):
+    kinds = {family.is_moe_layer(hf, number): number for number in range(hf["num_hidden_layers"])}
+    experts = range(family.num_experts(hf))
+    if any(row.stack for number in kinds.values() for row in family.layer(hf, number, TRAINER, experts)):
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: the experts of {hf['model_type']} lie in stacks, which weight "
             "syncs do not quantise; set it to none"
         )
-    layout = Layout(tp=rollout.tp, dp=rollout.dp, ep=rollout.ep)
-    for manifest in engine_manifests.from_layout(hf, layout)[: layout.tp]:
+    for rank in range(rollout.tp):
+        engine = EngineRows(Shard(rollout.tp, rank, rollout.ep, rank % rollout.ep), "bfloat16")
+        tensors = [tensor for number in kinds.values() for tensor in family.engine_layer(hf, number, engine)]
         try:
-            quantised.manifest(manifest)
+            quantised.manifest(RankManifest.of(rank, tensors))
         except WeightSyncError as error:
             advice = "lower rollout.tp" if rollout.tp > 1 else "the model is too narrow, set it to none"
             raise ConfigError(
