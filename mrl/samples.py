@@ -18,8 +18,8 @@ from mrl.routes import Routes
 CACHED_TOKENS = 1 << 15
 """Of `TrainBatch.pieces`."""
 
-Role = Literal["policy", "reference", "critic"]
-"""The models of a run; the reference is the policy's frozen copy."""
+Role = Literal["policy", "reference", "critic", "teacher"]
+"""The models of a run; the reference is the policy's frozen copy, teachers are other weights in its shapes."""
 
 
 class Status(enum.Enum):
@@ -212,7 +212,7 @@ class TrainBatch:
     """B ids, for messages and dumps."""
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """Further [N] float32 arrays by their field's name: rollout_logprobs, age, old_logprobs, ref_logprobs,
-    advantages, returns, values, scores."""
+    teacher_logprobs, advantages, returns, values, scores."""
     routes: tuple[Routes, ...] | None = None
     """Of each sample, where the passes of policy and reference are to take them."""
     samples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)

@@ -23,6 +23,7 @@ from mrl.errors import CheckpointError, ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
 from mrl.launch.commands.acting import Acting, look_at
+from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.loops import resuming
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
@@ -64,6 +65,8 @@ def check(config: Config, *, rewards: bool = True) -> Inputs:
     tokenizer, _ = found[-1]
     acting = look_at(config, tokenizer)
     dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools if acting else None)
+    if (distillation := config.algorithm.distillation) is not None:
+        check_domains(distillation, (prompt for source in dataset.train for prompt in source.rows))
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     if rewards:
         check_rewards(config, trial)
@@ -187,6 +190,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_gpus,
     check_policy,
     check_reference,
+    check_teachers,
     check_critic,
     check_pool,
     check_resume,

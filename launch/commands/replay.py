@@ -77,8 +77,7 @@ def replay_config(recorded: Mapping[str, Any], out: Path) -> Config:
 
 def _run(parts: Parts, folder: RunFolder, order: Replaying, start: Path | None, last: int) -> None:
     config, train = parts.config, parts.hybrid.train
-    if config.algorithm.needs_reference:
-        train.snapshot_reference(config.model.reference_path)
+    train.keep_frozen()
     state = None if start is None else train.load_checkpoint(start)
     recorder = Recorder(config, folder, parts.clock, first_step=0, pieces=parts.pieces)
     try:

@@ -127,8 +127,7 @@ class Run:
     def _steps(self, parts: Parts, folder: RunFolder, start: float, exports: Exports) -> Generator[StepRow]:
         config, train, signals = self.config, parts.hybrid.train, self._signals
         with parts.clock.phase("restore"):
-            if config.algorithm.needs_reference:
-                train.snapshot_reference(config.model.reference_path)
+            train.keep_frozen()
             saved, state = take_latest(folder.checkpoints, train.load_checkpoint)
         first_step = int(state["next_step"]) if state else 0
         folder.write_hardware(train.device_names())

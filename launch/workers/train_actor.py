@@ -86,12 +86,13 @@ class TrainActor:
         gc.freeze()  # as the driver does
 
     def forward(
-        self, batch: TrainBatch, *, role: Role, temperature: float, with_router_margins: bool
+        self, batch: TrainBatch, *, role: Role, teacher: str, temperature: float, with_router_margins: bool
     ) -> dict[str, np.ndarray] | None:
         """MegatronWorker.forward() of a batch that brings handles of its routes, as far as the driver reads it."""
         arrays = self.worker.forward(
             self._with_routes(batch, role),
             role=role,
+            teacher=teacher,
             temperature=temperature,
             with_router_margins=with_router_margins,
         )
@@ -136,7 +137,7 @@ class TrainActor:
 
     def _with_routes(self, batch: TrainBatch, role: Role) -> TrainBatch:
         """The batch with its routes, where the role takes any."""
-        if role == "critic":
+        if role in ("critic", "teacher"):
             return dataclasses.replace(batch, routes=None)
         return route_blocks.read(batch, deadline_seconds=self._config.training.collective_seconds)
 

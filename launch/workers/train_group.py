@@ -94,14 +94,19 @@ class TrainGroup(ActorGroup[TrainActor]):
         batch: TrainBatch,
         *,
         role: Role,
+        teacher: str = "",
         temperature: float = 1.0,
         with_router_margins: bool = False,
     ) -> dict[str, np.ndarray]:
-        """Per-token arrays [N] of one role: logprobs (and router_margin), or a critic's values."""
+        """Per-token arrays [N] of one role: logprobs (and router_margin), or a critic's values. `teacher`: its folder."""
         parts, results = self._on_shards(
             batch,
             lambda actor, shard: actor.forward(
-                shard, role=role, temperature=temperature, with_router_margins=with_router_margins
+                shard,
+                role=role,
+                teacher=teacher,
+                temperature=temperature,
+                with_router_margins=with_router_margins,
             ),
         )
         return self._merged(batch, parts, results)
@@ -196,9 +201,15 @@ class TrainGroup(ActorGroup[TrainActor]):
 
     # -- files and facts -----------------------------------------------------------------------------------------
 
-    def snapshot_reference(self, path: str | None) -> None:
-        """Keeps today's policy, or a folder's, as the reference."""
-        self.on_all(lambda actor: actor.worker.snapshot_reference(path))
+    def keep_frozen(self) -> None:
+        """Keeps the models that are read and never trained: the reference, which is today's policy unless
+        model.reference_path names a folder, and the teachers."""
+        algorithm, path = self._config.algorithm, self._config.model.reference_path
+        if algorithm.needs_reference:
+            self.on_all(lambda actor: actor.worker.snapshot_reference(path))
+        if algorithm.distillation is not None:
+            for folder in algorithm.distillation.folders:
+                self.on_all(lambda actor, folder=folder: actor.worker.add_teacher(folder))
 
     def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None:
         """Writes all ranks' state, and the loop's, as one committed checkpoint; CheckpointError where that

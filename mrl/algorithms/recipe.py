@@ -5,7 +5,8 @@ outcomes, and the run's algorithm state. Produces: the batch with `advantages` a
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, length, overlong, truncation, normalisation, weight) -> reward on each sample's last
-policy token -> minus KL per token -> estimator -> whitening -> clip of advantages -> truncated samples leave the loss mask.
+policy token -> minus KL per token -> estimator -> whitening -> clip of advantages -> truncated samples leave the loss mask
+-> teachers' terms of single tokens (distillation.py).
 The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
 loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms import kl
+from mrl.algorithms import distillation, kl
 from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, Rollouts, estimate, whiten
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
@@ -75,7 +76,13 @@ def shape_and_estimate(
         name: np.where(trained, work.rows.on_tokens(values.float()), np.float32(0))
         for name, values in arrays.items()
     }
-    return dataclasses.replace(batch, loss_mask=trained).with_arrays(**spread), metrics
+    batch = dataclasses.replace(batch, loss_mask=trained)
+    if config.distillation is not None:
+        spread["advantages"], taught = distillation.add_advantages(
+            config.distillation, batch, spread["advantages"]
+        )
+        metrics |= taught
+    return batch.with_arrays(**spread), metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ class Estimate:
             memory=self.hardware.host_memory_bytes,
             offloaded=(slot.weights + slot.optimizer + slot.critic) * self.offloads * ranks,
             reference=slot.weights * self._earlier_weights * ranks,
+            teachers=slot.weights * self.config.algorithm.num_teachers * ranks,
             saving=self.saving.host_bytes * saves(self.config),
             export=self.exporting.host_bytes * exports,
         )

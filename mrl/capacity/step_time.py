@@ -30,7 +30,7 @@ class Work:
     """Mean response: hardware.mean_response_fraction of the longest."""
     longest_response: int
     forward_passes: int
-    """Passes without gradient over all tokens: old log-probs where they need one, reference, values."""
+    """Passes without gradient over all tokens: old log-probs where they need one, reference, teachers, values."""
     epochs: int
     """Passes with gradient over all tokens, the critic's counted too."""
     updates: int
@@ -56,7 +56,10 @@ def work_of(config: Config, hardware: Hardware) -> Work:
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
-        forward_passes=algorithm.recomputes_policy + algorithm.needs_reference + algorithm.needs_values,
+        forward_passes=algorithm.recomputes_policy
+        + algorithm.needs_reference
+        + (algorithm.distillation is not None)
+        + algorithm.needs_values,
         epochs=trained_models * algorithm.epochs,
         updates=trained_models * algorithm.epochs * algorithm.minibatches,
     )

@@ -2,7 +2,7 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| recompute | packed batch | reference log-probs, values; old log-probs and mismatch where they need a pass | trainer ranks |
+| recompute | packed batch | log-probs of reference and teachers, values; old log-probs and mismatch where they need a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
 | update | minibatches | mismatch where there was no pass for it, new weights, metrics | trainer ranks |
 
@@ -20,8 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.algorithms.controllers import AlgorithmState
+from mrl.algorithms.distillation import TEACHER
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
+from mrl.config.sections.distillation import DistillationSection
 from mrl.loops import mismatch, nan_guard, staleness
 from mrl.loops.checkpoints import Saver
 from mrl.observe.phases import PhaseClock
@@ -36,7 +38,13 @@ class Trainer(Saver, Protocol):
     """All trainer ranks as one object."""
 
     def forward(
-        self, batch: TrainBatch, *, role: Role, temperature: float = 1.0, with_router_margins: bool = False
+        self,
+        batch: TrainBatch,
+        *,
+        role: Role,
+        teacher: str = "",
+        temperature: float = 1.0,
+        with_router_margins: bool = False,
     ) -> dict[str, np.ndarray]: ...
 
     def forward_recording(
@@ -107,8 +115,8 @@ class Learner:
     # -- phases --------------------------------------------------------------------------------------------------
 
     def _recompute(self, step: Step) -> None:
-        """The packed batch with reference log-probs and values by the trainer; where they need a pass of their own, also
-        with old log-probs, and the engine's distance from those."""
+        """The packed batch with log-probs of reference and teachers, and values, by the trainer; where they need a pass of
+        their own, also with old log-probs, and the engine's distance from those."""
         temperature = self._config.rollout.temperature
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=ages(step.groups, version=step.version))
@@ -122,6 +130,9 @@ class Learner:
                 arrays["ref_logprobs"] = self._train.forward(
                     batch, role="reference", temperature=temperature
                 )["logprobs"]
+            if (distillation := self._config.algorithm.distillation) is not None:
+                batch = _with_teachers(batch, step.groups, distillation)
+                arrays["teacher_logprobs"] = self._teacher_logprobs(batch, distillation.folders)
             if self._config.algorithm.needs_values:
                 arrays["values"] = self._train.forward(batch, role="critic")["values"]
             step.batch = batch.with_arrays(**arrays)
@@ -163,6 +174,21 @@ class Learner:
         return batch, self._train.forward(
             batch, role="policy", temperature=temperature, with_router_margins=margins
         )
+
+    def _teacher_logprobs(self, batch: TrainBatch, folders: Sequence[str]) -> np.ndarray:
+        """[N] float32 log-probs of each sample's tokens by its teacher; 0 where it has none."""
+        logprobs = np.zeros(batch.num_tokens, np.float32)
+        for number, folder in enumerate(folders):
+            own = np.flatnonzero(batch.samples[TEACHER] == number)
+            if len(own):
+                said = self._train.forward(
+                    batch.select(own),
+                    role="teacher",
+                    teacher=folder,
+                    temperature=self._config.rollout.temperature,
+                )
+                logprobs[batch.positions(own)] = said["logprobs"]
+        return logprobs
 
     # -- parts of phases -----------------------------------------------------------------------------------------
 
@@ -236,6 +262,13 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
         "num_fresh_tokens": float(np.count_nonzero(fresh)),
         "num_sequences": float(np.count_nonzero(trained)),
     }
+
+
+def _with_teachers(batch: TrainBatch, groups: Sequence[Group], section: DistillationSection) -> TrainBatch:
+    """The packed groups, and of each sample which of the section's folders teaches its domain."""
+    numbers = {domain: section.folders.index(folder) for domain, folder in section.teachers.items()}
+    teachers = [numbers.get(sample.domain, -1) for group in groups for sample in group.samples]
+    return dataclasses.replace(batch, samples={**batch.samples, TEACHER: np.array(teachers, np.int64)})
 
 
 def explained_variance(batch: TrainBatch) -> float:

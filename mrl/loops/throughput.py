@@ -1,7 +1,7 @@
 """Tokens per second and model FLOP utilisation of a step (PaLM, arXiv 2204.02311, appendix B). Pure.
 
 Counted is what the step's result needs, not what the machine did: each trained sample generated once (one forward pass over its
-prompt and response), the forward passes of the reference and of the critic, and forward and backward of each update. Not
+prompt and response), the forward passes of the reference, the teachers and the critic, and forward and backward of each update. Not
 counted: samples that were filtered away, old log-probs computed again, layers computed again in the backward pass. The
 critic is taken to have the policy's shape without the output layer.
 """
@@ -71,8 +71,9 @@ class Throughput:
                 if f"{role}/grad_norm" in metrics
             )
         )
+        passes = self.algorithm.needs_reference + (self.algorithm.distillation is not None)
         step = policy + update
-        step += policy * self.algorithm.needs_reference + critic * self.algorithm.needs_values
+        step += policy * passes + critic * self.algorithm.needs_values
         seconds = metrics["time/step_seconds"]
         found = {"perf/tokens_per_second_per_device": tokens / seconds / self.num_devices}
         found |= self._rate("step", step, seconds)

@@ -178,6 +178,14 @@ METRICS = {
     "advantage/sample_mean": Metric("advantage", "Mean over the samples of their tokens' mean advantage."),
     "advantage/abs_max": Metric("advantage", "Largest absolute advantage."),
     "advantage/clipped_frac": Metric("share", "Share of the tokens whose advantage estimator.clip changed."),
+    "distillation/divergence": Metric(
+        "nats",
+        "Divergence of policy and teacher per token that has a teacher, by its configured kind: estimated from sampled tokens.",
+    ),
+    "distillation/clipped_frac": Metric(
+        "share", "Share of those tokens whose term distillation.clip changed."
+    ),
+    "distillation/taught_frac": Metric("share", "Share of the trained tokens that have a teacher."),
     "policy/loss": Metric("1", "The whole objective: policy loss, KL and entropy terms."),
     "policy/clip_frac_low": Metric(
         "share", "Share of the tokens whose ratio lies below the lower bound and acts there."

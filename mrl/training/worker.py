@@ -35,9 +35,11 @@ from mrl.training.platform import device_memory
 from mrl.training.platform.parallel import joined, start_process_groups, stop_process_groups
 from mrl.training.trained_model import TrainedModel
 
+_REFERENCE = "reference"
+
 
 class MegatronWorker:
-    """Rank `rank` of the trainer, with its policy, its reference policy and its critic."""
+    """Rank `rank` of the trainer, with its policy, its reference policy, its teachers and its critic."""
 
     def __init__(
         self,
@@ -87,8 +89,8 @@ class MegatronWorker:
         """The value model, once add_critic() was called."""
         self._save: Save | None = None
         """The checkpoint that is being written, until it is committed."""
-        self._as_reference: Callable[[str], AbstractContextManager[None]] | None = None
-        """Puts the reference in the policy's place while it is entered, once snapshot_reference() was called."""
+        self._frozen: dict[str, Callable[[str], AbstractContextManager[None]]] = {}
+        """What puts another model in the policy's place while it is entered: the reference, and teachers by their folder."""
         if load:
             self.policy.load_hf(model.path)
 
@@ -114,22 +116,31 @@ class MegatronWorker:
         Adapters keep the parameters without them there already: that is the reference where no folder is given.
         """
         memory, adapters = self.policy.memory, self.policy.adapters
-        if path is None and adapters is not None:
-            self._as_reference = adapters.taken_off
-            return
-        if path is None:
-            copies = memory.snapshot()
+        if path is not None:
+            self._frozen[_REFERENCE] = self._kept(path, _REFERENCE)
+        elif adapters is not None:
+            self._frozen[_REFERENCE] = adapters.taken_off
         else:
-            with memory.borrowed("load the reference"):
-                self.policy.load_parameters(path)
-                copies = memory.snapshot()
-        self._as_reference = functools.partial(memory.holding, copies)
+            self._frozen[_REFERENCE] = functools.partial(memory.holding, memory.snapshot())
+
+    @torch.no_grad()
+    def add_teacher(self, path: str) -> None:
+        """Keeps a Hugging Face folder's weights in the host's memory: a teacher, whom forward() knows by its folder."""
+        self._frozen[path] = self._kept(path, "teacher")
+
+    def _kept(self, path: str | Path, name: str) -> Callable[[str], AbstractContextManager[None]]:
+        """The weights of a folder, which the policy's memory had only while they were read."""
+        memory = self.policy.memory
+        with memory.borrowed(f"load the {name}"):
+            self.policy.load_parameters(path)
+            return functools.partial(memory.holding, memory.snapshot())
 
     def forward(
         self,
         batch: TrainBatch,
         *,
         role: Role = "policy",
+        teacher: str = "",
         temperature: float = 1.0,
         with_router_margins: bool = False,
         record_routes: bool = False,
@@ -139,12 +150,15 @@ class MegatronWorker:
         The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a segment's
         first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
         Entropies are in nats. The router margin of a token is the smallest gap in a router's choice
-        (RecordingRouter) over all layers and its prefix. Policy and reference take the batch's routes, where it has any;
+        (RecordingRouter) over all layers and its prefix. `teacher`: the folder of the role teacher's. Policy and reference
+        take the batch's routes, where it has any; teachers choose their own experts;
         with `record_routes` they choose by themselves, and `routes` [N, layers, k] (mrl/routes.py) says what.
         """
         if role == "critic":
             return self._trained(role).forward(batch)
-        with self._acting_as(role):
+        if role == "teacher":
+            batch = dataclasses.replace(batch, routes=None)
+        with self._acting_as(role, teacher):
             return self.policy.forward(
                 batch,
                 temperature=temperature,
@@ -204,14 +218,17 @@ class MegatronWorker:
         return self.critic
 
     @contextlib.contextmanager
-    def _acting_as(self, role: Role) -> Iterator[None]:
-        """The reference's parameters in place of the policy's, for the length of a forward pass."""
+    def _acting_as(self, role: Role, teacher: str) -> Iterator[None]:
+        """The parameters of the reference or a teacher in place of the policy's, for the length of a forward pass."""
         if role == "policy":
             yield
             return
-        if self._as_reference is None:
+        frozen = self._frozen.get(_REFERENCE if role == "reference" else teacher)
+        if frozen is None and role == "reference":
             raise ConfigError("there is no reference policy on this worker; call snapshot_reference() first")
-        with torch.no_grad(), self._as_reference("swap the reference in"):
+        if frozen is None:
+            raise ConfigError(f"there is no teacher {teacher!r} on this worker; call add_teacher() first")
+        with torch.no_grad(), frozen(f"swap the {role} in"):
             yield
 
     def device_name(self) -> str:

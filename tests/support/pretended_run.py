@@ -108,8 +108,7 @@ class PretendedRun:
         """As launch/commands/train.py does: workers, reference, checkpoint, first weight sync."""
         self.hybrid.start()
         with self.clock.phase("restore"):
-            if self.config.algorithm.needs_reference:
-                self.hybrid.train.snapshot_reference(None)
+            self.hybrid.train.keep_frozen()
             if resumes:
                 self.hybrid.train.load_checkpoint(Path("checkpoint"))
         loop = OnPolicyLoop(

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from mrl.config.sections.correction import Correction, NoCorrection
+from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.sections.shaping import FilterSection, ShapingSection
 from mrl.section import Section, chosen, named
@@ -231,6 +232,8 @@ class AlgorithmSection(Section):
     """KL to the reference policy."""
     entropy: EntropySection = EntropySection()
     """Entropy bonus."""
+    distillation: DistillationSection | None = None
+    """Teachers to learn from, beside rewards or alone; null has none."""
     old_logprobs: Literal["auto", "recomputed", "rollout", "decoupled"] = "auto"
     """What the ratio is taken against. auto: the trainer's log-probs, by a pass of their own only where one is needed, and the
     engine's for tokens of earlier versions; recomputed: the same, always by a pass; rollout: the engine's; decoupled: the
@@ -254,6 +257,11 @@ class AlgorithmSection(Section):
     def needs_reference(self) -> bool:
         """Whether reference log-probs are read."""
         return self.kl.location != "off"
+
+    @property
+    def num_teachers(self) -> int:
+        """Models whose log-probs are learned from."""
+        return 0 if self.distillation is None else len(self.distillation.folders)
 
     @property
     def recomputes_policy(self) -> bool:
@@ -286,6 +294,27 @@ class AlgorithmSection(Section):
             raise ValueError(
                 "old_logprobs = decoupled with correction.kind = off: nothing would weigh tokens of earlier versions, which "
                 "would be trained as if the newest had sampled them; choose a correction (truncated), or old_logprobs auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _distillation_fits(self) -> AlgorithmSection:
+        if self.distillation is None:
+            return self
+        if self.loss.name == "topr":
+            raise ValueError(
+                "algorithm.distillation with loss.name = topr: topr sorts samples by their rewards, and a teacher's term is of "
+                "single tokens; choose another loss, ppo_clip for instance"
+            )
+        if self.distillation.alone and self.filter is not None:
+            raise ValueError(
+                "distillation.alone = true with algorithm.filter: rewards would decide which groups the teachers see; remove the "
+                "filter, or alone"
+            )
+        if self.distillation.alone and self.estimator.name == "gae":
+            raise ValueError(
+                "distillation.alone = true with estimator.name = gae: nothing would read the critic's values; choose grpo, or "
+                "remove alone"
             )
         return self
 

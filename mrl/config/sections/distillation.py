@@ -1,0 +1,44 @@
+"""Distillation on the policy's own samples: teachers that say of each token how likely it was to them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from mrl.section import Section, named
+
+_Divergences = Literal["reverse", "forward", "jsd"]
+Divergence = Annotated[_Divergences, BeforeValidator(named("divergence", _Divergences))]
+
+
+class DistillationSection(Section):
+    """Teachers of the policy, each of the same shapes and tokens; formulas stand in docs/algorithms.md."""
+
+    teachers: dict[str, str] = Field(min_length=1)
+    """Folder of the teacher of each domain (rows without one are of `default`); samples of other domains have none."""
+    divergence: Divergence = "reverse"
+    """What the gradient lowers at every token. reverse: KL(policy || teacher); forward: KL(teacher || policy); jsd: the
+    generalised Jensen-Shannon divergence between the two."""
+    teacher_share: float = Field(default=0.5, gt=0, lt=1)
+    """jsd: share of the teacher in the mixture that both are compared with."""
+    coefficient: float = Field(default=1.0, gt=0)
+    """Weight of the term."""
+    clip: float | None = Field(default=10.0, gt=0)
+    """Largest absolute term of one token before its weight; those changed are counted; null means no clip."""
+    alone: bool = False
+    """Whether the teachers are all that is learned from: advantages of rewards are replaced by 0, rewards only measured."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Each teacher once, in the order in which domains name them."""
+        return tuple(dict.fromkeys(self.teachers.values()))
+
+    @model_validator(mode="after")
+    def _share_has_a_reader(self) -> DistillationSection:
+        if self.divergence != "jsd" and self.teacher_share != 0.5:
+            raise ValueError(
+                f"teacher_share = {self.teacher_share} is read by divergence = jsd only, not by {self.divergence}; "
+                "remove it or choose jsd"
+            )
+        return self

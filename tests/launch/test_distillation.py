@@ -1,0 +1,47 @@
+"""A teacher in a real run: the policy comes to answer as it does, by its own samples, with and without rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.observe.metrics_log import read
+from mrl.prepare import new_model
+from tests.launch.command import run
+from tests.launch.tiny_runs import words
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def teacher(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of the policy's shapes and tokens, and other weights."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
+    section = ModelSection(path=str(folder), new=new, max_length=32)
+    new_model.ensure(section, [str(task / "train.jsonl")], seed=1)
+    return folder
+
+
+def test_a_policy_comes_nearer_to_its_teacher(task: Path, teacher: Path, tmp_path: Path) -> None:
+    run(
+        "train",
+        *words(
+            task, tmp_path, "run", f"algorithm.distillation={{teachers: {{default: {teacher}}}, alone: true}}"
+        ),
+        "rollout.enforce_eager=true",
+        "loop.steps=8",
+        "loop.prompts_per_step=32",
+        "training.optimizer={lr: 1e-2, warmup_steps: 0}",
+        "loop.validation={every_steps: 0, before_training: false, after_training: false}",
+        "loop.checkpoint={every_steps: 0, at_end: false}",
+        log=tmp_path / "log",
+        seconds=300,
+    )
+    rows = read(tmp_path / "run/metrics.jsonl")
+    divergences = [row["distillation/divergence"] for row in rows]
+    print(divergences)
+    assert all(row["distillation/taught_frac"] == 1 for row in rows)
+    assert divergences[-1] < divergences[0] / 2

@@ -1,0 +1,84 @@
+"""A teacher that cannot teach the policy, or has nobody to teach, is refused in one sentence before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.config.load import load, split_arguments
+from mrl.config.root import Config
+from mrl.config.sections.distillation import DistillationSection
+from mrl.errors import ConfigError
+from mrl.launch.commands.teachers import check_domains, check_teachers
+from mrl.samples import Prompt
+from tests.launch.tiny_runs import words
+
+
+@pytest.fixture
+def teacher(task: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(task / "model", tmp_path / "teacher"))
+
+
+def config(task: Path, *teachers: Path) -> Config:
+    named = {f"domain{number}": str(folder) for number, folder in enumerate(teachers)}
+    more = f"algorithm.distillation.teachers={json.dumps(named)}"
+    return load(*split_arguments(words(task, Path("runs"), "run", more)))
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_policys_own_folder_may_teach(task: Path, teacher: Path) -> None:
+    rewrite(teacher, transformers_version="9", router_aux_loss_coef=0.5)
+    check_teachers(config(task, teacher, task / "model"))
+
+
+def test_a_teacher_of_other_shapes_is_refused(task: Path, teacher: Path) -> None:
+    rewrite(teacher, hidden_size=128, rms_norm_eps=1.0)
+    with pytest.raises(ConfigError, match=r"differ in hidden_size, rms_norm_eps of config\.json"):
+        check_teachers(config(task, task / "model", teacher))
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(task: Path, teacher: Path) -> None:
+    path = teacher / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    vocabulary = tree["model"]["vocab"]
+    first, second, *_ = sorted(vocabulary, key=lambda token: -vocabulary[token])
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match="reads them as the policy does"):
+        check_teachers(config(task, teacher))
+
+
+def test_all_faults_are_told_at_once(task: Path, teacher: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(teacher, tmp_path / "other"))
+    for folder, size in ((teacher, 128), (other, 256)):
+        rewrite(folder, hidden_size=size)
+    with pytest.raises(ConfigError) as caught:
+        check_teachers(config(task, teacher, other))
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def prompts(*domains: str) -> list[Prompt]:
+    return [Prompt(n, np.zeros(1, np.int32), "", None, domain) for n, domain in enumerate(domains)]
+
+
+def test_a_teacher_without_rows_is_refused() -> None:
+    section = DistillationSection(teachers={"maths": "a", "code": "b"})
+    check_domains(section, prompts("maths", "code", "chat"))
+    with pytest.raises(ConfigError, match=r"names the domains code, .* there are rows of: chat, maths"):
+        check_domains(section, prompts("maths", "chat"))
+
+
+def test_rows_without_a_teacher_are_refused_where_nothing_else_teaches() -> None:
+    section = DistillationSection(teachers={"maths": "a"}, alone=True)
+    check_domains(section, prompts("maths"))
+    with pytest.raises(ConfigError, match="rows of chat have no teacher"):
+        check_domains(section, prompts("maths", "chat"))
