@@ -119,6 +119,7 @@ class TrainActor:
             denominators,
             role=role,
             temperature=temperature,
+            distillation=self._config.algorithm.exact_distillation,
         )
 
     def accumulate(
@@ -132,6 +133,7 @@ class TrainActor:
             denominators,
             temperature=self._config.rollout.temperature,
             with_router_margins=self._config.routing.replay != "engine",
+            distillation=self._config.algorithm.exact_distillation,
         )
         return metrics, None if arrays is None else _sent(arrays)
 

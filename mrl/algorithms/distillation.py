@@ -38,15 +38,18 @@ TEACHER = "teacher"
 """Of TrainBatch.samples: [B] int64, which of DistillationSection.folders teaches the sample; -1 where none does."""
 
 
-def add_advantages(
+def join_advantages(
     section: DistillationSection, batch: TrainBatch, advantages: np.ndarray
 ) -> tuple[np.ndarray, dict[str, float]]:
     """([N] float32 advantages with the teachers' terms, metrics); `advantages` [N] float32 are the rewards'.
 
-    The batch has `teacher_logprobs`, and says of each sample whose they are. The policy's are the trainer's where a pass
+    Exact divergences are a term of the loss (objective.py): nothing joins the rewards' advantages, or their place with `alone`.
+    For sampled ones the batch has `teacher_logprobs`, and says of each sample whose they are. The policy's are the trainer's where a pass
     made them, and else those that the engine sampled with.
     """
-    arrays = batch.arrays
+    arrays, total = batch.arrays, np.zeros_like(advantages) if section.alone else advantages.copy()
+    if section.estimator == "exact":
+        return total, {}
     if "teacher_logprobs" not in arrays:
         raise ValueError(
             "batch.arrays: no teacher_logprobs, which algorithm.distillation needs; run the teachers' passes before this call"
@@ -56,7 +59,6 @@ def add_advantages(
     log_ratio = torch.from_numpy((arrays["teacher_logprobs"] - policy)[taught]).double()
     terms, estimates = sampled(section, log_ratio)
     limit = math.inf if section.clip is None else section.clip
-    total = np.zeros_like(advantages) if section.alone else advantages.copy()
     total[taught] += section.coefficient * terms.clamp(-limit, limit).float().numpy()
     count, trained = max(1, len(terms)), max(1, int(batch.loss_mask.sum()))
     return total, {

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms import correction, kl
+from mrl.algorithms.distillation import TEACHER
 from mrl.algorithms.losses import Tokens, aggregate, loss_of, policy_loss, value_loss
 from mrl.algorithms.tokens import Packed, Segments, checked
 from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection
@@ -26,7 +27,7 @@ _READ = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "scor
 
 
 class Objective:
-    """The policy's: policy loss times correction weights, plus KL loss, minus entropy bonus."""
+    """The policy's: policy loss times correction weights, plus KL loss and distance to teachers, minus entropy bonus."""
 
     def __init__(self, config: AlgorithmSection) -> None:
         """ConfigError for a loss of the user's own that cannot be imported or called."""
@@ -41,19 +42,23 @@ class Objective:
         arrays: Mapping[str, Tensor],
         segments: Segments,
         denominators: Mapping[str, Any],
+        divergence: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, metrics) of one packed microbatch.
 
-        logprobs, entropy: [N], gradients flow through them. arrays: [N] each: loss_mask (bool), advantages,
+        logprobs, entropy: [N], gradients flow through them; divergence: the same, from teachers, where it is exact. arrays: [N] each: loss_mask (bool), advantages,
         rollout_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
         age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
         ref_logprobs for kl.location = loss; scores for topr. denominators: num_tokens and num_sequences of the whole
         optimizer step, num_fresh_tokens (of age 0) where there is an age, and kl_coefficient and entropy_coefficient
-        where a controller moves them. The loss is divided by the step's denominators already, and so are the metrics.
+        where a controller moves them, num_taught_tokens where there are teachers. The loss is divided by the step's denominators already, and so are the metrics.
         """
         mask = arrays["loss_mask"]
         read = {name: arrays[name] for name in _READ if name in arrays}
-        inputs = checked({"logprobs": logprobs, "entropy": entropy} | read, mask, segments)
+        outputs = {"logprobs": logprobs, "entropy": entropy}
+        if divergence is not None:
+            outputs["divergence"] = divergence
+        inputs = checked(outputs | read, mask, segments)
         tokens = Tokens(
             **_packed(inputs["logprobs"], mask, segments, denominators),
             logprobs=inputs["logprobs"],
@@ -73,6 +78,7 @@ class Objective:
         )  # sums its gradient apart
         for term, more in (
             self._kl_loss(own_branch, inputs, denominators),
+            self._distillation_loss(tokens, inputs.get("divergence"), denominators),
             self._entropy_loss(tokens, inputs["entropy"], denominators),
         ):
             loss = loss + term
@@ -148,6 +154,27 @@ class Objective:
             "policy/kl_reference": tokens.token_mean(values),
             "policy/kl_clamped_frac": tokens.token_mean(clamped),
             "policy/kl_loss": term.detach(),
+        }
+
+    def _distillation_loss(
+        self, tokens: Tokens, divergence: Tensor | None, denominators: Mapping[str, Any]
+    ) -> tuple[Tensor | float, dict[str, Tensor]]:
+        section = self._config.exact_distillation
+        if section is None:
+            return 0.0, {}
+        if divergence is None:
+            raise ValueError(
+                "divergence: missing, which distillation.estimator = exact needs of the teachers"
+            )
+        taught = tokens.segments.spread(tokens.segments.values[TEACHER]) >= 0
+        term = section.coefficient * aggregate(divergence, tokens, self._config.aggregation)
+        mean = tokens.token_mean(divergence) * (
+            tokens.num_tokens / max(1.0, denominators["num_taught_tokens"])
+        )
+        return term, {
+            "distillation/divergence": mean,
+            "distillation/taught_frac": tokens.token_mean(taught),
+            "distillation/loss": term.detach(),
         }
 
     def _entropy_loss(

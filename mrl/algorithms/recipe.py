@@ -78,7 +78,7 @@ def shape_and_estimate(
     }
     batch = dataclasses.replace(batch, loss_mask=trained)
     if config.distillation is not None:
-        spread["advantages"], taught = distillation.add_advantages(
+        spread["advantages"], taught = distillation.join_advantages(
             config.distillation, batch, spread["advantages"]
         )
         metrics |= taught

@@ -114,6 +114,7 @@ class Estimate:
             critic=rank.critic.total,
             activations=rank.activations.kept,
             working=rank.activations.working,
+            lessons=self._lessons,
             log_prob_working=head_bytes(facts, self.config.training, self.layout, tokens, backward=False),
             engine_weights=self.engine.weights + self.engine.derived,
             engine_working=self.engine.working,
@@ -142,6 +143,17 @@ class Estimate:
             saving=self.saving.host_bytes * saves(self.config),
             export=self.exporting.host_bytes * exports,
         )
+
+    @property
+    def _lessons(self) -> int:
+        """Of a rank of the last stage: a hidden state a token of an update, and each teacher's share of the output layer."""
+        config, layout = self.config, self.layout
+        if config.algorithm.exact_distillation is None:
+            return 0
+        element = DTYPE_BYTES[config.training.dtype]
+        tokens = self.work.samples * self.work.response_tokens / layout.dp / layout.cp
+        heads = config.algorithm.num_teachers * self.facts.vocab / layout.tp
+        return int((tokens / config.algorithm.minibatches + heads) * self.facts.hidden * element)
 
     @property
     def _earlier_weights(self) -> int:

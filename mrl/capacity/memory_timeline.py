@@ -26,6 +26,8 @@ class SlotMemory:
     """Weights, gradients and optimizer state of PPO's value model; 0 without one."""
     activations: int
     working: int
+    lessons: int
+    """What teachers leave for an update, with exact distillation: hidden states and output layers."""
     log_prob_working: int
     """What passes without gradient need, which keep no activations."""
     engine_weights: int
@@ -65,7 +67,7 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
     trainer = {"trainer weights": memory.weights}
     state = {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
     stays = {} if offloads else trainer | state
-    peak = {"activations": memory.activations, "working": memory.working}
+    peak = {"activations": memory.activations, "working": memory.working, "teachers": memory.lessons}
     engine = {"rollout weights": memory.engine_weights}
     serving = {"KV cache": memory.kv_cache, "engine working": memory.engine_working}
     resident = {} if sleeps else engine | {"KV cache": memory.kv_cache}
@@ -94,7 +96,11 @@ def timeline_of_pools(memory: SlotMemory, hardware: Hardware) -> list[Event]:
     engine |= buckets | {"KV cache": memory.kv_cache}
     events = [
         ("trainer slot, log-probs", trainer | {"working": memory.log_prob_working}),
-        ("trainer slot, update", trainer | {"activations": memory.activations, "working": memory.working}),
+        (
+            "trainer slot, update",
+            trainer
+            | {"activations": memory.activations, "working": memory.working, "teachers": memory.lessons},
+        ),
         ("trainer slot, sync", trainer),
         ("engine slot, generate", engine | {"engine working": memory.engine_working}),
         ("engine slot, sync", engine | {"staging": memory.staging}),

@@ -132,7 +132,8 @@ class Learner:
                 )["logprobs"]
             if (distillation := self._config.algorithm.distillation) is not None:
                 batch = _with_teachers(batch, step.groups, distillation)
-                arrays["teacher_logprobs"] = self._teacher_logprobs(batch, distillation.folders)
+                if distillation.estimator == "sampled":
+                    arrays["teacher_logprobs"] = self._teacher_logprobs(batch, distillation.folders)
             if self._config.algorithm.needs_values:
                 arrays["values"] = self._train.forward(batch, role="critic")["values"]
             step.batch = batch.with_arrays(**arrays)
@@ -257,11 +258,14 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
     """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
     trained = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1]) if batch.num_samples else np.zeros(0)
     fresh = batch.loss_mask & (batch.arrays.get("age", 0) == 0)
-    return {
+    counts = {
         "num_tokens": float(np.count_nonzero(batch.loss_mask)),
         "num_fresh_tokens": float(np.count_nonzero(fresh)),
         "num_sequences": float(np.count_nonzero(trained)),
     }
+    if TEACHER in batch.samples:
+        counts["num_taught_tokens"] = float(trained[batch.samples[TEACHER] >= 0].sum())
+    return counts
 
 
 def _with_teachers(batch: TrainBatch, groups: Sequence[Group], section: DistillationSection) -> TrainBatch:

@@ -180,10 +180,12 @@ METRICS = {
     "advantage/clipped_frac": Metric("share", "Share of the tokens whose advantage estimator.clip changed."),
     "distillation/divergence": Metric(
         "nats",
-        "Divergence of policy and teacher per token that has a teacher, by its configured kind: estimated from sampled tokens.",
+        "Divergence of policy and teacher per token that has a teacher, by its configured kind: exact, or estimated from sampled "
+        "tokens.",
     ),
+    "distillation/loss": Metric("1", "The teachers' term of the objective, with estimator exact."),
     "distillation/clipped_frac": Metric(
-        "share", "Share of those tokens whose term distillation.clip changed."
+        "share", "Share of those tokens whose term distillation.clip changed, with estimator sampled."
     ),
     "distillation/taught_frac": Metric("share", "Share of the trained tokens that have a teacher."),
     "policy/loss": Metric("1", "The whole objective: policy loss, KL and entropy terms."),

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_SMALLEST = -1e30
+SMALLEST = -1e30
 """Stands in for the -inf of padded columns where it is multiplied by 0."""
 
 
-def _local_logits(hidden: Tensor, weight: Tensor, valid: int, temperature: float) -> Tensor:
+def local_logits(hidden: Tensor, weight: Tensor, valid: int, temperature: float) -> Tensor:
     """[c, D], [V', D] -> float32 (or float64) logits [c, V'] / temperature; padded vocabulary is -inf."""
     logits = torch.mm(hidden, weight.t())
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -39,8 +39,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, normaliser = [], [], []
-        for rows in _chunks(hidden.shape[0], settings["chunk"]):
-            logits = _local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
+        for rows in chunks(hidden.shape[0], settings["chunk"]):
+            logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
             chunk = _forward_chunk(logits, targets[rows] - settings["first"], settings["group"])
             for store, value in zip((logprobs, entropy, normaliser), chunk, strict=True):
                 store.append(value)
@@ -58,8 +58,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if ctx.needs_input_grad[1]:  # not of a frozen output layer
             grad_weight = torch.zeros(weight.shape, dtype=entropy.dtype, device=weight.device)
         with_entropy = bool(grads[1].any())
-        for rows in _chunks(hidden.shape[0], settings["chunk"]):
-            logits = _local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
+        for rows in chunks(hidden.shape[0], settings["chunk"]):
+            logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
             logits.sub_(normaliser[rows, None])
             grad = _backward_chunk(
                 logits,
@@ -78,7 +78,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
-def _chunks(num_rows: int, size: int) -> list[slice]:
+def chunks(num_rows: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num_rows)) for start in range(0, max(num_rows, 1), size)]
 
 
@@ -93,7 +93,7 @@ def _forward_chunk(logits: Tensor, local_targets: Tensor, group: Any) -> tuple[T
     target = logits.gather(1, local_targets.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
     weights = logits.exp()
     # sum p z over the vocabulary; -inf x 0 of padded columns would not be a number.
-    weighted = torch.einsum("tv,tv->t", weights, logits.clamp_(min=_SMALLEST))
+    weighted = torch.einsum("tv,tv->t", weights, logits.clamp_(min=SMALLEST))
     sums = torch.stack([weights.sum(dim=-1), weighted, torch.where(here, target, torch.zeros_like(target))])
     if split:
         dist.all_reduce(sums, group=group)
@@ -111,7 +111,7 @@ def _backward_chunk(
         result = log_p.exp_().mul_(-grad[:, None])
     else:
         p = log_p.exp()
-        shifted = log_p.clamp_(min=_SMALLEST).add_(entropy[:, None])
+        shifted = log_p.clamp_(min=SMALLEST).add_(entropy[:, None])
         result = p.mul_(shifted.mul_(-grad_entropy[:, None]).sub_(grad[:, None]))
     result.scatter_add_(1, column, torch.where(here, grad, torch.zeros_like(grad))[:, None])
     return result

@@ -37,6 +37,8 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
+from mrl.training.divergence import divergence
+from mrl.training.lessons import Lesson, Lessons
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.platform.parallel import max_over_world
@@ -50,6 +52,7 @@ Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segments, denominators) -> (loss, metrics).
 
 A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the state before it.
+Where teachers left lessons it takes divergence=[n] too, 0 where none says anything.
 The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
 The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]` is False hold 0 in logprobs and
 entropy and no gradient flows through them. An objective raises NotFiniteError for inputs that are not finite: outputs
@@ -110,6 +113,24 @@ class Passes:
         arrays = self._arrays_of(batch, prepared, outputs, margins)
         return None if arrays is None else arrays | routes
 
+    def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
+        """What today's parameters say of the trained tokens of the batch's samples `own` [S], as a teacher's; None on ranks
+        without an output layer."""
+        part = batch.select(own)
+        prepared = self._prepare(part, all_tokens=False)
+        with torch.no_grad():
+            outputs = self._run(prepared, self._keep_states, forward_only=True, margins=[])
+        if not self._is_last:
+            return None
+        places = np.concatenate([item.own_index for item in prepared])
+        rows = np.full(batch.num_tokens, -1)
+        rows[batch.positions(own)[places]] = np.arange(len(places))
+        states = torch.cat([output["states"] for output in outputs])
+        return Lesson(rows, states, self._chunks.models[-1].head_weight().detach().clone())
+
+    def _keep_states(self, item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> dict[str, Tensor]:
+        return {"states": self._states(item, hidden)}
+
     def _choices(
         self, batch: TrainBatch, prepared: list[Prepared], *, record: bool = False
     ) -> contextlib.AbstractContextManager[None]:
@@ -128,15 +149,16 @@ class Passes:
         *,
         temperature: float,
         with_router_margins: bool = False,
+        lessons: Lessons | None = None,
     ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
-        """Accumulates gradients of the objective; returns its metrics per microbatch (empty off the last
-        stage), and what forward() returns, by the same weights, with 0 for tokens that are not trained on."""
+        """Accumulates gradients of the objective, which sees how far the policy is from what `lessons` say; returns its
+        metrics per microbatch (empty off the last stage), and what forward() returns, by the same weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
         self.expert_load.clear()
         margins = self._no_margins(prepared) if with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
-        loss = self._objective_loss(batch, objective, denominators, temperature, outputs)
+        loss = self._objective_loss(batch, objective, denominators, temperature, outputs, lessons)
         with self._choices(batch, prepared):
             metrics = self._run(prepared, loss, forward_only=False, margins=margins)
         return metrics, self._arrays_of(batch, prepared, outputs, margins)
@@ -203,7 +225,8 @@ class Passes:
             bucketed=core_attention(self._chunks.choice).bucketed,
             window=self._chunks.window,
         )
-        return Prepared(plan, tokens, mine, packed, self._real(plan, mine), *index)
+        own_index = plan.token_index[rows[own_rows]]
+        return Prepared(plan, tokens, mine, packed, self._real(plan, mine), own_index, *index)
 
     def _real(self, plan: Microbatch, mine: np.ndarray) -> Tensor:
         real = np.zeros(len(plan.tokens), bool)
@@ -258,6 +281,7 @@ class Passes:
         denominators: Mapping[str, Any],
         temperature: float,
         kept: list[dict[str, Tensor]],
+        lessons: Lessons | None,
     ) -> Callable[..., Any]:
         """The loss of a microbatch; `kept` takes what _outputs() gave for each, in order."""
 
@@ -266,7 +290,7 @@ class Passes:
             if not len(item.rows):
                 kept.append({})
                 return hidden.sum() * 0.0, count, {}
-            found = self._outputs(item, hidden, temperature)
+            found = self._outputs(item, hidden, temperature, lessons)
             kept.append({name: x.detach() for name, x in found.items()})
             size = len(item.plan.token_index)
             outputs = {name: x.new_zeros(size).index_copy(0, item.rows, x) for name, x in found.items()}
@@ -285,16 +309,23 @@ class Passes:
 
         return loss
 
-    def _outputs(self, item: Prepared, hidden: Tensor, temperature: float) -> dict[str, Tensor]:
-        """[m] log-probs and entropies, or values, of item.rows from hidden [k / tp, 1, D]."""
-        is_critic = self._chunks.has_value_head
+    def _states(self, item: Prepared, hidden: Tensor) -> Tensor:
+        """[j, D] the hidden states before item.own_rows, from hidden [k / tp, 1, D]."""
         if self._layout.tp > 1:
             # Backward scatters: the ranks' parts summed for the split output layer, each its own for the value head,
             # which computes the same on all ranks.
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=not is_critic)
-        states = hidden[:, 0].index_select(0, item.before)
+            split = not self._chunks.has_value_head
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=split)
+        return hidden[:, 0].index_select(0, item.before)
+
+    def _outputs(
+        self, item: Prepared, hidden: Tensor, temperature: float, lessons: Lessons | None = None
+    ) -> dict[str, Tensor]:
+        """[m] log-probs and entropies (and divergence, where there are lessons), or values, of item.rows from hidden
+        [k / tp, 1, D]."""
+        states = self._states(item, hidden)
         last: PackedModel = self._chunks.models[-1]
-        if is_critic:
+        if self._chunks.has_value_head:
             outputs = {"values": last.values(states)}
         else:
             logprobs, entropy = logprobs_and_entropy(
@@ -308,9 +339,38 @@ class Passes:
                 group_rank=self._tp_group.rank(),
             )
             outputs = {"logprobs": logprobs, "entropy": entropy}
+        if lessons is not None:
+            outputs["divergence"] = self._divergence(item, states, lessons, temperature, like=logprobs)
         if self._layout.cp == 1:
             return outputs
         return {name: self._of_all_ranks(item, values) for name, values in outputs.items()}
+
+    def _divergence(
+        self, item: Prepared, states: Tensor, lessons: Lessons, temperature: float, *, like: Tensor
+    ) -> Tensor:
+        """[j] of item.own_rows, from the policy's states [j, D]; 0 where no teacher says anything."""
+        whole = torch.zeros_like(like)
+        for lesson in lessons.lessons:
+            rows = lesson.rows[item.own_index]
+            index, taught = (
+                torch.from_numpy(each).to(self._device)
+                for each in (np.flatnonzero(rows >= 0), rows[rows >= 0])
+            )
+            found = divergence(
+                states.index_select(0, index),
+                self._chunks.models[-1].head_weight(),
+                lesson.states.index_select(0, taught),
+                lesson.head,
+                kind=lessons.divergence,
+                share=lessons.teacher_share,
+                vocab_size=self._chunks.vocab_size,
+                temperature=temperature,
+                chunk_tokens=self._training.logprob_chunk_tokens,
+                group=self._tp_group,
+                group_rank=self._tp_group.rank(),
+            )
+            whole = whole.index_copy(0, index, found)
+        return whole
 
     def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
         """Puts together [m] from context-parallel ranks' [j]; backward each takes its own gradient."""
@@ -346,8 +406,8 @@ class Passes:
         flat = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
         for item, values_of in zip(prepared, outputs, strict=True):
             index = item.plan.token_index[item.rows.cpu().numpy()]
-            for name, values in values_of.items():
-                flat[name][index] = values.float().cpu().numpy()
+            for name in flat.keys() & values_of.keys():
+                flat[name][index] = values_of[name].float().cpu().numpy()
         return flat
 
     def _routers(self) -> list[RecordingRouter]:

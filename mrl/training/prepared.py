@@ -26,6 +26,8 @@ class Prepared:
     packed: PackedSegments
     real: Tensor
     """[k / tp] bool, of the tokens whose hidden states this rank holds between layers: False for padding."""
+    own_index: np.ndarray
+    """[j] the batch's tokens whose log-probs are computed on this rank."""
     rows: Tensor
     """[m] int64 which of the microbatch's n real tokens have their log-probs computed, on whatever rank."""
     own_rows: Tensor

@@ -36,6 +36,7 @@ from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import folder
+from mrl.training.lessons import Lesson, Lessons
 from mrl.training.optimizer import Optimizer
 from mrl.training.passes import Objective, Passes
 from mrl.training.platform.parallel import reduce_metrics
@@ -205,6 +206,10 @@ class TrainedModel:
             record_routes=record_routes,
         )
 
+    def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
+        """What today's parameters, a teacher's, leave for an update over the batch's samples `own` [S]."""
+        return self._passes.lesson(batch, own)
+
     def accumulate(
         self,
         batch: TrainBatch,
@@ -213,13 +218,19 @@ class TrainedModel:
         *,
         temperature: float = 1.0,
         with_router_margins: bool = False,
+        lessons: Lessons | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """Makes gradients for step(); returns their metrics, and what forward() returns by the same weights."""
         for model in self._models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
         parts, arrays = self._passes.forward_backward(
-            batch, objective, denominators, temperature=temperature, with_router_margins=with_router_margins
+            batch,
+            objective,
+            denominators,
+            temperature=temperature,
+            with_router_margins=with_router_margins,
+            lessons=lessons,
         )
         metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
         if not self._is_critic:

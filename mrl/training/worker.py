@@ -18,7 +18,9 @@ import numpy as np
 import torch
 import xxhash
 
+from mrl.algorithms.distillation import TEACHER
 from mrl.config.sections.critic import CriticSection
+from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
@@ -30,6 +32,7 @@ from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.saving import Save, save_weights
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import base, folder
+from mrl.training.lessons import Lessons
 from mrl.training.passes import Objective
 from mrl.training.platform import device_memory
 from mrl.training.platform.parallel import joined, start_process_groups, stop_process_groups
@@ -175,6 +178,7 @@ class MegatronWorker:
         role: Role = "policy",
         temperature: float = 1.0,
         lr: float | None = None,
+        distillation: DistillationSection | None = None,
     ) -> dict[str, float]:
         """One optimizer step of the policy or the critic over this shard; the same metrics on all ranks.
 
@@ -183,10 +187,15 @@ class MegatronWorker:
         smallest). Where the model has experts, `moe/...` says how evenly this update's tokens were spread
         (routing.py). A loss or gradient that is not finite, or a step without any token to train on, is
         skipped on all ranks: no parameter changes and `skipped` is 1. The critic's objective is called with
-        values=[n].
+        values=[n]. With `distillation` the policy's teachers say first what they would, at every token over the whole
+        vocabulary, and the objective is called with divergence=[n] too.
         """
-        model = self._trained(role)
-        metrics, _ = model.accumulate(batch, objective, denominators, temperature=temperature)
+        model, lessons = self._trained(role), None
+        if role == "policy" and distillation is not None:
+            lessons = self._lessons(batch, distillation)
+        metrics, _ = model.accumulate(
+            batch, objective, denominators, temperature=temperature, lessons=lessons
+        )
         return metrics | model.step(lr=lr)
 
     def accumulate(
@@ -197,18 +206,34 @@ class MegatronWorker:
         *,
         temperature: float = 1.0,
         with_router_margins: bool = False,
+        distillation: DistillationSection | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """The first half of the policy's update(): metrics, and gradients for step(); no parameter changes.
 
         Beside them what forward() returns, by the same weights, with 0 for tokens that are not trained on.
         """
         return self.policy.accumulate(
-            batch, objective, denominators, temperature=temperature, with_router_margins=with_router_margins
+            batch,
+            objective,
+            denominators,
+            temperature=temperature,
+            with_router_margins=with_router_margins,
+            lessons=None if distillation is None else self._lessons(batch, distillation),
         )
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
         """The second half of the policy's update(): one optimizer step along the gradients that wait."""
         return self.policy.step(lr=lr)
+
+    def _lessons(self, batch: TrainBatch, section: DistillationSection) -> Lessons:
+        """One pass of each teacher over its samples of the shard."""
+        numbers, found = batch.samples[TEACHER], []
+        batch = dataclasses.replace(batch, routes=None)
+        for number, path in enumerate(section.folders):
+            with self._acting_as("teacher", path):
+                found.append(self.policy.lesson(batch, np.flatnonzero(numbers == number)))
+        known = [lesson for lesson in found if lesson is not None]
+        return Lessons(section.divergence, section.teacher_share, known)
 
     def _trained(self, role: Role) -> TrainedModel:
         if role == "policy":
@@ -218,7 +243,7 @@ class MegatronWorker:
         return self.critic
 
     @contextlib.contextmanager
-    def _acting_as(self, role: Role, teacher: str) -> Iterator[None]:
+    def _acting_as(self, role: Role, teacher: str = "") -> Iterator[None]:
         """The parameters of the reference or a teacher in place of the policy's, for the length of a forward pass."""
         if role == "policy":
             yield

@@ -63,6 +63,27 @@ def test_a_reference_takes_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch
     assert run(SMALLEST, "8x80gb", monkeypatch, *words).config.algorithm.needs_reference
 
 
+@pytest.mark.parametrize("estimator", ["sampled", "exact"])
+def test_teachers_take_of_the_device_what_the_estimate_says(
+    estimator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing with sampled tokens; and their weights lie in the host's memory."""
+    words = f"algorithm.distillation={{teachers: {{default: one, other: two}}, estimator: {estimator}}}"
+    pretended = run(SMALLEST, "8x80gb", monkeypatch, words)
+    estimate, plain = pretended.estimate, Estimate(load(SMALLEST), load_hardware("8x80gb"))
+    assert (estimate.slot.lessons > 0) == (estimator == "exact")
+    (update,) = (event for event in estimate.timeline if event.name == "update")
+    assert update.parts.get("teachers", 0) == estimate.slot.lessons
+    ranks = min(estimate.hardware.gpus_per_node, estimate.layout.world_size)
+    teachers = [
+        event.parts.get("teachers", 0)
+        for each in (estimate, plain)
+        for event in each.host
+        if event.name == "engines serve"
+    ]
+    assert teachers == [2 * ranks * estimate.slot.weights, 0]
+
+
 def start_together(hybrid: Hybrid) -> None:
     hybrid.train.wait(hybrid.train.start())
     hybrid.rollout.wait(hybrid.rollout.start())

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrl.algorithms.distillation import TEACHER
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config
@@ -54,7 +55,7 @@ class PretendedWorker(MegatronWorker):
         self._estimate, self._ledger, self._rank = estimate, ledger, rank
         self._stage = estimate.stages[self.place.pp]
         self._hold("trainer process", estimate.hardware.trainer_process_bytes)
-        self.policy, self.critic, self._reference = _trained_model(self._stage.policy), None, None
+        self.policy, self.critic, self._frozen = _trained_model(self._stage.policy), None, {}
         self.observe()
 
     def observe(self) -> None:
@@ -79,8 +80,8 @@ class PretendedWorker(MegatronWorker):
         self.policy.memory.lease()
         self.policy.memory.release()
 
-    def forward(self, batch: TrainBatch, *, role: str = "policy", **asked: Any) -> Any:
-        with self._acting_as(role):  # type: ignore[arg-type]
+    def forward(self, batch: TrainBatch, *, role: str = "policy", teacher: str = "", **asked: Any) -> Any:
+        with self._acting_as(role, teacher):  # type: ignore[arg-type]
             self._work("log-probs", {"working": self._estimate.slot.log_prob_working})
         if self.place.tp or self.place.cp or self.place.pp < self.layout.pp - 1:
             return None
@@ -95,8 +96,12 @@ class PretendedWorker(MegatronWorker):
         return self.step()
 
     def accumulate(self, batch: TrainBatch, *arguments: Any, **options: Any) -> Any:
-        kept = self._stage.activations
-        self._work("update", {"activations": kept.kept, "working": kept.working})
+        kept, section = self._stage.activations, options.get("distillation")
+        for path in () if section is None else section.folders:
+            assert (batch.samples[TEACHER] >= 0).all()
+            self.forward(batch, role="teacher", teacher=path)
+        lessons = 0 if section is None else self._estimate.slot.lessons
+        self._work("update", {"activations": kept.kept, "working": kept.working, "teachers": lessons})
         return {"loss": 0.0}, self.forward(batch)
 
     def step(self, **options: Any) -> dict[str, float]:
@@ -149,6 +154,10 @@ class PretendedWorker(MegatronWorker):
         self._ledger.hold(f"trainer rank {self._rank}", self._rank, part, num_bytes)
 
 
+def nothing(*arguments: Any) -> None:
+    """A folder's weights have no contents here."""
+
+
 def _trained_model(stage: StageMemory) -> TrainedModel:
     model = TrainedModel.__new__(TrainedModel)
     buffer = SimpleNamespace(
@@ -157,6 +166,7 @@ def _trained_model(stage: StageMemory) -> TrainedModel:
     chunk = SimpleNamespace(
         buffers=[buffer], expert_parallel_buffers=[], module=SimpleNamespace(weights=dict)
     )
+    model.load_parameters = nothing  # type: ignore[method-assign]
     model.memory, model.optimizer = ParameterMemory([chunk], device=DEVICE), Optimizer.__new__(Optimizer)
     model._folder = model.adapters = None
     own, master = model.optimizer, sized(stage.optimizer // 3)

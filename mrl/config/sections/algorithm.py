@@ -259,6 +259,12 @@ class AlgorithmSection(Section):
         return self.kl.location != "off"
 
     @property
+    def exact_distillation(self) -> DistillationSection | None:
+        """The section, where updates compute whole distributions of the teachers."""
+        section = self.distillation
+        return section if section is not None and section.estimator == "exact" else None
+
+    @property
     def num_teachers(self) -> int:
         """Models whose log-probs are learned from."""
         return 0 if self.distillation is None else len(self.distillation.folders)
@@ -301,10 +307,10 @@ class AlgorithmSection(Section):
     def _distillation_fits(self) -> AlgorithmSection:
         if self.distillation is None:
             return self
-        if self.loss.name == "topr":
+        if self.loss.name == "topr" and self.distillation.estimator == "sampled":
             raise ValueError(
-                "algorithm.distillation with loss.name = topr: topr sorts samples by their rewards, and a teacher's term is of "
-                "single tokens; choose another loss, ppo_clip for instance"
+                "algorithm.distillation.estimator = sampled with loss.name = topr: topr sorts samples by their rewards, and a teacher's term is of "
+                "single tokens; choose another loss, ppo_clip for instance, or estimator = exact"
             )
         if self.distillation.alone and self.filter is not None:
             raise ValueError(

@@ -20,12 +20,15 @@ class DistillationSection(Section):
     divergence: Divergence = "reverse"
     """What the gradient lowers at every token. reverse: KL(policy || teacher); forward: KL(teacher || policy); jsd: the
     generalised Jensen-Shannon divergence between the two."""
+    estimator: Literal["sampled", "exact"] = "exact"
+    """exact: the divergence over the whole vocabulary at every token, in the update; sampled: the teacher's log-prob of the
+    sampled token, as an advantage that is added after the estimator."""
     teacher_share: float = Field(default=0.5, gt=0, lt=1)
     """jsd: share of the teacher in the mixture that both are compared with."""
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the term."""
     clip: float | None = Field(default=10.0, gt=0)
-    """Largest absolute term of one token before its weight; those changed are counted; null means no clip."""
+    """sampled: largest absolute term of one token before its weight; those changed are counted; null means no clip."""
     alone: bool = False
     """Whether the teachers are all that is learned from: advantages of rewards are replaced by 0, rewards only measured."""
 

@@ -20,7 +20,7 @@ KINDS = [("reverse", 0.5), ("forward", 0.5), ("jsd", 0.5), ("jsd", 0.2)]
 
 
 def section(**more: Any) -> DistillationSection:
-    return DistillationSection(**({"teachers": {"default": "one"}} | more))
+    return DistillationSection(**({"teachers": {"default": "one"}, "estimator": "sampled"} | more))
 
 
 def divergence(kind: str, share: float, policy: Tensor, teacher: Tensor) -> Tensor:
@@ -87,9 +87,8 @@ def advantages(config: AlgorithmSection, given: TrainBatch, rewards: list[float]
 
 
 def algorithm(**more: Any) -> AlgorithmSection:
-    return AlgorithmSection(
-        estimator={"name": "dr_grpo"}, aggregation={"mode": "token_mean"}, distillation=section(**more)
-    )
+    blocks = {"estimator": {"name": "dr_grpo"}, "aggregation": {"mode": "token_mean"}}
+    return AlgorithmSection.model_validate(blocks | {"distillation": section(**more)})
 
 
 def test_a_term_is_added_after_the_estimator_where_there_is_a_teacher() -> None:
@@ -143,7 +142,10 @@ def test_missing_log_probs_are_named() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"loss": {"name": "topr"}}, "topr sorts samples by their rewards"),
+        (
+            {"loss": {"name": "topr"}, "distillation": {"estimator": "sampled"}},
+            "topr sorts samples by their rewards",
+        ),
         ({"filter": {}, "distillation": {"alone": True}}, "which groups the teachers see"),
         ({"estimator": {"name": "gae"}, "distillation": {"alone": True}}, "read the critic's values"),
         ({"distillation": {"teachers": {}}}, "at least 1 item"),

@@ -201,6 +201,7 @@ SLOT = SlotMemory(
     critic=2048,
     activations=8,
     working=16,
+    lessons=0,
     log_prob_working=32,
     engine_weights=64,
     engine_working=128,

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.objective import Objective
+from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.distillation import DistillationSection
+from mrl.loops.learn import denominators
+from mrl.training.divergence import divergence
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
 from tests.tiny_models import random_batch
 
@@ -29,3 +39,39 @@ def teachers_beside_a_policy(
         refused = str(error)
     same = digest == digest_parameters(at.policy)
     return {"mine": mine, "said": said, "one": one, "same": same, "refused": refused}
+
+
+def divergence_on_ranks(
+    rank: int, world: int, port: int, inputs: tuple[Tensor, ...], kinds: list[tuple[Any, float]], vocab: int
+) -> list[tuple[Tensor, ...]]:
+    """(divergences, this rank's part of the gradient by hidden, the gradient by its rows of the weight) of each kind."""
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    found = []
+    for kind, share in kinds:
+        hidden, weight, taught, head, scale = inputs
+        hidden = hidden.clone().requires_grad_(True)
+        own = weight.chunk(world)[rank].clone().requires_grad_(True)
+        values = divergence(
+            hidden, own, taught, head.chunk(world)[rank], kind=kind, share=share, vocab_size=vocab, temperature=0.6,
+            chunk_tokens=15, group=dist.group.WORLD, group_rank=rank,
+        )  # fmt: skip
+        found.append((values.detach(), *torch.autograd.grad((values * scale).sum(), (hidden, own))))
+    dist.destroy_process_group()
+    return found
+
+
+def exact_step(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], section: DistillationSection
+) -> dict[str, float]:
+    """Metrics of one update by teachers alone; of each three samples, one is the first's, one the second's, one nobody's."""
+    at = worker(rank, world, port, folder, layout)
+    for path in section.folders:
+        at.add_teacher(path)
+    batch = random_batch(10, seed=1)
+    batch = batch.with_arrays(advantages=np.zeros(batch.num_tokens, np.float32))
+    batch = dataclasses.replace(batch, samples={TEACHER: np.arange(10) % 3 - 1})
+    config = AlgorithmSection(aggregation={"mode": "token_mean"}, distillation=section)  # type: ignore[arg-type]
+    _, shard = shard_of(batch, at)
+    return at.update(
+        shard, Objective(config), denominators(batch), temperature=TEMPERATURE, distillation=section
+    )

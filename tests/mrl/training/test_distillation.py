@@ -1,16 +1,21 @@
-"""Teachers on the policy's own ranks: they say what their folder's model says, in the policy's memory, and leave no trace."""
+"""Teachers on the policy's own ranks: they say what their folder's model says, in the policy's memory, and leave no trace; and
+an update's exact divergence and its gradient are those of whole logits."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mrl.config.sections.distillation import DistillationSection
+from mrl.config.sections.training import LayoutSection
 from tests.mrl.training import distillations, scenarios
 from tests.mrl.training.layouts import OneRank
 from tests.ranks import run_ranks
-from tests.tiny_models import random_batch, reference_logprobs, write_model
+from tests.tiny_models import random_batch, reference_logprobs, reference_model, write_model
 
 pytestmark = pytest.mark.integration
 
@@ -28,3 +33,60 @@ def test_teachers_say_what_their_folders_say(one_rank_of: OneRank, tmp_path: Pat
             np.testing.assert_allclose(said["logprobs"], expected, atol=1e-5)
         assert result["same"]
         assert "no teacher 'nobody'" in result["refused"] and "add_teacher" in result["refused"]
+
+
+def oracle(folder: Path, teachers: list[Path], kind: str) -> tuple[float, float, float]:
+    """(loss, divergence of a taught token, norm of the gradient) by transformers and autograd, from whole logits."""
+    batch, policy = random_batch(10, seed=1), reference_model(folder, torch.float32)
+    models = [reference_model(path, torch.float32) for path in teachers]
+    total, taught = torch.zeros(()), 0
+    policy.requires_grad_(True)
+    for number, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+        if (teacher := number % 3 - 1) < 0:
+            continue
+        tokens, mask = torch.from_numpy(batch.tokens[start:end])[None], batch.loss_mask[start + 1 : end]
+        log_p, log_q = (
+            (model(tokens).logits[0, :-1] / scenarios.TEMPERATURE).log_softmax(-1)
+            for model in (policy, models[teacher])
+        )
+        log_q, log_m = log_q.detach(), torch.logaddexp(log_p, log_q.detach()) - np.log(2)
+        each = {
+            "reverse": (log_p.exp() * (log_p - log_q)).sum(-1),
+            "forward": (log_q.exp() * (log_q - log_p)).sum(-1),
+            "jsd": ((log_q.exp() * (log_q - log_m)) + (log_p.exp() * (log_p - log_m))).sum(-1) / 2,
+        }[kind]
+        total, taught = total + each[torch.from_numpy(mask)].sum(), taught + int(mask.sum())
+    loss = total / int(batch.loss_mask.sum())
+    loss.backward()
+    norm = sum(float(p.grad.square().sum()) for p in policy.parameters() if p.grad is not None) ** 0.5
+    return float(loss), float(total) / taught, norm
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ({}, "jsd"),
+        ({"tp": 2, "ep": 2}, "reverse"),
+        pytest.param({"tp": 2, "ep": 2}, "forward", marks=pytest.mark.slow),
+        pytest.param({"ep": 2, "dp": 2}, "forward", marks=pytest.mark.slow),
+        pytest.param({"pp": 2}, "jsd", marks=pytest.mark.slow),
+        pytest.param({"cp": 2}, "reverse", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_an_update_has_the_gradient_of_whole_logits(
+    layout: dict[str, int], kind: Any, one_rank_of: OneRank, tmp_path: Path
+) -> None:
+    folder, _ = one_rank_of.of("qwen3_moe")
+    teachers = [write_model(tmp_path / str(seed), "qwen3_moe", seed=seed) for seed in (7, 8)]
+    section = DistillationSection(
+        teachers={str(n): str(path) for n, path in enumerate(teachers)}, divergence=kind, alone=True
+    )
+    world = LayoutSection(**layout).world_size
+    results = run_ranks(distillations.exact_step, world, str(folder), layout, section)
+    loss, divergence, norm = oracle(folder, teachers, kind)
+    for metrics in results:
+        assert metrics["distillation/loss"] == pytest.approx(loss, rel=1e-5)
+        assert metrics["distillation/divergence"] == pytest.approx(divergence, rel=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert metrics["skipped"] == 0

@@ -1,0 +1,165 @@
+"""Divergence of policy and teacher over the whole vocabulary from hidden states, vocabulary-parallel and in chunks of tokens.
+
+Neither one's logits are ever held: they are computed for a chunk of tokens, each rank its columns, and again in the backward
+pass. What is kept of the teacher is one hidden state a token, and its output layer.
+
+With p and q the policy's and the teacher's distributions after one prefix, s the teacher's share and M = s q + (1 - s) p:
+
+| divergence | D | g = dD/dp, up to a constant |
+|---|---|---|
+| reverse | sum p (log p - log q) | log p - log q |
+| forward | sum q (log q - log p) | -q / p |
+| jsd | s sum q (log q - log M) + (1 - s) sum p (log p - log M) | (1 - s) (log p - log M) |
+
+By the policy's logits z it is dD/dz = p (g - sum p g): p (g - D) for the reverse and p - q for the forward one. The same
+divergences from sampled tokens alone: mrl/algorithms/distillation.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mrl.config.sections.distillation import Divergence
+from mrl.training.logprobs import SMALLEST, chunks, local_logits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How logits are made, and cut over ranks."""
+
+    valid: int
+    """Rows of this rank's output layer that stand for tokens; the others are padding."""
+    temperature: float
+    chunk: int
+    """Tokens of a chunk."""
+    group: Any
+    """The ranks that share the vocabulary; None for one."""
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def log_probs(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """This rank's columns [c, V'] of the log-probs after hidden states [c, D]; SMALLEST for padding."""
+        logits = local_logits(hidden, weight, self.valid, self.temperature)
+        logits.sub_(self._reduced(logits.max(dim=-1).values, dist.ReduceOp.MAX)[:, None])
+        total = self.summed(logits.exp().sum(dim=-1))
+        return logits.sub_(total.log_()[:, None]).clamp_(min=SMALLEST)
+
+    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+        if self.group is not None and dist.get_world_size(self.group) > 1:
+            dist.all_reduce(values, op=how, group=self.group)
+        return values
+
+
+class _ChunkedDivergence(torch.autograd.Function):
+    """(hidden [m, D], weight [V', D], the teacher's [m, D'] and [V', D']) -> divergence [m]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        taught_hidden: Tensor,
+        taught_weight: Tensor,
+        kind: Divergence,
+        share: float,
+        vocabulary: Vocabulary,
+    ) -> Tensor:
+        found = []
+        for rows in chunks(hidden.shape[0], vocabulary.chunk):
+            log_p = vocabulary.log_probs(hidden[rows], weight)
+            log_q = vocabulary.log_probs(taught_hidden[rows], taught_weight)
+            found.append(vocabulary.summed(_divergence(kind, share, log_p, log_q)))
+            del log_p, log_q  # before the next chunk's exist
+        ctx.save_for_backward(hidden, weight, taught_hidden, taught_weight)
+        ctx.settings = kind, share, vocabulary
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, taught_hidden, taught_weight = ctx.saved_tensors
+        kind, share, vocabulary = ctx.settings
+        grad_hidden, grad_weight = torch.empty_like(hidden), None
+        if ctx.needs_input_grad[1]:  # not of a frozen output layer
+            grad_weight = torch.zeros(weight.shape, dtype=grads[0].dtype, device=weight.device)
+        for rows in chunks(hidden.shape[0], vocabulary.chunk):
+            log_p = vocabulary.log_probs(hidden[rows], weight)
+            log_q = vocabulary.log_probs(taught_hidden[rows], taught_weight)
+            by_logits = _by_logits(kind, share, log_p, log_q, vocabulary)
+            scale = grads[0][rows] / vocabulary.temperature
+            by_logits = by_logits.mul_(scale[:, None]).to(weight.dtype)
+            torch.mm(by_logits, weight, out=grad_hidden[rows])
+            if grad_weight is not None:
+                grad_weight += torch.mm(by_logits.t(), hidden[rows])
+            del log_p, log_q, by_logits
+        by_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, by_weight, None, None, None, None, None
+
+
+def _divergence(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """[c] this rank's part of the sum over the vocabulary."""
+    if kind == "reverse":
+        return torch.einsum("tv,tv->t", log_p.exp(), log_p - log_q)
+    if kind == "forward":
+        return torch.einsum("tv,tv->t", log_q.exp(), log_q - log_p)
+    log_m = _log_mixture(share, log_p, log_q)
+    theirs = torch.einsum("tv,tv->t", log_q.exp(), log_q - log_m)
+    return share * theirs + (1 - share) * torch.einsum("tv,tv->t", log_p.exp(), log_p - log_m)
+
+
+def _by_logits(
+    kind: Divergence, share: float, log_p: Tensor, log_q: Tensor, vocabulary: Vocabulary
+) -> Tensor:
+    """[c, V'] the divergence's derivatives by the policy's scaled logits."""
+    if kind == "forward":
+        return log_p.exp().sub_(log_q.exp())
+    if kind == "reverse":
+        slope = log_p - log_q
+    else:
+        slope = (log_p - _log_mixture(share, log_p, log_q)).mul_(1 - share)
+    p = log_p.exp()
+    mean = vocabulary.summed(torch.einsum("tv,tv->t", p, slope))
+    return p.mul_(slope.sub_(mean[:, None]))
+
+
+def _log_mixture(share: float, log_p: Tensor, log_q: Tensor) -> Tensor:
+    return torch.logaddexp(log_q + math.log(share), log_p + math.log1p(-share))
+
+
+def divergence(
+    hidden: Tensor,
+    weight: Tensor,
+    taught_hidden: Tensor,
+    taught_weight: Tensor,
+    *,
+    kind: Divergence,
+    share: float,
+    vocab_size: int,
+    temperature: float,
+    chunk_tokens: int,
+    group: Any = None,
+    group_rank: int = 0,
+) -> Tensor:
+    """Of the policy's distribution from the teacher's after each of m prefixes, in nats: [m] float32 (float64 of float64).
+
+    `hidden` [m, D] and `taught_hidden` [m, D'] are the same on all ranks of the group; the weights [V / tp, D], [V / tp, D']
+    are this rank's rows of the padded output layers. Gradients flow to `hidden` and `weight`; that by `hidden` is this rank's
+    part: the caller sums it over the group. `share`: the teacher's in the mixture of jsd.
+    """
+    rows = weight.shape[0]
+    vocabulary = Vocabulary(
+        valid=max(0, min(rows, vocab_size - group_rank * rows)),
+        temperature=temperature,
+        chunk=max(
+            1, chunk_tokens // 3
+        ),  # log-probs of two models, and what is derived, in the place of one's two
+        group=group,
+    )
+    return _ChunkedDivergence.apply(hidden, weight, taught_hidden, taught_weight, kind, share, vocabulary)
