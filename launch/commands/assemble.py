@@ -23,7 +23,8 @@ from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import cluster, has_gpus
 from mrl.launch.commands.acting import opened
-from mrl.launch.commands.check import check
+from mrl.launch.commands.check import check, check_rewards
+from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
@@ -47,6 +48,7 @@ from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
 from mrl.observe.token_values import Pieces
 from mrl.pool.store import Store
+from mrl.rewards.pool.engines import Engines
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
@@ -142,15 +144,19 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
         print(inputs.dataset.report.text(), flush=True)
         print(_starting(config), flush=True)
     with contextlib.ExitStack() as stack:
+        engines = stack.enter_context(Engines(config.reward, log_folder)) if rewards else None
         prompts, store = inputs.dataset.stream(config.run.seed), None
         if config.loop.schedule == "stream":
             store = group_pool.opened(config, prompts)
             stack.callback(store.remove)
         with clock.phase("cluster"):
+            stack.enter_context(without_gpus_of(config.reward))
             stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
         reward_workers: RewardWorkers = NoRewardWorkers()
-        if rewards:
-            reward_workers = stack.enter_context(reward_processes(config, inputs.trial, clock, log_folder))
+        if engines is not None:
+            reward_workers = stack.enter_context(
+                reward_processes(config, engines, inputs.trial, clock, log_folder)
+            )
         episodes = stack.enter_context(opened(inputs.acting, config)) if inputs.acting else None
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         gc.collect()
@@ -162,19 +168,24 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
 
 def _starting(config: Config) -> str:
     """What the minute of silence that follows is spent on."""
+    asked = f", and for rewards {', '.join(config.reward.engines)}" if config.reward.engines else ""
     ranks, engines = config.training.layout.world_size, config.num_engines
     own = config.launch.engine_slots
     where = f"{own} slots of their own" if own else f"{ranks} slots"
-    return f"starting Ray, {ranks} trainer ranks and {engines} engines on {where}"
+    return f"starting Ray, {ranks} trainer ranks and {engines} engines on {where}{asked}"
 
 
 def reward_processes(
-    config: Config, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
+    config: Config, engines: Engines, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
 ) -> contextlib.AbstractContextManager[RewardWorkers]:
-    """The reward workers: on the driver's node, or on each node of the connected cluster."""
+    """The reward workers: on the driver's node, or on each node of the connected cluster. Waits for the engines that they ask,
+    and tries what asks these."""
     if config.reward.nodes == "driver":
-        folder = str(Path(config.run_folder) / JUDGED_FOLDER)
-        return RewardPool(config.reward, group_size=config.loop.samples_per_prompt, folder=folder)
+        section = engines.ready()
+        if late := [prompt for prompt in trial if asks_engine(section, prompt)]:
+            check_rewards(section, late)
+        folder, size = str(Path(config.run_folder) / JUDGED_FOLDER), config.loop.samples_per_prompt
+        return RewardPool(section, group_size=size, folder=folder, check=engines.check)
     group = RewardGroup(config, clock, environment=_environment(config), log_folder=str(log_folder))
     return group.started(trial)
 

@@ -23,6 +23,7 @@ from mrl.errors import CheckpointError, ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
 from mrl.launch.commands.acting import Acting, look_at
+from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.loops import resuming
 from mrl.loops.group_pool import check_pool
@@ -31,6 +32,7 @@ from mrl.models.hf_config import has_score
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
 from mrl.samples import Prompt
@@ -69,7 +71,7 @@ def check(config: Config, *, rewards: bool = True) -> Inputs:
         check_domains(distillation, (prompt for source in dataset.train for prompt in source.rows))
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     if rewards:
-        check_rewards(config, trial)
+        check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
     return Inputs(dataset, acting, trial, pieces(tokenizer))
 
 
@@ -186,6 +188,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_trackers,
     check_loss,
     check_reward_plugins,
+    check_engines,
     check_data_files,
     check_gpus,
     check_policy,
@@ -199,10 +202,10 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
 DataError, one line for each fault."""
 
 
-def check_rewards(config: Config, prompts: Sequence[Prompt]) -> None:
+def check_rewards(section: RewardSection, prompts: Sequence[Prompt]) -> None:
     """One trial sample through the verifier of each domain; ConfigError with what the verifier said."""
     try:
-        try_verifiers(config.reward, prompts)
+        try_verifiers(section, prompts)
     except RewardError as error:
         raise ConfigError(f"reward: {error}") from error
 

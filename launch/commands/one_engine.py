@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mrl.config.root import Config
 from mrl.data.tokenise import decoder
 from mrl.launch.commands.acting import Acting, opened
+from mrl.launch.commands.engines import with_engines
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
@@ -41,7 +42,8 @@ def collecting(
     )
     try:
         with (
-            RewardPool(config.reward, group_size=group_size) as reward_workers,
+            with_engines(config) as asking,
+            RewardPool(asking.reward, group_size=group_size) as reward_workers,
             opened(acting, config) if acting else contextlib.nullcontext() as episodes,
         ):
             rollout, clock = _OneEngine(engine, Texts(decoder(tokenizer, ends))), PhaseClock()

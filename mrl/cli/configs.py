@@ -184,20 +184,25 @@ def _rewards_command(commands) -> None:
 
 
 def _rewards(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.engines import with_engines
     from mrl.launch.commands.rewards import verify_row
 
-    said = verify_row(load(options), row=options.row, response=options.response, every_stage=options.explain)
+    with with_engines(load(options)) as config:
+        said = verify_row(config, row=options.row, response=options.response, every_stage=options.explain)
     return answer(said)
 
 
 def _rewards_try(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.engines import with_engines
     from mrl.launch.commands.rewards_try import try_rewards
 
-    said, is_good = try_rewards(load(options), num_rows=options.rows, deadline_seconds=options.deadline)
+    with with_engines(load(options)) as config:
+        said, is_good = try_rewards(config, num_rows=options.rows, deadline_seconds=options.deadline)
     return answer(said) or int(not is_good)
 
 
 def _rewards_check(options: argparse.Namespace) -> int:
+    from mrl.launch.commands.engines import with_engines
     from mrl.launch.commands.rewards_check import Options, check_agreement
 
     asked = Options(
@@ -209,7 +214,8 @@ def _rewards_check(options: argparse.Namespace) -> int:
         attacked_rows=options.attacked_rows,
         deadline_seconds=options.deadline,
     )
-    said, is_good = check_agreement(load(options), asked)
+    with with_engines(load(options)) as config:
+        said, is_good = check_agreement(config, asked)
     return answer(said) or int(not is_good)
 
 

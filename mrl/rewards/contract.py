@@ -109,6 +109,8 @@ class RewardKind:
     """The kind whose rules it has, where these are another's."""
     needs_ground_truth: ClassVar[bool] = False
     needs_path: ClassVar[bool] = False
+    has_engine: ClassVar[bool] = False
+    """Whether it may ask one of `reward.engines`."""
     scores_groups: ClassVar[bool] = False
     """Whether it can score all samples of a prompt in one call."""
 
@@ -126,6 +128,8 @@ class RewardKind:
         """Raises ValueError, in words for the user, for settings that the kind cannot work with."""
         if cls.needs_path and not part.path:
             raise ValueError(f"kind = {part.kind} needs path")
+        if part.engine is not None and not cls.has_engine:
+            raise ValueError(f"engine is not for kind = {part.kind}, which asks no model")
         if part.group and not cls.scores_groups:
             raise ValueError(f"group = true is not for kind = {part.kind}; plug-ins take whole groups")
 

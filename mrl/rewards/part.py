@@ -19,7 +19,9 @@ class RewardPart(Section):
     weight: float = 1.0
     """Factor in a sum of parts."""
     path: str | None = None
-    """Plug-in as package.module:function or file.py:function; base URL of a code service."""
+    """Plug-in as package.module:function or file.py:function; base URL of a code service or of a model that judges."""
+    engine: str | None = None
+    """Of a model that judges: the one of `reward.engines` that is asked, in place of a path."""
     style: Style = "native"
     """Calling convention of the plug-in."""
     group: bool = False

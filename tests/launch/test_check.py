@@ -113,8 +113,20 @@ WORD_FAULTS = [
         "engine 1 would lie on nodes [0, 1]",
     ),
     (("model.max_length=4096",), "exceeds the model's 32 positions"),
+    (
+        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: /nowhere/judge}}}",),
+        "reward.engines.j: /nowhere/judge/config.json does not exist",
+    ),
+    (
+        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
+        "model has no chat template, by which it is asked",
+    ),
+    (
+        ("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
+        "is Qwen3MoeForCausalLM, no ...ForSequenceClassification",
+    ),
 ]
-"""Words of the configuration, and what is said of them; FOLDER holds the files below."""
+"""Words of the configuration, and what is said of them; FOLDER holds the files below, TASK rows and a model."""
 
 FILES = {
     "broken.py": "def score(:\n",
@@ -162,7 +174,7 @@ def test_a_word_that_names_nothing_ends_the_dry_run(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = [word.replace("FOLDER", str(files)) for word in more]
+    found = [word.replace("FOLDER", str(files)).replace("TASK", str(task)) for word in more]
     lines = refused(["train", *words(task, tmp_path, "run", *found), "--dry-run"], capsys)
     assert message in "\n".join(lines), lines
     assert lines[0].startswith("mrl: ") and len(lines) <= 3, lines

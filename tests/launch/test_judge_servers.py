@@ -1,22 +1,15 @@
-"""Models that judge on vLLM's own server: a reward model and a generative one."""
+"""Models that judge on vLLM's own server, which the rewards' engines are: a reward model and a generative one."""
 
-import contextlib
 import hashlib
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
+from mrl.errors import WorkerLost
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.ledger import SECRET
@@ -24,12 +17,12 @@ from mrl.rewards.judges.llm import shown
 from mrl.rewards.judges.reward_model import Conversation
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.pool.engines import Engines, served
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Verdict
 from tests.support.chat_tokenizers import qwen
 
-START_SECONDS = 400.0
 RESPONSES = [
     "12",
     "It is 12, I think.",
@@ -65,49 +58,11 @@ def write(folder: Path, head: str, **more: Any) -> Any:
     return model
 
 
-@contextlib.contextmanager
-def served(folder: Path, *words: str) -> Iterator[str]:
-    """The address of a server of the folder, ended at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "1024"]
-    command += ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 26), "--max-num-seqs", "8", *words]
-    environment = {
-        **os.environ,
-        "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "",
-    }
-    log = folder.with_suffix(".log")
-    with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _await(url, process, log)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(30)
-
-
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text(errors="replace")[-4000:]
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=10).close()
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    raise AssertionError(log.read_text(errors="replace")[-4000:])
+def section(folder: Path, kind: str, **more: Any) -> RewardSection:
+    """A judge that the run serves from the folder."""
+    engine = {"model": str(folder), "dtype": "float32", "max_length": 1024, "max_num_seqs": 8}
+    engine |= {"kv_cache_bytes": 1 << 26, "enforce_eager": True}
+    return RewardSection(kind=kind, engine="judge", engines={"judge": engine}, deadline_seconds=300, **more)
 
 
 def prompt(number: int) -> Prompt:
@@ -135,10 +90,8 @@ def request(number: int) -> Request:
 def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "scores"
     model = write(folder, "Qwen3ForSequenceClassification", num_labels=1)
-    rules = {"tokenizer": str(folder)}
-    with served(folder) as url:
-        section = RewardSection(kind="reward_model", path=url, deadline_seconds=120, reward_model=rules)
-        found = verdicts(section, tmp_path / "judged")
+    with served(section(folder, "reward_model"), tmp_path) as rewards:
+        found = verdicts(rewards, tmp_path / "judged")
     conversation = Conversation(str(folder))
     for number, verdict in enumerate(found):
         ids, _ = conversation.ids(request(number))
@@ -150,16 +103,38 @@ def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.slow
+def test_a_killed_server_is_started_again_and_nobody_is_left_behind(tmp_path: Path) -> None:
+    """Killed between two calls and before them, its keeper killed last: the same scores, then nothing but an error."""
+    folder = tmp_path / "scores"
+    write(folder, "Qwen3ForSequenceClassification", num_labels=1)
+    with Engines(section(folder, "reward_model"), tmp_path) as engines:
+        rewards = engines.ready()
+        before = verdicts(rewards, tmp_path / "before")
+        (keeper,) = [p for p in psutil.Process().children() if "mrl.rewards.judges.keeper" in p.cmdline()]
+        first = keeper.children(recursive=True)
+        first[0].kill()
+        assert [v.value for v in verdicts(rewards, tmp_path / "after")] == [v.value for v in before]
+        assert engines.restarts() == 1 and not psutil.wait_procs(first, timeout=30)[1]
+        second = keeper.children(recursive=True)
+        assert len(second) > 1, "vLLM has processes beside its server's"
+        keeper.kill()
+        assert not psutil.wait_procs(second, timeout=30)[1]
+        with pytest.raises(WorkerLost, match=r"reward.engines.judge is gone: its keeper ended"):
+            engines.check()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
 def test_a_served_generative_model_says_what_its_log_probs_are(tmp_path: Path) -> None:
     """Constrained to two tokens; their share of the probability is that of transformers."""
     folder = tmp_path / "judge"
     model = write(folder, "Qwen3ForCausalLM")
     tokenizer = qwen()
     llm = {"verdict": "choice", "constrained": True, "choices": {"0": 0.0, "1": 1.0}, "canaries": 0.0}
-    with served(folder, "--logprobs-mode", "processed_logprobs") as url:
-        section = RewardSection(kind="llm", path=f"{url}/v1", deadline_seconds=120, llm=llm)
-        found = verdicts(section, tmp_path / "judged")
-        raw = section.model_copy(update={"llm": LlmRules(**{**llm, "constrained": False}), "retries": 0})
+    with served(section(folder, "llm", llm=llm), tmp_path) as rewards:
+        found = verdicts(rewards, tmp_path / "judged")
+        rules = rewards.llm.model_copy(update={"constrained": False})
+        raw = rewards.model_copy(update={"llm": rules, "retries": 0})
         free = verdicts(raw, tmp_path / "free")
     assert all(0.0 < (v.value or 0.0) < 1.0 for v in found), [v.reason for v in found]
     assert {v.value for v in free} == {None}, "a model that says neither gives no reward"

@@ -1,6 +1,6 @@
 """A server that judges sums, as a process: OpenAI's chat completions and vLLM's classification, with ten ways to fail.
 
-`python -m tests.support.judge_server HOLD` prints its port. It reads the fences of the question; a response that
+`python -m tests.support.judge_server HOLD PORT` prints its port (PORT 0: a free one). It reads the fences of the question; a response that
 holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
 it was asked.
 """
@@ -138,9 +138,10 @@ class Server(http.server.ThreadingHTTPServer):
 @contextlib.contextmanager
 def judge_server(
     hold: int = 0,
+    port: int = 0,
 ) -> Iterator[tuple[str, Callable[[], dict[str, int]], subprocess.Popen[str]]]:
     """(its address, what it was asked, its process), ended at the end."""
-    words = [sys.executable, "-m", "tests.support.judge_server", str(hold)]
+    words = [sys.executable, "-m", "tests.support.judge_server", str(hold), str(port)]
     root = Path(__file__).parents[2]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=root)
     try:
@@ -159,7 +160,7 @@ def judge_server(
 
 def main() -> None:
     Judge.hold = int(sys.argv[1])
-    server = Server(("127.0.0.1", 0), Judge)
+    server = Server(("127.0.0.1", int(sys.argv[2])), Judge)
     print(server.server_address[1], flush=True)
     server.serve_forever()
 

@@ -11,16 +11,19 @@ import json
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.judges.rules import EndpointRules
+from mrl.rewards.part import RewardPart
 
 MAX_REPLY_BYTES = 4 * 2**20
 CONNECT_SECONDS = 10.0
 _PAUSE_SECONDS = 0.25
+_RESTART_PAUSE_SECONDS = 1.0
 _BUSY = {408, 409, 425, 429}
 
 
@@ -32,34 +35,68 @@ class _Busy(RewardError):
         self.after = after
 
 
+class _Down(RewardError):
+    """A server of this run is not there now: it is being started again, and the caller's deadline is its patience."""
+
+
 class Endpoint:
     """A server that many calls at once are made of."""
 
-    def __init__(self, url: str, rules: EndpointRules, *, concurrency: int, deadline_seconds: float) -> None:
-        """ConfigError for an address that is none and a key that is not there."""
+    def __init__(
+        self,
+        url: str,
+        rules: EndpointRules,
+        *,
+        concurrency: int,
+        deadline_seconds: float,
+        is_own: bool = False,
+    ) -> None:
+        """`is_own`: a server of this run, which is started again where it ends, and stands behind no proxy. ConfigError for
+        an address that is none and a key that is not there."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"reward.path = {url!r}: a model that judges is an http:// or https:// address")
         self.url = url.rstrip("/")
-        self._rules, self._deadline = rules, deadline_seconds
+        self._rules, self._deadline, self._is_own = rules, deadline_seconds, is_own
         self._headers = _headers(rules.api_key_env)
         self._limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._client: httpx.AsyncClient | None = None
         self._jitter = random.Random()
         self._not_before = 0.0
 
+    @classmethod
+    def of(cls, part: RewardPart, rules: EndpointRules) -> Endpoint:
+        """The server that a part of the settings names."""
+        if part.engine is not None and part.path is None:
+            raise ConfigError(f"reward.engines.{part.engine} has not been started: it has no address")
+        limits = {"concurrency": part.concurrency, "deadline_seconds": part.deadline_seconds}
+        return cls(part.path or "", rules, is_own=part.engine is not None, **limits)
+
+    @staticmethod
+    def who(part: RewardPart, rules: EndpointRules) -> Any:
+        """What decides who answers, for a digest: an address, or the files of the folder that an engine of this run serves,
+        whose address is another one each time."""
+        if part.engine is None:
+            return part.path
+        files = sorted(path for path in Path(rules.tokenizer or "").iterdir() if path.is_file())
+        return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
         """The server's answer to one call. RewardError where there is none; the caller has the deadline."""
-        last = None
-        for attempt in range(self._rules.tries):
+        last, attempt = None, 0
+        while attempt < self._rules.tries:
             await self._turn()
             try:
                 return await self._once(route, body)
+            except _Down:
+                await asyncio.sleep(_RESTART_PAUSE_SECONDS * self._jitter.uniform(0.5, 1.5))
+                continue
             except _Busy as error:
                 if error.after > self._deadline:
                     raise RewardError(f"{error}; it asks for a pause of {error.after:g} s") from error
                 last = error
                 pause = max(error.after, _PAUSE_SECONDS * 2**attempt * self._jitter.uniform(0.5, 1.5))
-            if attempt + 1 < self._rules.tries:
+            attempt += 1
+            if attempt < self._rules.tries:
                 await asyncio.sleep(pause)
         raise RewardError(f"{last} ({self._rules.tries} tries)") from last
 
@@ -75,12 +112,16 @@ class Endpoint:
     async def _once(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._client is None:
             timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-            self._client = httpx.AsyncClient(timeout=timeout, limits=self._limits, headers=self._headers)
+            self._client = httpx.AsyncClient(
+                timeout=timeout, limits=self._limits, headers=self._headers, trust_env=not self._is_own
+            )
         where = self.url + route
         try:
             async with self._client.stream("POST", where, json=body) as response:
                 data = await _read(response, where)
         except httpx.HTTPError as error:
+            if self._is_own and isinstance(error, httpx.TransportError):
+                raise _Down(f"{where}: {type(error).__name__}: {error}") from error
             raise _Busy(f"{where}: {type(error).__name__}: {error}") from error
         if response.status_code in _BUSY or response.status_code >= 500:
             raise _Busy(f"{where}: status {response.status_code}", _retry_after(response))

@@ -43,15 +43,10 @@ class LlmVerifier:
         self._template = template_of(rules)
         self._controls = ControlStrings.of_folder(rules.tokenizer)
         said = rules.model_dump(exclude=_NOT_OF_THE_VERDICT)
-        self.version = digest("llm", part.path, said, self._template)[:12]
+        self.version = digest("llm", Endpoint.who(part, rules), said, self._template)[:12]
         self._ledger = Ledger(folder, self.version)
         self._canaries = Ledger(folder, f"{self.version} canaries")
-        self._endpoint = Endpoint(
-            part.path or "",
-            rules,
-            concurrency=part.concurrency,
-            deadline_seconds=part.deadline_seconds,
-        )
+        self._endpoint = Endpoint.of(part, rules)
         self._attacks = list(read_attacks().values())
 
     async def score(self, request: Request) -> Verdict:

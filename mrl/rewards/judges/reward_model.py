@@ -32,14 +32,11 @@ class RewardModelVerifier:
     def __init__(self, part: RewardPart, rules: RewardModelRules, folder: Path | None) -> None:
         self._rules = rules
         self._conversation = Conversation(rules.tokenizer or "")
-        self.version = digest("reward_model", part.path, rules.model, self._conversation.version)[:12]
+        self.version = digest(
+            "reward_model", Endpoint.who(part, rules), rules.model, self._conversation.version
+        )[:12]
         self._ledger = Ledger(folder, self.version)
-        self._endpoint = Endpoint(
-            part.path or "",
-            rules,
-            concurrency=part.concurrency,
-            deadline_seconds=part.deadline_seconds,
-        )
+        self._endpoint = Endpoint.of(part, rules)
 
     async def score(self, request: Request) -> Verdict:
         ids, found = self._conversation.ids(request)

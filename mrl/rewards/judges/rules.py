@@ -7,6 +7,47 @@ from pydantic import Field, model_validator
 from mrl.section import Section
 
 
+class EngineSection(Section):
+    """A vLLM server that the run starts for its judges, on this machine, and ends."""
+
+    model: str
+    """Folder of the model, in Hugging Face format."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """What it computes in; auto: what the folder says."""
+    tp: int = Field(default=1, ge=1)
+    """Tensor-parallel size."""
+    gpus: tuple[int, ...] = ()
+    """GPUs of this machine that are its own, as many as `tp`; the run's slots are on others. None on a machine
+    without."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Longest question and reply, in tokens; null: what the model's folder says."""
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Questions in one batch at most."""
+    kv_cache_bytes: int | None = Field(default=None, ge=1)
+    """Size of its KV cache (of each rank); null: vLLM's own choice."""
+    enforce_eager: bool = False
+    """Compile nothing: a shorter start, slower answers."""
+    num_threads: int = Field(default=1, ge=1)
+    """Threads of a rank."""
+    arguments: tuple[str, ...] = ()
+    """Further words of `vllm serve`; of a word that stands twice the last one counts."""
+    start_deadline_seconds: float = Field(default=600.0, gt=0)
+    """Longest time until it answers, also when it is started again."""
+    on_outage: Literal["restart", "stop"] = "restart"
+    """What becomes of the run when the server ends: it is started again while samples wait, or the run stops. A
+    sample never has a value for it."""
+    restarts: int = Field(default=3, ge=0)
+    """Times that it is started again in a run; then the run stops."""
+
+    @model_validator(mode="after")
+    def _ranks_have_gpus(self) -> "EngineSection":
+        if self.gpus and len(set(self.gpus)) != self.tp:
+            raise ValueError(
+                f"gpus = {list(self.gpus)} with tp = {self.tp}: a rank is one GPU; name {self.tp} of them"
+            )
+        return self
+
+
 class EndpointRules(Section):
     """How a server is asked."""
 

@@ -14,8 +14,18 @@ from mrl.rewards.part import RewardPart
 class _Asked(RewardKind):
     """A model at an address."""
 
-    needs_path = True
+    has_engine = True
     stages = (Stage(one_process=True),)
+
+    @classmethod
+    def check(cls, part: RewardPart) -> None:
+        super().check(part)
+        if (part.path is None) == (part.engine is None):
+            raise ValueError(f"kind = {part.kind} needs either path or engine")
+        if part.engine is not None and getattr(part, str(part.kind)).tokenizer:
+            raise ValueError(
+                f"{part.kind}.tokenizer with engine: it has the tokenizer of its own folder; leave it out"
+            )
 
     @property
     def own_folder(self) -> Path | None:
@@ -59,7 +69,7 @@ class RewardModel(_Asked):
     @classmethod
     def check(cls, part: RewardPart) -> None:
         super().check(part)
-        if not part.reward_model.tokenizer:  # type: ignore[attr-defined] every kind's rules are in the part
+        if not part.engine and not part.reward_model.tokenizer:  # type: ignore[attr-defined] each kind's rules are in the part
             raise ValueError("kind = reward_model needs reward_model.tokenizer, the model's folder")
 
     def verifier(self, stage: Stage) -> Verifier:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
+from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.registry import KINDS
 from mrl.rewards.part import RewardPart
 from mrl.section import Section
@@ -63,6 +64,8 @@ class RewardSection(RewardSpec):
 
     domains: dict[str, RewardSpec] = {}
     """The verifier of each domain; a domain that is not named here has the verifier above."""
+    engines: dict[str, EngineSection] = {}
+    """Servers of models that judge, by the name that a verifier's `engine` says; the run starts and ends them."""
     workers: int = Field(default=2, ge=1)  # type: ignore[assignment] a part without a number has this one
     """Processes for each kind of work (on each node that has any), where a part says no other number."""
     nodes: Literal["driver", "all"] = "driver"
@@ -86,6 +89,31 @@ class RewardSection(RewardSpec):
         for domain, spec in self.domains.items():
             if spec.kind is None and not spec.parts:
                 raise ValueError(f"domains.{domain} needs kind or parts")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_are_asked(self) -> "RewardSection":
+        asked: dict[str, set[str]] = {}
+        for part in self.all_verifiers():
+            if part.engine is not None:
+                asked.setdefault(part.engine, set()).add(str(part.kind))
+        if unknown := sorted(asked.keys() - self.engines.keys()):
+            raise ValueError(
+                f"engine = {unknown[0]!r} is none of reward.engines, which has {sorted(self.engines)}"
+            )
+        if idle := sorted(self.engines.keys() - asked.keys()):
+            raise ValueError(
+                f"engines.{idle[0]} is asked by no verifier; remove it, or name it as a verifier's engine"
+            )
+        if mixed := [name for name, kinds in asked.items() if len(kinds) > 1]:
+            raise ValueError(
+                f"engines.{mixed[0]} is asked as {' and '.join(sorted(asked[mixed[0]]))}; a server is one of them"
+            )
+        if self.engines and self.nodes == "all":
+            raise ValueError(
+                "engines with nodes = all: they answer on the driver's machine alone; set nodes = driver, or start the "
+                "server yourself and give its path"
+            )
         return self
 
     def all_verifiers(self) -> list[KindPart]:

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from mrl.errors import RewardError
@@ -44,15 +44,21 @@ class RewardPool:
     """The verifiers of a run. Processes start on first need and end with `close`, or with this process."""
 
     def __init__(
-        self, section: RewardSection, *, group_size: int | None = None, folder: str | None = None
+        self,
+        section: RewardSection,
+        *,
+        group_size: int | None = None,
+        folder: str | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples
-        are in. In `folder` a run keeps what outlasts a worker: what models that judge have answered."""
+        are in. In `folder` a run keeps what outlasts a worker: what models that judge have answered. `check` is
+        called with every submit and collect, and raises what ends the run."""
         grouped = [part.label for part in section.all_verifiers() if part.group]
         if grouped and group_size is None:
             raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
         self._section = section
-        self._group_size, self._folder = group_size, folder
+        self._group_size, self._folder, self._check = group_size, folder, check
         self._queues: dict[str, StageQueue] = {}
         self._queues_by_part: dict[int, StageQueue] = {}
         self._open: dict[str, Ticket] = {}
@@ -246,6 +252,7 @@ class RewardPool:
             raise RewardError("rewards: the pool is closed")
         if self._dispatcher.failure is not None:
             raise RewardError(f"rewards: the dispatcher failed: {self._dispatcher.failure!r}") from None
+        self._check()
 
 
 def _why(sample: Sample) -> str:

@@ -1,0 +1,106 @@
+"""The servers of `reward.engines` in a run: looked at before anything starts, up before the first sample."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from mrl.config.root import Config
+from mrl.data.tokenise import load_tokenizer
+from mrl.errors import ConfigError
+from mrl.launch.cluster.cluster import address_of, own_gpus
+from mrl.rewards.judges.reward_model import Conversation
+from mrl.rewards.judges.rules import EngineSection
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.pool.engines import askers, served, visible_gpus
+from mrl.samples import Prompt
+from mrl.training.hf.folder import read_config, tensor_files
+
+
+def check_engines(config: Config) -> None:
+    """The folders hold models of the kind that is asked for, and their GPUs are there and nobody else's. ConfigError with a
+    line for each fault; reads no weights."""
+    faults: list[str] = []
+    for name, engine in config.reward.engines.items():
+        kind = str(askers(config.reward, name)[0].kind)
+        try:
+            _check_folder(engine, kind)
+        except ConfigError as error:
+            faults += [f"reward.engines.{name}: {line}" for line in str(error).splitlines()]
+    faults += _gpu_faults(config)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _check_folder(engine: EngineSection, kind: str) -> None:
+    head = str((read_config(engine.model).get("architectures") or ["no known model"])[0])
+    if absent := sorted({path.name for path in tensor_files(engine.model).values() if not path.is_file()}):
+        raise ConfigError(f"{engine.model} lacks {len(absent)} files of weights, first {absent[0]}")
+    if kind == "reward_model":
+        Conversation(engine.model)
+        return
+    if not head.endswith(("ForCausalLM", "ForConditionalGeneration")):
+        raise ConfigError(f"{engine.model} is {head}; kind = llm asks a model that generates")
+    is_given = any(word.split("=")[0] == "--chat-template" for word in engine.arguments)
+    if not is_given and not getattr(load_tokenizer(engine.model), "chat_template", None):
+        raise ConfigError(
+            f"{engine.model} has no chat template, by which it is asked; give one in arguments: [--chat-template, FILE]"
+        )
+
+
+def _gpu_faults(config: Config) -> list[str]:
+    """Of all engines together."""
+    engines, gpus = config.reward.engines, own_gpus()
+    used = [gpu for engine in engines.values() for gpu in engine.gpus]
+    if bare := [name for name, engine in engines.items() if gpus and not engine.gpus]:
+        return [f"reward.engines.{bare[0]}.gpus names none; on a machine with GPUs a server has its own"]
+    if unknown := sorted({gpu for gpu in used if not 0 <= gpu < gpus}):
+        return [f"reward.engines names the GPUs {unknown}; this machine has {gpus}"]
+    if len(set(used)) < len(used):
+        return [f"reward.engines names a GPU twice: {sorted(used)}"]
+    if used and address_of(config.launch):
+        return [
+            "reward.engines with gpus on a Ray cluster that is there already: its GPUs are Ray's; start the server yourself and "
+            "give its path"
+        ]
+    if used and config.num_slots > gpus - len(used):
+        return [
+            f"the layout needs {config.num_slots} GPUs; beside those of reward.engines there are {gpus - len(used)}"
+        ]
+    return []
+
+
+@contextlib.contextmanager
+def with_engines(config: Config) -> Iterator[Config]:
+    """The configuration with its rewards' engines up, for a command that has no workers; nothing is started where it has
+    none."""
+    if not config.reward.engines:
+        yield config
+        return
+    check_engines(config)
+    with served(config.reward) as section:
+        yield config.model_copy(update={"reward": section})
+
+
+@contextlib.contextmanager
+def without_gpus_of(section: RewardSection) -> Iterator[None]:
+    """What is started inside does not see the engines' GPUs."""
+    used = {gpu for engine in section.engines.values() for gpu in engine.gpus}
+    if not used:
+        yield
+        return
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+        visible_gpus([g for g in range(own_gpus()) if g not in used])
+    )
+    try:
+        yield
+    finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        os.environ.update({} if before is None else {"CUDA_VISIBLE_DEVICES": before})
+
+
+def asks_engine(section: RewardSection, prompt: Prompt) -> bool:
+    """Whether a verifier of the prompt's domain asks one: it is tried when that is up."""
+    return any(part.engine is not None for part in section.for_domain(prompt.domain).verifiers())

@@ -1,0 +1,141 @@
+"""Keeps one server: starts it, says when it answers, starts it again when it ends, and ends with the process that asked for it.
+
+`python -m mrl.rewards.judges.keeper JOB`, with the job as JSON. Standard input is a pipe whose end is the order to end; on
+standard output goes a line of JSON for each event: {"pid"} of a server's session, {"ready": seconds}, {"ended": why}
+before it is started again, {"lost": why} before the keeper ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TICK_SECONDS = 0.2
+END_SECONDS = 5.0
+HEALTH_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """What is kept."""
+
+    command: list[str]
+    """Words that the server is started with; the keeper's pid is put in the place of "PARENT"."""
+    environment: dict[str, str]
+    """Beside the keeper's own."""
+    health: str
+    """Address that answers 200 when the server does."""
+    log: str
+    """File that the server's words are added to."""
+    restarts: int
+    start_deadline_seconds: float
+
+
+class Asked(Exception):
+    """The keeper is to end."""
+
+
+def main(job: Job) -> int:
+    """0 where it was asked to end; 1 where the server ended too often or did not come up."""
+    try:
+        for number in range(job.restarts + 1):
+            with _server(job) as server:
+                tell(pid=server.pid)
+                why = _watch(job, server)
+            if why.startswith("no answer") or number == job.restarts:
+                tell(lost=why)
+                return 1
+            tell(ended=why)
+    except Asked:
+        return 0
+    return 1
+
+
+def _watch(job: Job, server: subprocess.Popen[bytes]) -> str:
+    """Why the server is of no use any more, after a word when it first answered."""
+    begun = time.monotonic()
+    while not _answers(job.health):
+        _tick()
+        if server.poll() is not None:
+            return f"no answer: it ended with status {server.returncode} before it served; {_last_words(job.log)}"
+        if time.monotonic() - begun > job.start_deadline_seconds:
+            return f"no answer within start_deadline_seconds = {job.start_deadline_seconds:g}"
+    tell(ready=time.monotonic() - begun)
+    while server.poll() is None:
+        _tick()
+    return f"it ended with status {server.returncode}"
+
+
+@contextlib.contextmanager
+def _server(job: Job) -> Iterator[subprocess.Popen[bytes]]:
+    """The server's process in a session of its own, which ends with the block."""
+    words = [str(os.getpid()) if word == "PARENT" else word for word in job.command]
+    with open(job.log, "ab") as output:
+        server = subprocess.Popen(
+            words,
+            env={**os.environ, **job.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield server
+    finally:
+        end_session(server.pid, lambda: server.poll() is None)
+        server.wait()
+
+
+def end_session(pid: int, is_there: Callable[[], bool]) -> None:
+    """Asks a server to end, and kills its process group after some seconds."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGTERM)
+        deadline = time.monotonic() + END_SECONDS
+        while is_there() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _tick() -> None:
+    """Waits a moment. Raises Asked at the end of the standard input."""
+    if select.select([0], [], [], TICK_SECONDS)[0] and not os.read(0, 1):
+        raise Asked
+
+
+def _answers(address: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        opener.open(address, timeout=HEALTH_SECONDS).close()
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
+
+
+def _last_words(log: str) -> str:
+    """The last line of an error in the log."""
+    with open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 20_000))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line]
+    return ascii((errors or lines or ["it said nothing"])[-1][:300])
+
+
+def tell(**event: Any) -> None:
+    """One line for the process that asked; it may be gone."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(event).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Job(**json.loads(sys.argv[1]))))

@@ -1,0 +1,249 @@
+"""The servers of `reward.engines`: started beside the workers, each by a keeper process that no server outlives.
+
+The driver dies: the keeper's standard input ends, and it ends its server. The keeper dies: the kernel ends the server's first
+process, each process of a server ends with the one that started it (mrl/rollout/serve.py), and the driver ends what is left of
+the server's process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mrl.errors import ConfigError, WorkerLost
+from mrl.rewards.judges.keeper import END_SECONDS, Job
+from mrl.rewards.judges.rules import EngineSection
+from mrl.rewards.kinds.section import KindPart, RewardSection
+
+_log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+BASE = {"llm": "/v1", "reward_model": ""}
+"""What follows the address, by kind."""
+CLOSE_SECONDS = END_SECONDS + 10.0
+
+
+class Engine:
+    """One keeper, and what it says of its server."""
+
+    def __init__(self, name: str, section: EngineSection, words: Sequence[str], log_folder: Path) -> None:
+        self._name, self._section = name, section
+        self.log = log_folder / f"engine-{name}.log"
+        port = _free_port()
+        self.url = f"http://{HOST}:{port}"
+        self.restarts = 0
+        self._lost = ""
+        self._ready = threading.Event()
+        self._server_pid: int | None = None
+        self._is_closed = False
+        command = [sys.executable, "-P", "-m", "mrl.rollout.serve", "PARENT"]
+        job = Job(
+            [*command, "--model", section.model, *_words(section, port), *words, *section.arguments],
+            _environment(section),
+            f"{self.url}/health",
+            str(self.log),
+            section.restarts if section.on_outage == "restart" else 0,
+            section.start_deadline_seconds,
+        )
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is the driver's
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+        )
+        threading.Thread(target=self._listen, daemon=True, name=f"engine-{name}").start()
+
+    def ready(self) -> None:
+        """Waits for its first answer. ConfigError with what it said where it does not come up."""
+        self._ready.wait(self._section.start_deadline_seconds + CLOSE_SECONDS)
+        if self._lost or not self._ready.is_set():
+            raise ConfigError(
+                f"reward.engines.{self._name}: {self._lost or 'no answer'}; its log is {self.log}"
+            )
+
+    def check(self) -> None:
+        """WorkerLost where it is gone for good."""
+        if self._lost:
+            outage = f"on_outage = {self._section.on_outage}, started again {self.restarts} times"
+            raise WorkerLost(
+                f"the engine reward.engines.{self._name} is gone: {self._lost} ({outage}); its log is {self.log}; the run "
+                "goes on from its last checkpoint when it is started again"
+            )
+
+    def close(self) -> None:
+        """Ends server and keeper."""
+        self._is_closed = True
+        assert self._keeper.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._keeper.stdin.close()
+        try:
+            self._keeper.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+        self._end_server()
+
+    def _listen(self) -> None:
+        assert self._keeper.stdout is not None
+        for line in self._keeper.stdout:
+            self._heard(json.loads(line))
+        if not self._is_closed and not self._lost:
+            self._lost = "its keeper ended"
+            self._end_server()
+        self._ready.set()
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        if "pid" in event:
+            self._server_pid = event["pid"]
+        elif "ready" in event:
+            _log.info("engine %s answers at %s after %.1f s", self._name, self.url, event["ready"])
+            self._ready.set()
+        elif "ended" in event:
+            self.restarts += 1
+            _log.warning("engine %s: %s; it is started again (%d)", self._name, event["ended"], self.restarts)
+        else:
+            self._lost = str(event["lost"])
+
+    def _end_server(self) -> None:
+        """What is left of its process group, where the keeper could not."""
+        if self._server_pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._server_pid, signal.SIGKILL)
+
+
+class Engines:
+    """All of a run's, in the making from the start; `with` ends them."""
+
+    def __init__(self, section: RewardSection, log_folder: Path | None = None) -> None:
+        """`log_folder`: of the run; without it their logs lie in a folder that is left behind where one does not start."""
+        self._section = section
+        self._engines: dict[str, Engine] = {}
+        if section.engines:
+            folder = log_folder or Path(tempfile.mkdtemp(prefix="mrl-engines-"))
+            try:
+                for name, engine in section.engines.items():
+                    self._engines[name] = Engine(name, engine, _asked(section, name), folder)
+            except BaseException:
+                self.close()
+                raise
+
+    def ready(self) -> RewardSection:
+        """The rewards with the engines' addresses in the place of their names, once all answer."""
+        began = time.monotonic()
+        for engine in self._engines.values():
+            engine.ready()
+        if self._engines:
+            _log.info("engines %s are up after %.1f s", sorted(self._engines), time.monotonic() - began)
+        return self._with_addresses()
+
+    def check(self) -> None:
+        """WorkerLost where one is gone for good."""
+        for engine in self._engines.values():
+            engine.check()
+
+    def restarts(self) -> int:
+        """Times that an engine was started again."""
+        return sum(engine.restarts for engine in self._engines.values())
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _with_addresses(self) -> RewardSection:
+        section = self._section
+        if not section.engines:
+            return section
+        domains = {name: self._addressed(spec) for name, spec in section.domains.items()}
+        return self._addressed(section).model_copy(update={"domains": domains})
+
+    def _addressed(self, part: Any) -> Any:
+        """A part, or several, as asked of the server."""
+        parts = tuple(self._addressed(each) for each in getattr(part, "parts", ()))
+        changed: dict[str, Any] = {"parts": parts} if parts else {}
+        if part.engine is not None:
+            rules = getattr(part, part.kind).model_copy(
+                update={"tokenizer": self._section.engines[part.engine].model}
+            )
+            changed |= {"path": self._engines[part.engine].url + BASE[part.kind], part.kind: rules}
+        return part.model_copy(update=changed)
+
+
+@contextlib.contextmanager
+def served(section: RewardSection, log_folder: Path | None = None) -> Iterator[RewardSection]:
+    """The rewards with their engines up."""
+    with Engines(section, log_folder) as engines:
+        yield engines.ready()
+
+
+def askers(section: RewardSection, name: str) -> list[KindPart]:
+    """The verifiers that ask an engine."""
+    return [part for part in section.all_verifiers() if part.engine == name]
+
+
+def _asked(section: RewardSection, name: str) -> list[str]:
+    """Words that the engine's verifiers make necessary."""
+    constrained = any(part.kind == "llm" and part.llm.constrained for part in askers(section, name))  # type: ignore[attr-defined] each kind's rules are in the part
+    return ["--logprobs-mode", "processed_logprobs"] if constrained else []
+
+
+def _words(section: EngineSection, port: int) -> list[str]:
+    """What `vllm serve` is told beside the model."""
+    words = ["--host", HOST, "--port", str(port), "--dtype", section.dtype]
+    words += ["--tensor-parallel-size", str(section.tp), "--max-num-seqs", str(section.max_num_seqs)]
+    if section.max_length is not None:
+        words += ["--max-model-len", str(section.max_length)]
+    if section.kv_cache_bytes is not None:
+        words += ["--kv-cache-memory-bytes", str(section.kv_cache_bytes)]
+    return [*words, "--enforce-eager"] if section.enforce_eager else words
+
+
+def _environment(section: EngineSection) -> dict[str, str]:
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(section.num_threads),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    if section.enforce_eager:
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    if section.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus(section.gpus))
+    return environment
+
+
+def visible_gpus(numbers: Sequence[int]) -> list[str]:
+    """GPUs by their names, of those that this process sees."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = shown.split(",") if shown else None
+    return [names[number] if names else str(number) for number in numbers]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return free.getsockname()[1]

@@ -1,0 +1,196 @@
+"""Servers that a run starts for its judges: kept, started again, and never left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mrl.errors import WorkerLost
+from mrl.rewards.judges.rules import LlmRules
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.pool.pool import RewardPool
+from tests.support.judge_server import judge_server
+
+SERVER = """
+import http.server, subprocess, sys
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *words): pass
+subprocess.Popen(["sleep", "1000"])
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+"""With a process of its own, as vLLM's have."""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def kept(folder: Path, program: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    """A keeper of a small server."""
+    port = free_port()
+    job = {
+        "command": [sys.executable, "-m", "mrl.rewards.pool.lifeline", "PARENT", sys.executable, "-c", program, str(port)],
+        "environment": {},
+        "health": f"http://127.0.0.1:{port}/health",
+        "log": str(folder / "engine.log"),
+        "restarts": 1,
+        "start_deadline_seconds": 60.0,
+    }  # fmt: skip
+    words = [sys.executable, "-m", "mrl.rewards.judges.keeper", json.dumps(job | more)]
+    keeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield keeper
+    finally:
+        keeper.kill()
+        keeper.wait(30)
+
+
+def told(keeper: subprocess.Popen[str]) -> dict[str, Any]:
+    assert keeper.stdout is not None
+    return json.loads(keeper.stdout.readline())
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=30)[1]
+
+
+def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_started(tmp_path: Path) -> None:
+    with kept(tmp_path, SERVER) as keeper:
+        first = told(keeper)["pid"]
+        assert told(keeper)["ready"] > 0
+        children = psutil.Process(first).children(recursive=True)
+        assert children
+        os.kill(first, signal.SIGKILL)
+        assert told(keeper) == {"ended": "it ended with status -9"}
+        assert gone(children), "what the dead server had started"
+        second = told(keeper)["pid"]
+        assert told(keeper)["ready"] > 0
+        everything = [psutil.Process(second), *psutil.Process(second).children(recursive=True)]
+        assert keeper.stdin is not None
+        keeper.stdin.close()  # as when the driver dies
+        assert keeper.wait(30) == 0 and gone(everything)
+
+
+def test_a_server_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
+    with kept(tmp_path, SERVER) as keeper:
+        server = psutil.Process(told(keeper)["pid"])
+        told(keeper)
+        children = server.children()
+        keeper.kill()
+        assert gone([server])
+        for child in children:  # a server of ours ends these too: mrl/rollout/serve.py
+            child.kill()
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("raise ValueError('no such model')", "before it served; 'ValueError: no such model'"),
+        ("import time; time.sleep(1000)", "no answer within start_deadline_seconds = 1"),
+    ],
+)
+def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(
+    tmp_path: Path, program: str, words: str
+) -> None:
+    deadline = 60.0 if "raise" in program else 1.0
+    with kept(tmp_path, program, start_deadline_seconds=deadline) as keeper:
+        told(keeper)
+        assert words in told(keeper)["lost"]
+        assert keeper.wait(30) == 1
+
+
+def test_a_server_that_ends_too_often_is_given_up(tmp_path: Path) -> None:
+    with kept(tmp_path, SERVER, restarts=0) as keeper:
+        pid = told(keeper)["pid"]
+        told(keeper)
+        os.kill(pid, signal.SIGKILL)
+        assert told(keeper) == {"lost": "it ended with status -9"} and keeper.wait(30) == 1
+
+
+def addressed(url: str, folder: Path) -> RewardSection:
+    """As the driver hands it to reward workers once the engine is up."""
+    (folder / "tokenizer.json").write_text("{}")
+    engines = {"judge": {"model": str(folder)}}
+    rules = LlmRules(tries=1, canaries=0.0)
+    made = RewardSection(
+        kind="llm", engine="judge", engines=engines, llm=rules, retries=0, deadline_seconds=60.0
+    )
+    told = {"path": url, "llm": rules.model_copy(update={"tokenizer": str(folder)})}
+    return made.model_copy(update=told)
+
+
+def test_samples_wait_for_a_server_of_the_run_that_is_away(make_pair: Any, tmp_path: Path) -> None:
+    """With one try: what refuses a connection is waited for, within the sample's deadline."""
+    port = free_port()
+    with RewardPool(addressed(f"http://127.0.0.1:{port}", tmp_path)) as pool:
+        pool.submit_all([make_pair(n, str(n), "12") for n in (11, 12)])
+        assert not pool.collect(3.0), "nothing was scored while nobody answered"
+        with judge_server(port=port):
+            found, deadline = {}, time.monotonic() + 60.0
+            while len(found) < 2 and time.monotonic() < deadline:
+                found |= pool.collect(1.0)
+    assert {name: verdict.value for name, verdict in found.items()} == {"11.0": 0.0, "12.0": 1.0}
+
+
+def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise WorkerLost("the engine reward.engines.judge is gone")
+
+    section = addressed("http://127.0.0.1:9", tmp_path)
+    with RewardPool(section, check=lost) as pool, pytest.raises(WorkerLost, match="is gone"):
+        pool.collect(0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"kind": "llm", "engine": "a"}, "engine = 'a' is none of reward.engines"),
+        ({"kind": "maths", "engines": {"a": {"model": "m"}}}, "engines.a is asked by no verifier"),
+        (
+            {"kind": "maths", "engine": "a", "engines": {"a": {"model": "m"}}},
+            "engine is not for kind = maths",
+        ),
+        ({"kind": "llm"}, "needs either path or engine"),
+        (
+            {"kind": "llm", "engine": "a", "path": "http://a", "engines": {"a": {"model": "m"}}},
+            "either path or engine",
+        ),
+        (
+            {"kind": "llm", "engine": "a", "llm": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
+            "leave it out",
+        ),
+        (
+            {"kind": "llm", "engine": "a", "nodes": "all", "engines": {"a": {"model": "m"}}},
+            "set nodes = driver",
+        ),
+        (
+            {"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0, 1]}}},
+            "a rank is one GPU",
+        ),
+        (
+            {
+                "parts": [{"kind": "llm", "engine": "a"}, {"kind": "reward_model", "engine": "a"}],
+                "engines": {"a": {"model": "m"}},
+            },
+            "is asked as llm and reward_model",
+        ),
+    ],
+)
+def test_engines_that_cannot_be_meant_are_refused(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        RewardSection(**settings)
