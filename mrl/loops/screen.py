@@ -19,6 +19,7 @@ from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.missing_rewards import MissingRewards
 from mrl.loops.staleness import oldest, policy_versions
+from mrl.loops.witnesses import Witnesses
 from mrl.observe.ledger_log import Standing
 from mrl.pool.ledger import End
 from mrl.samples import Group, Sample, Status, VerdictKind
@@ -53,6 +54,7 @@ class Screen:
         self._config = config
         self._booked: list[Group] = []
         self._missing = MissingRewards()
+        self._witnesses = Witnesses(config.reward)
         self._account = filtering.Account()
         self.dropped: dict[int, End] = {}
         """How booked groups ended that are not trained on, by their prompts' indices, since `standing` told them."""
@@ -122,7 +124,10 @@ class Screen:
                 "samples without a reward are unlike the others, so what is trained on is another mixture: %s",
                 "; ".join(found),
             )
-        return metrics
+        agreement, fallen = self._witnesses.look(judged)
+        if fallen:
+            log.error("%s: look at what the newest responses say, and try mrl rewards check", fallen)
+        return metrics | agreement
 
     def _check_rewards(self, no_reward: float) -> None:
         limit = self._config.loop.max_no_reward_fraction
@@ -192,10 +197,10 @@ def _routes(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _parts(samples: Sequence[Any]) -> dict[str, float]:
-    names = {name for s in samples for name in s.verdict.parts}
-    return {
-        f"reward/{n}": float(np.mean([s.verdict.parts.get(n, 0.0) for s in samples])) for n in sorted(names)
-    }
+    """Each part's mean over the samples that have it: a witness looks at some, and a domain has parts of its own."""
+    names = sorted({name for s in samples for name in s.verdict.parts})
+    having = {name: [s.verdict.parts[name] for s in samples if name in s.verdict.parts] for name in names}
+    return {f"reward/{name}": float(np.mean(values)) for name, values in having.items()}
 
 
 def _by_domain(samples: Sequence[Any]) -> dict[str, float]:

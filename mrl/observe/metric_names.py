@@ -50,7 +50,9 @@ METRICS = {
     "reward/max": Metric("reward", "Largest of those rewards."),
     "reward/min": Metric("reward", "Smallest of those rewards."),
     "reward/mean/<domain>": Metric("reward", "Their mean in one domain, where there are several."),
-    "reward/<part>": Metric("reward", "Mean of one part, where a reward is a sum of named parts."),
+    "reward/<part>": Metric(
+        "reward", "Mean of one part over the samples that have it, where a reward is a sum of named parts."
+    ),
     "reward/seconds_p99": Metric("s", "99th percentile of a reward worker's seconds for one sample."),
     "reward/no_reward_frac": Metric(
         "share", "Share of the generated samples without a reward: the reward worker failed."
@@ -64,6 +66,20 @@ METRICS = {
     "reward/no_reward_unlike": Metric(
         "1",
         "1 where responses without a reward are unlike the others, in length, status, domain or tag; the log says how.",
+    ),
+    "reward/agreement": Metric(
+        "share",
+        "Share of the step's witnessed samples whose reward and witness agree on whether they are right.",
+    ),
+    "reward/witnessed": Metric(
+        "samples", "Samples of the step that a witness, a verifier of weight 0, looked at."
+    ),
+    "reward/agreement_fell": Metric(
+        "1", "1 where the newest 8 steps agree less than the first did, or than is asked for, beyond chance."
+    ),
+    "reward/wrong_taken_for_right_frac": Metric(
+        "share",
+        "Of the newest 8 steps' samples that a witness says are wrong, the share whose reward says right.",
     ),
     "reward/without_tokens": Metric("samples", "Samples with a reward and no token of the policy."),
     "reward/masked_truncated": Metric(

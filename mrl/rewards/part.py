@@ -18,6 +18,12 @@ class RewardPart(Section):
     """Name in the verdict's parts; by default the kind."""
     weight: float = 1.0
     """Factor in a sum of parts."""
+    gate: float | None = None
+    """Least value of it at which the domain's other verifiers are asked; below it each of them counts as its
+    `min_reward`. null: it is no gate."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the samples that it looks at, drawn by their ids; of a witness alone, whose weight is 0: it
+    changes no reward, and `reward/agreement` says how often rewards agree with it."""
     path: str | None = None
     """Plug-in as package.module:function or file.py:function; base URL of a code service or of a model that judges."""
     engine: str | None = None
@@ -41,6 +47,11 @@ class RewardPart(Section):
     concurrency: int = Field(default=64, ge=1)
     """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code
     services."""
+
+    @property
+    def is_witness(self) -> bool:
+        """Whether it looks on alone: no reward depends on it."""
+        return self.weight == 0 and self.gate is None
 
     @property
     def label(self) -> str:

@@ -25,13 +25,19 @@ def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: 
     kinds = [kind_of(part) for part in parts]
     if len(kinds) == 1:
         return _parse(raw, kinds[0], place)
-    shared = sum(kind.needs_ground_truth for kind in kinds) <= 1
+    shared = sum(kind.needs_ground_truth and not kind.part.is_witness for kind in kinds) <= 1
     return {
         kind.part.label: _parse(
-            raw if shared or not kind.needs_ground_truth else _entry(raw, kind.part, place), kind, place
+            raw if _takes_all(raw, kind, shared) else _entry(raw, kind.part, place), kind, place
         )
         for kind in kinds
     }
+
+
+def _takes_all(raw: Any, kind: RewardKind, shared: bool) -> bool:
+    """Whether a row's answer is the verifier's as it stands; a witness has an entry of its own, or what the others have."""
+    is_named = isinstance(raw, dict) and kind.part.label in raw
+    return not kind.needs_ground_truth or (shared and not (kind.part.is_witness and is_named))
 
 
 def is_given_away(prompt: str, ground_truth: Any, *, domain: str, section: RewardSection) -> bool:

@@ -54,6 +54,24 @@ class RewardSpec(KindPart):
             raise ValueError(f"parts have the names {names}; give each its own name")
         return self
 
+    @model_validator(mode="after")
+    def _gates_and_witnesses_have_others(self) -> "RewardSpec":
+        parts = self.verifiers()
+        if any(part.share < 1 and not part.is_witness for part in parts):
+            raise ValueError(
+                "share below 1 is for a witness, a verifier among parts with weight 0; every sample needs the others"
+            )
+        if any(part.gate is not None for part in parts):
+            if all(part.gate is not None for part in parts):
+                raise ValueError("gate: there is no other verifier that it could keep from being asked")
+            if any(part.group for part in parts):
+                raise ValueError(
+                    "gate with group = true: a group is scored as a whole, whatever one of its samples passed"
+                )
+        if all(part.is_witness for part in parts) and self.parts:
+            raise ValueError("every one of parts has weight 0: nothing gives a reward")
+        return self
+
     def verifiers(self) -> tuple[KindPart, ...]:
         """The verifiers whose weighted values make the reward."""
         return self.parts or (self,)
@@ -79,6 +97,11 @@ class RewardSection(RewardSpec):
     """A worker without work for so long ends; the next sample starts another one."""
     queue_limit: int = Field(default=4096, ge=1)
     """Samples waiting; above it, handing in another one waits."""
+    right_above: float = 0.5
+    """A reward above it says that a response is right, and so does a witness' value; for `reward/agreement`."""
+    min_agreement: float = Field(default=0.0, ge=0, le=1)
+    """Share of the witnessed samples in which rewards are to agree with their witnesses; below it, or when
+    agreement has fallen since the first steps, an error is written."""
     no_reward_alarm: float = Field(default=0.02, ge=0, le=1)
     """Share of samples without a reward above which a warning is written."""
 

@@ -20,7 +20,7 @@ from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue
-from mrl.rewards.pool.tickets import combine
+from mrl.rewards.pool.tickets import closed_by, combine, not_asked
 from mrl.rewards.pool.trial import trial_sample
 from mrl.rewards.pool.work import Task
 from mrl.samples import Prompt, Verdict
@@ -55,12 +55,13 @@ def explain(
     dispatcher = Dispatcher()
     dispatcher.start()
     try:
-        said = {
-            part.label: list(
-                _stages(dispatcher, section, part, _request(prompt, response, part, parts), deadline_seconds)
-            )
-            for part in parts
-        }
+        said: dict[str, list[StageVerdict]] = {}
+        for part in sorted(parts, key=lambda part: part.gate is None):
+            if closed := closed_by(parts, {label: stages[-1].verdict for label, stages in said.items()}):
+                said[part.label] = [StageVerdict(part.label, {}, not_asked(part, closed))]
+                continue
+            request = _request(prompt, response, part, parts)
+            said[part.label] = list(_stages(dispatcher, section, part, request, deadline_seconds))
     finally:
         dispatcher.stop()
     verdict = combine(parts, {label: stages[-1].verdict for label, stages in said.items()})

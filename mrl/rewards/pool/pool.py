@@ -36,7 +36,9 @@ _log = logging.getLogger(__name__)
 
 _ALARM_FROM = 50
 """Samples before a rate says anything."""
-_NOT_OF_A_VERIFIER = {"weight", "name"} | (set(RewardSection.model_fields) - set(RewardPart.model_fields))
+_NOT_OF_A_VERIFIER = {"weight", "name", "gate", "share"} | (
+    set(RewardSection.model_fields) - set(RewardPart.model_fields)
+)
 """Settings that make no difference to a worker."""
 
 
@@ -64,6 +66,8 @@ class RewardPool:
         self._open: dict[str, Ticket] = {}
         self._uncollected: set[str] = set()
         """Samples handed in whose verdict nobody has: the open ones and those whose verdict waits."""
+        self._gated: dict[str, tuple[Sample, Prompt]] = {}
+        """Samples some of whose verifiers wait for a gate."""
         self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, RewardPart]]] = (
             collections.defaultdict(list)
         )
@@ -159,7 +163,10 @@ class RewardPool:
         if sample.status in (Status.FAILED, Status.ABORTED):
             self._finish(ticket, no_reward(f"no response to verify: {_why(sample)}"))
             return
-        for part in ticket.parts:
+        asked = ticket.begin()
+        if ticket.waiting:
+            self._gated[sample.sample_id] = sample, prompt
+        for part in asked:
             self._hand_in(ticket, part, sample, prompt)
 
     def _await_room(self, deadline: float) -> None:
@@ -214,23 +221,30 @@ class RewardPool:
 
     def _queue(self, part: RewardPart) -> StageQueue:
         """The queue of a part's first stage; parts that differ in weight and name alone share theirs."""
-        if id(part) not in self._queues_by_part:  # the section keeps its parts
-            key = part.model_dump_json(exclude=_NOT_OF_A_VERIFIER)
-            if key not in self._queues:
-                self._queues[key] = queues_of(kind_of(part, self._folder), self._section, self._counts)
-            self._queues_by_part[id(part)] = self._queues[key]
-        return self._queues_by_part[id(part)]
+        with self._room:  # a gate that opens is seen by the dispatcher's thread
+            if id(part) not in self._queues_by_part:  # the section keeps its parts
+                key = part.model_dump_json(exclude=_NOT_OF_A_VERIFIER)
+                if key not in self._queues:
+                    self._queues[key] = queues_of(kind_of(part, self._folder), self._section, self._counts)
+                self._queues_by_part[id(part)] = self._queues[key]
+            return self._queues_by_part[id(part)]
 
     def _answered(self, ticket: Ticket, part: RewardPart, verdict: Verdict | None) -> None:
         """Called from the dispatcher's thread, or from submit where no process is asked."""
         with self._room:
             complete = ticket.answer(part.label, verdict)
+            opened = ticket.opened()
         if complete is not None:
             self._finish(ticket, complete)
+        if opened:
+            for each in opened:
+                self._hand_in(ticket, each, *self._gated[ticket.sample_id])
+            self._dispatcher.wake()
 
     def _finish(self, ticket: Ticket, verdict: Verdict) -> None:
         with self._room:
             self._open.pop(ticket.sample_id, None)
+            self._gated.pop(ticket.sample_id, None)
             self._kinds[verdict.kind.value] += 1
             self._room.notify()
         if verdict.kind is VerdictKind.NO_REWARD:

@@ -1,9 +1,13 @@
 """How parts add up to one verdict."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from mrl.rewards.contract import no_reward, rejected, scored
-from mrl.rewards.kinds.section import KindPart
+from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.pool.tickets import Ticket, combine
 from mrl.samples import Verdict, VerdictKind
 
@@ -53,3 +57,78 @@ def test_ticket_answers_once_all_parts_have() -> None:
     assert ticket.answer("format", scored(1.0)) is None
     verdict = ticket.answer("maths", scored(1.0))
     assert verdict is not None and verdict.value == 1.25
+
+
+GATE = KindPart(kind="format", weight=0.25, gate=1.0)
+WITNESS = KindPart(kind="instructions", weight=0.0, share=0.25)
+
+
+def test_a_closed_gate_keeps_the_others_from_being_asked() -> None:
+    ticket = Ticket("1.0", (KindPart(kind="maths", min_reward=-2.0), GATE), num_tokens=2)
+    assert [part.label for part in ticket.begin()] == ["format"]
+    verdict = ticket.answer("format", scored(0.5))
+    assert verdict is not None and verdict.value == -2.0 + 0.125 and not ticket.opened()
+    assert "format is a gate and closed" in verdict.reason
+
+
+def test_an_open_gate_hands_on_once_all_gates_are_open() -> None:
+    second = KindPart(kind="repetition", gate=0.0)
+    ticket = Ticket("1.0", (MATHS, GATE, second), num_tokens=2)
+    assert [part.label for part in ticket.begin()] == ["format", "repetition"]
+    assert ticket.answer("format", scored(1.0)) is None and not ticket.opened()
+    assert ticket.answer("repetition", scored(0.0)) is None
+    assert [part.label for part in ticket.opened()] == ["maths"] and not ticket.opened()
+    verdict = ticket.answer("maths", scored(1.0))
+    assert verdict is not None and verdict.value == 1.25
+
+
+def test_two_gates_of_which_one_is_closed_give_one_verdict() -> None:
+    ticket = Ticket("1.0", (MATHS, GATE, KindPart(kind="repetition", gate=0.0)), num_tokens=2)
+    ticket.begin()
+    assert ticket.answer("format", scored(0.0)) is None, "the other gate has not answered yet"
+    assert ticket.answer("repetition", scored(0.0)) is not None
+
+
+def test_a_gate_that_failed_leaves_the_sample_without_a_reward() -> None:
+    ticket = Ticket("1.0", (MATHS, GATE), num_tokens=2)
+    ticket.begin()
+    verdict = ticket.answer("format", no_reward("down"))
+    assert verdict is not None and verdict.value is None
+
+
+def test_a_witness_looks_at_its_share_and_decides_nothing() -> None:
+    looked = 0
+    for number in range(2000):
+        ticket = Ticket(f"{number}.0", (MATHS, WITNESS), num_tokens=2)
+        asked = ticket.begin()
+        assert [part.label for part in Ticket(f"{number}.0", (MATHS, WITNESS), 2).begin()] == [
+            p.label for p in asked
+        ]
+        looked += WITNESS in asked
+    assert 420 < looked < 580
+    parts = (MATHS, WITNESS)
+    assert combine(parts, {"maths": scored(1.0), "instructions": no_reward("down")}).value == 1.0
+    assert combine(parts, {"maths": rejected("x"), "instructions": scored(1.0)}).kind is VerdictKind.REJECTED
+    assert combine(parts, {"maths": None, "instructions": scored(1.0)}).value is None
+    assert combine(parts, {"maths": scored(1.0), "instructions": scored(0.0)}).parts["instructions"] == 0.0
+
+
+def test_a_witness_reads_the_same_answer_as_the_judge_beside_it() -> None:
+    judge = {"kind": "llm", "path": "http://judge"}
+    section = RewardSection.model_validate({"parts": [judge, {"kind": "maths", "weight": 0.0}]})
+    found = parse_ground_truth("12", domain="x", section=section, place="f:1")
+    assert found["llm"] == "12" and found["maths"] is not None
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        ([{"kind": "maths"}, {"kind": "format", "share": 0.5}], "share below 1 is for a witness"),
+        ([{"kind": "maths", "gate": 1.0}, {"kind": "format", "gate": 1.0}], "no other verifier"),
+        ([{"kind": "maths", "gate": 1.0}, {"kind": "plugin", "path": "a:b", "group": True}], "scored as a whole"),
+        ([{"kind": "maths", "weight": 0.0}], "nothing gives a reward"),
+    ],
+)  # fmt: skip
+def test_gates_and_witnesses_that_decide_nothing_are_refused(parts: list[dict[str, Any]], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        RewardSection.model_validate({"parts": parts})

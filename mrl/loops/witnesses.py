@@ -1,0 +1,69 @@
+"""How far rewards agree with witnesses: verifiers of weight 0 that know what is right of a share of the samples. A policy
+learns to please a judge; that its judge no longer sees what is right shows here while the reward still rises."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+
+from mrl.loops.collect import has_reward
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.trials.agreement import wilson
+from mrl.samples import Group, Sample
+
+STEPS = 8
+"""Of the newest steps, together; and of the first, with which they are compared."""
+
+Seen = tuple[bool, bool]
+"""(the reward says that a sample is right, its witness says so)."""
+
+
+class Witnesses:
+    """The first steps' samples that a witness looked at, and the newest steps'."""
+
+    def __init__(self, section: RewardSection) -> None:
+        self._section = section
+        self._first: list[list[Seen]] = []
+        self._newest: collections.deque[list[Seen]] = collections.deque(maxlen=STEPS)
+
+    def look(self, groups: Sequence[Group]) -> tuple[dict[str, float], str]:
+        """Metrics after one more step, and in words that agreement fell; none of either where no witness looked."""
+        seen = [pair for g in groups for s in g.samples if has_reward(s) for pair in self._seen(s)]
+        if not seen:
+            return {}, ""
+        self._newest.append(seen)
+        if len(self._first) < STEPS:
+            self._first.append(seen)
+        newest, first = ([pair for step in steps for pair in step] for steps in (self._newest, self._first))
+        said = self._fallen(_agreed(newest), len(newest), _agreed(first), len(first))
+        wrong = [says for says, right in newest if not right]
+        metrics = {
+            "reward/agreement": _agreed(seen) / len(seen),
+            "reward/witnessed": float(len(seen)),
+            "reward/agreement_fell": float(bool(said)),
+        }
+        return metrics | (
+            {"reward/wrong_taken_for_right_frac": sum(wrong) / len(wrong)} if wrong else {}
+        ), said
+
+    def _seen(self, sample: Sample) -> Iterator[Seen]:
+        """One for each witness that looked at a sample."""
+        verdict, line = sample.verdict, self._section.right_above
+        if verdict is None or verdict.value is None:
+            return
+        for part in self._section.for_domain(sample.domain).verifiers():
+            if part.is_witness and part.label in verdict.parts:
+                yield verdict.value > line, verdict.parts[part.label] > line
+
+    def _fallen(self, agreed: int, total: int, agreed_first: int, total_first: int) -> str:
+        """By more than chance: intervals of 95 % that do not touch, or one that does not reach what is asked for."""
+        (_, high), (low_first, _) = wilson(agreed, total), wilson(agreed_first, total_first)
+        least = self._section.min_agreement
+        share = f"rewards agree with witnesses in {agreed} of {total} of the newest samples ({agreed / total:.3f})"
+        if high < least:
+            return f"{share}, less than reward.min_agreement = {least:g}"
+        return f"{share}, in {agreed_first / total_first:.3f} of the first" if high < low_first else ""
+
+
+def _agreed(seen: Sequence[Seen]) -> int:
+    return sum(says == right for says, right in seen)
