@@ -198,7 +198,12 @@ def require_new(path: Path) -> None:
 
 
 def copy_side_files(
-    source: Path, folder: Path, *, dtype: str, changes: Mapping[str, Any], added: Mapping[str, Any]
+    source: Path,
+    folder: Path,
+    *,
+    dtype: str,
+    changes: Mapping[str, Any],
+    added: Mapping[str, Any] | None = None,
 ) -> None:
     """Copies all of the source that is no weight; config.json with its type, with `changes` of keys that it has and
     with all of `added`."""
@@ -211,7 +216,7 @@ def copy_side_files(
     text = (source / "config.json").read_text()
     config = json.loads(text)
     exported = _changed(config, changes) | {"torch_dtype" if "torch_dtype" in config else "dtype": dtype}
-    exported |= added
+    exported |= added or {}
     exported.pop(QUANTIZATION, None)  # what is written is wide, whatever was read
     if own := config.get("text_config"):
         exported["text_config"] = _changed(own, {"torch_dtype": dtype, "dtype": dtype, **changes})
