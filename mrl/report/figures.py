@@ -28,7 +28,7 @@ SECTIONS = {
     "What was filtered": ("group",),
     "Responses": ("rollout", "advantage"),
     "Episodes": ("agent",),
-    "Policy and critic": ("policy", "optim", "critic"),
+    "Policy and critic": ("policy", "optim", "critic", "distillation"),
     "Tuning": ("tune", "preference"),
     "Experts": ("moe", "routing"),
     "Weight sync": ("sync",),
@@ -74,4 +74,4 @@ def _section(name: str, entry: str) -> str:
     first = name.partition("/")[0]
     if entry not in METRICS:
         return OTHERS
-    return next(section for section, parts in SECTIONS.items() if first in parts)
+    return next((section for section, parts in SECTIONS.items() if first in parts), OTHERS)
