@@ -31,7 +31,8 @@ from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Request, Response, ResponseBatch, Round, Sampling, prompt_digest, sample_of
 from mrl.rollout.texts import Decode, Texts
 from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
-from mrl.training.batch import ages, merge, pack, split
+from mrl.training.balance import Dealer, SampleCost
+from mrl.training.batch import ages, merge, pack
 
 ROOT = Path(__file__).parents[1]
 VOCABULARY, PROMPT_TOKENS = 7000, 200
@@ -144,7 +145,8 @@ def _trained(parts: Parts, config: Config, groups: list[Group]) -> None:
 
 
 def _shards(batch: TrainBatch) -> list[tuple[np.ndarray, TrainBatch]]:
-    return [(part, batch.select(part)) for part in split(batch, 2)]
+    dealt, parts = Dealer(ranks=2, max_tokens=16384, cost=SampleCost(token=8000, pair=1))(batch)
+    return [(part, dealt.select(part)) for part in parts]
 
 
 if __name__ == "__main__":

@@ -219,6 +219,8 @@ class TrainBatch:
     """What is known of each sample, [B] arrays by name; an objective finds them in its segments' values."""
     whole_groups: bool = False
     """Samples of one group, which stand side by side, are computed in one microbatch."""
+    microbatches: np.ndarray | None = None
+    """[B] int64: which microbatch of the pass each sample is in, where that was agreed over ranks."""
 
     @property
     def num_samples(self) -> int:
@@ -274,4 +276,5 @@ class TrainBatch:
             routes=None if self.routes is None else tuple(self.routes[b] for b in samples),
             samples={name: array[samples] for name, array in self.samples.items()},
             whole_groups=self.whole_groups,
+            microbatches=None if self.microbatches is None else self.microbatches[samples],
         )

@@ -2,9 +2,9 @@
 
 | method | dispatch | result |
 |---|---|---|
-| forward | batch split by DP | [N] arrays merged back in batch order |
+| forward | batch dealt out over DP | [N] arrays merged back in batch order |
 | forward_recording (the policy) | the same | the same, and the batch with handles of the routes that were taken |
-| update (of a role) | batch split by DP, denominators to all | metrics of rank 0 (already reduced over ranks) |
+| update (of a role) | batch dealt out over DP, denominators to all | metrics of rank 0 (already reduced over ranks) |
 | accumulate, then step | the same, of the policy | the same, and between the two the [N] arrays of forward |
 | all others | same arguments to every rank | what is the same on every rank, or by rank |
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from mrl.capacity.model_facts import find_facts
 from mrl.config.root import Config
 from mrl.errors import WeightSyncError
 from mrl.launch.workers.actor_group import ActorGroup
@@ -29,7 +30,8 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
-from mrl.training.batch import merge, split
+from mrl.training.balance import Dealer, SampleCost
+from mrl.training.batch import merge
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -62,6 +64,13 @@ class TrainGroup(ActorGroup[TrainActor]):
         layout = config.training.layout
         self.layout = layout.sizes()
         self._topology, self._has_gpus = placement.topology(config), bool(placement.gpus)
+        self.dealer = Dealer(
+            ranks=layout.dp,
+            max_tokens=config.training.microbatch_tokens,
+            cost=SampleCost.of_model(find_facts(config.model)),
+            cp=layout.cp,
+            multiple=layout.pp if layout.vpp > 1 else 1,
+        )
         super().__init__(
             self.actor_class,
             config,
@@ -153,8 +162,8 @@ class TrainGroup(ActorGroup[TrainActor]):
         """(sample positions of each DP shard, every rank's result of the function of its shard)."""
         import ray
 
-        parts = split(batch, self.layout.dp)
-        shards: list[Any] = [ray.put(batch.select(part)) for part in parts]
+        dealt, parts = self.dealer(batch)
+        shards: list[Any] = [ray.put(dealt.select(part)) for part in parts]
         places = [self.layout.place(rank) for rank in range(self.layout.world_size)]
         calls = {self.name(p.rank): self.start_on(p.rank, function, shards[p.dp]) for p in places}
         return parts, list(self.wait(calls).values())

@@ -1,4 +1,4 @@
-"""From groups to packed training batches, and their fair split over data-parallel ranks. Pure."""
+"""From groups to packed training batches, their minibatches, and the results of ranks put together again. Pure."""
 
 from __future__ import annotations
 
@@ -45,22 +45,8 @@ def first_versions(groups: Sequence[Group]) -> np.ndarray:
     return np.repeat([int(s.policy_versions[0]) if len(s.policy_versions) else 0 for s in samples], lengths)
 
 
-def split(batch: TrainBatch, parts: int) -> list[np.ndarray]:
-    """Sample positions of each data-parallel rank: longest first to the rank with the fewest tokens, then in order.
-
-    Every sample lies in exactly one part; parts may be empty. Deterministic.
-    """
-    loads, chosen = [0] * parts, [[] for _ in range(parts)]
-    lengths = batch.lengths()
-    for position in np.argsort(-lengths, kind="stable"):
-        least = loads.index(min(loads))
-        loads[least] += int(lengths[position])
-        chosen[least].append(int(position))
-    return [np.array(sorted(part), dtype=np.int64) for part in chosen]
-
-
 def merge(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Per-token results of the parts of `split`, back in the batch's order: [N]."""
+    """Per-token results of the ranks' parts (balance.py), back in the batch's order: [N]."""
     merged = np.zeros(batch.num_tokens, dtype=values[0].dtype if len(values) else np.float32)
     for positions, part in zip(parts, values, strict=True):
         done = 0

@@ -1,7 +1,8 @@
 """Splits a rank's batch into packed microbatches. Pure: numpy in, numpy out.
 
-Segments are never split over microbatches, nor are groups of a batch that keeps them whole. Longest first, so that a microbatch holds segments of similar
-length (the attention pads them into few buckets). Microbatches are as even as their limit allows. With
+Segments are never split over microbatches, nor are groups of a batch that keeps them whole. Where the samples' microbatches were agreed
+over ranks (balance.py) they are those. Else longest first, so that a microbatch holds segments of similar
+length (the attention pads them into few buckets). With
 context parallelism segments are padded at their ends, so that each divides into chunks; here a microbatch is
 whole.
 """
@@ -53,6 +54,8 @@ def split_samples(lengths: np.ndarray, *, max_tokens: int) -> list[np.ndarray]:
 
 def _parts(batch: TrainBatch, *, max_tokens: int, cp: int) -> list[np.ndarray]:
     """The samples of each microbatch; where the batch keeps groups whole, a group is dealt out as one."""
+    if (agreed := batch.microbatches) is not None:
+        return [np.flatnonzero(agreed == number) for number in range(int(agreed.max(initial=-1)) + 1)]
     lengths = padded(batch.lengths(), cp)
     if not batch.whole_groups or not len(lengths):
         return split_samples(lengths, max_tokens=max_tokens)

@@ -35,7 +35,7 @@ from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group, Prompt
-from mrl.training.batch import ages, first_versions, pack, split
+from mrl.training.batch import ages, first_versions, pack
 from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
 from tests.support.samples import verdict_of
 
@@ -143,7 +143,7 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
     hybrid.rest()
     groups = groups_of(prompts, responses, hybrid.version)
     batch, served = pack(groups), ages(groups, version=hybrid.version) == 0
-    loads = [batch.lengths()[part].sum() for part in split(batch, 2)]
+    loads = [batch.lengths()[part].sum() for part in hybrid.train.dealer(batch)[1]]
     assert max(loads) > min(loads), "the lengths were to be uneven"
     forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
     found = measure(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)

@@ -19,7 +19,13 @@ from tests.support.pretended_ray import PretendedRay, Reference
 from tests.support.pretended_run import AnyWhere
 from tests.support.samples import make_batch
 
-WORDS = ["run.name=r", "model.path=/m", "data.train=/rows", "reward.kind=maths", "algorithm.minibatches=2"]
+WORDS = [
+    "run.name=r",
+    "model.path=/m/Qwen3-30B-A3B",
+    "data.train=/rows",
+    "reward.kind=maths",
+    "algorithm.minibatches=2",
+]
 SEEN: list[tuple[int, str, TrainBatch]] = []
 """(rank, call, batch) of each call of a worker."""
 

@@ -1,4 +1,4 @@
-"""Packing and the fair split: nothing lost, nothing twice, order restored."""
+"""Packing and dealing out: nothing lost, nothing twice, order restored."""
 
 import dataclasses
 
@@ -14,7 +14,8 @@ from mrl.samples import (
     Verdict,
     VerdictKind,
 )
-from mrl.training.batch import ages, first_versions, merge, minibatches, pack, split
+from mrl.training.balance import Dealer, SampleCost
+from mrl.training.batch import ages, first_versions, merge, minibatches, pack
 from tests.support.samples import make_batch, make_sample
 
 
@@ -54,18 +55,19 @@ def test_pack_of_nothing_is_an_empty_batch() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 6))
-def test_split_covers_every_sample_once_and_merge_restores_the_order(
+def test_every_sample_is_dealt_out_once_and_merge_restores_the_order(
     lengths: list[tuple[int, int]], parts: int
 ) -> None:
     batch = make_batch(lengths)
-    chosen = split(batch, parts)
+    dealt, chosen = Dealer(ranks=parts, max_tokens=50, cost=SampleCost(token=1, pair=0.1))(batch)
+    assert len(chosen) == parts
     assert sorted(np.concatenate(chosen).tolist()) == list(range(batch.num_samples))
-    loads = [batch.lengths()[c].sum() for c in chosen]
-    assert max(loads) - min(loads) <= batch.lengths().max()
-    shards = [batch.select(c) for c in chosen]
+    shards = [dealt.select(c) for c in chosen]
     for positions, shard in zip(chosen, shards, strict=True):
         assert (shard.tokens == batch.tokens[batch.positions(positions)]).all()
         assert shard.lengths().tolist() == batch.lengths()[positions].tolist()
+        assert shard.microbatches is not None and dealt.microbatches is not None
+        assert shard.microbatches.tolist() == dealt.microbatches[positions].tolist()
     values = [shard.tokens.astype(np.float32) for shard in shards]
     assert (merge(batch, chosen, values) == batch.tokens).all()
 

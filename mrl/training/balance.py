@@ -1,0 +1,142 @@
+"""Deals a batch's samples over data-parallel ranks and microbatches, so that ranks wait little for each other. Pure.
+
+Ranks that share experts meet in every layer of every microbatch, so the time of a pass is the sum over microbatches of the
+slowest rank's, and equal sums over ranks are not enough. Therefore all ranks' microbatches are filled alike by cost, the costliest
+sample first into the cheapest microbatch (LPT: Graham 1969, SIAM J. Appl. Math. 17), and those of nearly the same cost are then
+computed side by side: pairing them in order of their cost gives the smallest sum of maxima.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from mrl.models.facts import Facts
+from mrl.models.kernels.zigzag import padded
+from mrl.samples import TrainBatch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampleCost:
+    """Operations of a pass over one sample: some for each token, and some for each pair of tokens that meet in attention."""
+
+    token: float
+    pair: float
+
+    @classmethod
+    def of_model(cls, facts: Facts) -> SampleCost:
+        """By the model's own counts (Facts.forward_flops)."""
+        return cls(token=facts.forward_flops(1, 0), pair=facts.forward_flops(0, 1))
+
+    def __call__(self, lengths: np.ndarray) -> np.ndarray:
+        """[B] costs of samples of [B] tokens, whose attention is causal.
+
+        >>> SampleCost(token=10, pair=2)(np.array([1, 10])).tolist()
+        [11.0, 200.0]
+        """
+        return lengths * (self.token + self.pair * 0.5 * lengths)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dealer:
+    """How the batches of a run are dealt out."""
+
+    ranks: int
+    """Data-parallel ranks."""
+    max_tokens: int
+    """Of a microbatch; a longer sample is one of its own."""
+    cost: SampleCost
+    cp: int = 1
+    """Context parallel size: samples are padded to chunks."""
+    multiple: int = 1
+    """What the number of microbatches must be a multiple of."""
+
+    def __call__(self, batch: TrainBatch) -> tuple[TrainBatch, list[np.ndarray]]:
+        """The batch with the microbatch of each sample, and the sample positions of each rank, in order.
+
+        Every sample lies in exactly one rank's part; parts may be empty. Deterministic.
+        """
+        assert not batch.whole_groups, "groups that stay whole are dealt out by who made them"
+        lengths = padded(batch.lengths(), self.cp).astype(np.int64)
+        rank, microbatch = deal(
+            lengths,
+            self.cost(lengths),
+            ranks=self.ranks,
+            max_tokens=self.max_tokens,
+            multiple=self.multiple,
+        )
+        parts = [np.flatnonzero(rank == number) for number in range(self.ranks)]
+        return dataclasses.replace(batch, microbatches=microbatch), parts
+
+
+def deal(
+    lengths: np.ndarray, costs: np.ndarray, *, ranks: int, max_tokens: int, multiple: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """[B] rank and [B] microbatch of samples with [B] tokens and costs; as few microbatches as hold them.
+
+    >>> [x.tolist() for x in deal(np.array([9, 5, 4, 4]), np.array([9, 5, 4, 4]), ranks=2, max_tokens=9)]
+    [[0, 1, 1, 0], [0, 0, 0, 1]]
+    """
+    if not len(lengths):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for count in itertools.count(_fewest(lengths, ranks, max_tokens, multiple), multiple):
+        places = _fill(lengths, costs, count, ranks, max_tokens)
+        if places is not None:
+            return _even(places, costs, ranks, count)
+    raise AssertionError("a microbatch for each sample holds them all")
+
+
+def waiting_share(costs: np.ndarray, rank: np.ndarray, microbatch: np.ndarray, *, ranks: int) -> float:
+    """The share of all ranks' time that is waiting for the slowest one, where they meet at each microbatch."""
+    table = np.zeros((ranks, int(microbatch.max(initial=0)) + 1))
+    np.add.at(table, (rank, microbatch), costs)
+    whole = ranks * table.max(axis=0).sum()
+    return float(1.0 - table.sum() / whole) if whole else 0.0
+
+
+def _fewest(lengths: np.ndarray, ranks: int, max_tokens: int, multiple: int) -> int:
+    """Microbatches that are needed at least: by all tokens, and by samples of which no two fit together."""
+    alone = int((lengths > max_tokens / 2).sum())
+    held = int(np.minimum(lengths, max_tokens).sum())
+    needed = max(1, -(-held // (ranks * max_tokens)), -(-alone // ranks))
+    return -(-needed // multiple) * multiple
+
+
+def _fill(
+    lengths: np.ndarray, costs: np.ndarray, count: int, ranks: int, max_tokens: int
+) -> np.ndarray | None:
+    """[B] place (microbatch x ranks + rank) of each sample; None where so many microbatches do not hold them.
+
+    The costliest goes first, each where it makes the pass least longer; of such places, where most is left to the microbatch's height.
+    """
+    loads, heights = np.zeros((count, ranks)), np.zeros((count, 1))
+    room = np.full((count, ranks), max_tokens, np.int64)
+    chosen = np.zeros(len(lengths), np.int64)
+    for sample in np.argsort(-costs, kind="stable").tolist():
+        size, cost = int(lengths[sample]), float(costs[sample])
+        fits = (room >= size) | (room == max_tokens)
+        left = heights - loads
+        longer = np.where(fits, np.maximum(cost - left, 0.0), np.inf)
+        least = longer.min()
+        if least == np.inf:
+            return None
+        place = int(np.where(longer == least, left, -np.inf).argmax())
+        at = divmod(place, ranks)
+        chosen[sample] = place
+        loads[at] += cost
+        room[at] -= size
+        heights[at[0]] = max(heights[at[0], 0], loads[at])
+    return chosen
+
+
+def _even(places: np.ndarray, costs: np.ndarray, ranks: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """[B] rank and [B] microbatch of places: in each microbatch the costliest part goes to the rank that has least so far."""
+    loads = np.bincount(places, weights=costs, minlength=ranks * count).reshape(count, ranks)
+    rank_of, sums = np.zeros((count, ranks), np.int64), np.zeros(ranks)
+    for microbatch, load in enumerate(loads):
+        order = np.argsort(-load, kind="stable")
+        rank_of[microbatch, order] = np.argsort(sums, kind="stable")
+        sums[rank_of[microbatch]] += load
+    return rank_of.ravel()[places], places // ranks
