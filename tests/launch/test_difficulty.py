@@ -134,7 +134,7 @@ def test_rates_of_a_real_engine_choose_the_rows_of_a_run(task: Path, tmp_path: P
     assert "12 prompts: 4 within 0.1 to 0.9, 4 below, 4 above" in said, said[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "rates.jsonl").read_text().splitlines()][1:]
     assert [line["place"] for line in lines] == ["below", "above", "inside"] * 4
-    assert {line["samples"] for line in lines if line["place"] == "below"} == {12}
+    assert {line["samples"] for line in lines if line["place"] == "below"} == {16}
     again = run("difficulty", *config, log=tmp_path / "again.log", seconds=120)
     assert again.splitlines()[-2:] == said.splitlines()[-2:]
     shown = run("data", *config, log=tmp_path / "data.log", seconds=120)
