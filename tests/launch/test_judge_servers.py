@@ -10,7 +10,10 @@ import psutil
 import pytest
 import torch
 
+from mrl.data.conversation import Encoder
+from mrl.data.tune_rows import TuneRow, TuneRows, scored
 from mrl.errors import WorkerLost
+from mrl.loops.tuning.row_logprobs import row_logprobs
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.ledger import SECRET
@@ -22,6 +25,11 @@ from mrl.rewards.pool.engines import Engines, served
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Verdict
+from mrl.training.hf.export import export_checkpoint
+from mrl.training.hf.reward_model import RewardFolder, config_of
+from tests.mrl.training import scenarios
+from tests.mrl.training.critics import set_head
+from tests.ranks import run_ranks
 from tests.support.chat_tokenizers import qwen
 
 RESPONSES = [
@@ -108,6 +116,36 @@ def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
             wanted = model(torch.tensor([ids])).logits.item()
         assert verdict.value == pytest.approx(wanted, abs=1e-5), verdict.reason
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
+
+
+def trained_scores(rank: int, world: int, port: int, policy: str, out: str) -> list[float]:
+    """Megatron's scores of the responses, by a head that is not 0, whose folder `out` becomes."""
+    at = scenarios.worker(rank, world, port, policy, {}, value_head=True, max_length=256)
+    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
+    tokenizer = qwen()
+    tokenizer.pad_token = "<|endoftext|>"
+    encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
+    rows = []
+    for number, text in enumerate(RESPONSES):
+        said = (*prompt(number).messages, {"role": "assistant", "content": text.replace("<|", "< |")})
+        rows.append(TuneRow(str(number), (encoder.messages(said, first=1, place="row"),), (True,)))
+    found = row_logprobs(at, scored(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
+    shards = Path(out).with_name("shards")
+    at.save_weights(shards)
+    folder = RewardFolder(config_of(policy, tokenizer), {"end_tokens": [tokenizer.eos_token_id]})
+    export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
+    return [found[number][0] for number in range(len(RESPONSES))]
+
+
+@pytest.mark.integration
+def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
+    """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers."""
+    write(tmp_path / "policy", "Qwen3ForCausalLM")
+    (wanted,) = run_ranks(trained_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
+    with served(section(tmp_path / "scores", "reward_model"), tmp_path) as rewards:
+        found = verdicts(rewards, tmp_path / "judged")
+    assert [verdict.value for verdict in found] == pytest.approx(wanted, abs=1e-5)
+    assert np.std(wanted) > 0.1 and (np.abs(wanted) > 1).any(), "a sigmoid would show"
 
 
 @pytest.mark.integration
