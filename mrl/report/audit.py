@@ -74,6 +74,11 @@ def audit(folder: Path) -> Audit:
     reading = Reading(path.name)
     read = list(_lines(path, reading))
     if not read:
+        if _is_tuned(folder):
+            raise DataError(
+                f"{folder} is of mrl tune, which learns rows and asks no prompts: there is no ledger to audit; "
+                "mrl report shows its curves"
+            )
         raise DataError(
             f"{folder}: {' '.join(reading.notes()) or 'ledger.jsonl has no start.'} It is written from a run's first step; of a run "
             "of an earlier version nothing can be proven, because samples.jsonl holds only some of the samples"
@@ -88,6 +93,13 @@ def audit(folder: Path) -> Audit:
     _compare_metrics(folder, found)
     _compare_samples(folder, found)
     return found
+
+
+def _is_tuned(folder: Path) -> bool:
+    """Whether `mrl tune` wrote it, and `mrl train` did not."""
+    return folder.resolve().name == "tune" or (
+        (folder / "tune").is_dir() and not (folder / "metrics.jsonl").exists()
+    )
 
 
 def _lines(path: Path, reading: Reading) -> Iterator[Line]:

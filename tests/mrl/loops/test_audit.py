@@ -233,3 +233,13 @@ def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "ledger.jsonl").write_text(whole[:-9])
     found = audit(tmp_path)
     assert found.holds and "1 of 3 lines are no rows (cut in its middle or damaged)" in text(found)
+
+
+@pytest.mark.parametrize("inner", [".", "tune"])
+def test_of_a_tuning_there_is_nothing_to_audit(
+    inner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune/metrics.jsonl").write_text('{"step": 1, "tune/loss": 1.0}\n')
+    assert main(["audit", str(tmp_path / inner)]) == 2
+    assert "is of mrl tune, which learns rows and asks no prompts" in capsys.readouterr().err
