@@ -1,22 +1,27 @@
 """Fault injection: MRL_FAULT=update:train-1:2 kills trainer rank 1 inside the run's second update phase.
 
 To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
-Several faults are separated by commas. Targets: driver, train-N, engine-N, vllm-N (a worker process of engine N; there is one where
-rollout.tp is above 1), reward. They must live on the driver's node. The target is stopped as soon as the phase begins, so that
-its work in the phase stays undone, and killed a moment later; the phase does not end before that. What was done is written to
-faults.jsonl in the run folder just before the kill.
+Several faults are separated by commas. Targets: driver, train-N, engine-N (of engines with dp ranks each is counted), vllm-N (a worker
+process of engine N; there is one where rollout.tp is above 1), reward, host (of the environment), guest (an episode's process), tool (a
+tool server of an episode). They must live on the driver's node. The target is stopped as soon as the phase begins, so that its work in
+the phase stays undone, and killed a moment later. With a fourth word, HOW@SECONDS, it is let alone for so long, and then killed
+(`kill`), asked to end (`term`: SIGTERM) or stopped for PAUSE_SECONDS (`pause`). The phase does not end before that. What was done is
+written to faults.jsonl in the run folder just before.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -30,6 +35,20 @@ VARIABLE = "MRL_FAULT"
 STOPPED_SECONDS = 0.3
 NOTICE_SECONDS = 1.0
 """Left to Ray to tell the driver of the death before the phase ends."""
+PAUSE_SECONDS = 3.0
+"""Far below all deadlines."""
+KINDS = {"driver": False, "reward": False, "host": False, "guest": False, "tool": False}
+KINDS |= {"train": True, "engine": True, "vllm": True}
+"""Kinds of targets; whether they have a number."""
+HOST = ("mrl.agents.host",)
+"""An episode's process is forked from the host's and keeps its command."""
+CHILDREN = {"reward": [("mrl.rewards.pool.worker",)], "host": [HOST], "guest": [HOST, HOST]}
+CHILDREN["tool"] = [HOST, HOST, ("",)]
+"""The commands on the way from the driver to processes of its own."""
+VLLM_WORKER = ("VLLM::Worker", "spawn_main")
+FIND_SECONDS = 20.0
+"""For an episode, or its tool, to begin."""
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "pause": signal.SIGSTOP}
 
 
 @dataclasses.dataclass
@@ -40,18 +59,27 @@ class Fault:
     target: str
     count: int
     """Which occurrence of the phase in this process, from 1."""
+    how: str = "kill"
+    """A name in SIGNALS."""
+    after: float | None = None
+    """Seconds of the phase before it; None: the target is stopped at its beginning, and killed a moment later."""
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        phase, target, count = (text.split(":") + ["1"])[:3] if ":" in text else (text, "", "1")
-        kind, _, number = target.partition("-")
-        known = kind in ("driver", "reward") if not number else kind in ("train", "engine", "vllm")
-        if phase not in STREAM_PHASES or not known or not (count + number).isdigit():
+        """ConfigError for what is no fault."""
+        said = re.fullmatch(r"(\w+):([a-z]+)(?:-(\d+))?(?::(\d+)(?::(\w+)@(\d+(?:\.\d+)?))?)?", text)
+        phase, kind, number, count, how, after = said.groups() if said else [""] * 6
+        if (
+            phase not in STREAM_PHASES
+            or KINDS.get(kind) is not bool(number)
+            or (how or "kill") not in SIGNALS
+        ):
             raise ConfigError(
-                f"{VARIABLE} has {text!r}; a fault is PHASE:TARGET:COUNT with a phase of {', '.join(STREAM_PHASES)} and a target of "
-                "driver, train-N, engine-N, vllm-N, reward"
+                f"{VARIABLE} has {text!r}; a fault is PHASE:TARGET:COUNT or PHASE:TARGET:COUNT:HOW@SECONDS with a phase of "
+                f"{', '.join(STREAM_PHASES)}, a target of {', '.join(k + '-N' * v for k, v in KINDS.items())} and HOW of {', '.join(SIGNALS)}"
             )
-        return cls(phase, target, int(count))
+        target = f"{kind}-{number}" if number else kind
+        return cls(phase, target, int(count or 1), how or "kill", float(after) if after else None)
 
 
 class FaultInjector:
@@ -75,30 +103,35 @@ class FaultInjector:
             time.sleep(NOTICE_SECONDS)
 
     def _begin(self, fault: Fault) -> None:
-        pid = self._pid_of(fault.target)
-        if pid != os.getpid():
-            os.kill(pid, signal.SIGSTOP)
-        self._thread = threading.Thread(target=self._kill, args=(fault, pid), name="fault")
+        find = self._finder(fault.target)
+        if fault.after is None and fault.target != "driver":
+            os.kill(find(), signal.SIGSTOP)
+        self._thread = threading.Thread(target=self._end, args=(fault, find), name="fault")
         self._thread.start()
 
-    def _kill(self, fault: Fault, pid: int) -> None:
-        time.sleep(STOPPED_SECONDS)
+    def _end(self, fault: Fault, find: Callable[[], int]) -> None:
+        time.sleep(STOPPED_SECONDS if fault.after is None else fault.after)
+        pid = find()
         row = {**dataclasses.asdict(fault), "during": self._clock.current, "pid": pid, "time": time.time()}
         with self._record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.kill(pid, signal.SIGKILL)
+        if fault.how == "pause":  # this process may be the one that is stopped
+            subprocess.Popen(["sh", "-c", f"sleep {PAUSE_SECONDS}; kill -CONT {pid}"])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, SIGNALS[fault.how])
 
-    def _pid_of(self, target: str) -> int:
+    def _finder(self, target: str) -> Callable[[], int]:
+        """What gives the target's pid; an actor is asked for its own now, in this thread."""
         kind, _, number = target.partition("-")
         if kind == "driver":
-            return os.getpid()
-        if kind == "reward":
-            return _child(os.getpid(), "mrl.rewards.pool.worker")
+            return os.getpid
+        if kind in CHILDREN:
+            return lambda: _descendant(os.getpid(), *CHILDREN[kind])
         group = self._hybrid.train if kind == "train" else self._hybrid.rollout
         pid = _actor_pid(group, int(number))
-        return _child(pid, "VLLM::Worker", "spawn_main") if kind == "vllm" else pid
+        return (lambda: _descendant(pid, VLLM_WORKER)) if kind == "vllm" else (lambda: pid)
 
 
 def requested() -> list[Fault]:
@@ -118,8 +151,26 @@ def _actor_pid(group: ActorGroup, number: int) -> int:
     return ray.get(group.actors[number].__ray_call__.remote(lambda _: os.getpid()), timeout=60)
 
 
-def _child(pid: int, *words: str) -> int:
-    for process in psutil.Process(pid).children():
-        if any(word in " ".join(process.cmdline()) for word in words):
-            return process.pid
-    raise ConfigError(f"{VARIABLE}: process {pid} has no child with one of {words} in its command")
+def _descendant(pid: int, *generations: tuple[str, ...]) -> int:
+    """The first process of the last generation, each of which has one of its words in its command; waited for."""
+    deadline = time.monotonic() + FIND_SECONDS
+    while time.monotonic() < deadline:
+        found = [psutil.Process(pid)]
+        for words in generations:
+            found = [child for each in found for child in _children(each) if _says(child, words)]
+        if found:
+            return found[0].pid
+        time.sleep(0.05)
+    raise ConfigError(f"{VARIABLE}: process {pid} has no descendant with {generations} in their commands")
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return process.children()
+    return []
+
+
+def _says(process: psutil.Process, words: tuple[str, ...]) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(word in " ".join(process.cmdline()) for word in words)
+    return False

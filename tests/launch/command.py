@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 SEGMENT = re.compile(r"/dev/shm/\S+")
+CGROUPS = "/sys/fs/cgroup"
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,6 +36,8 @@ class Command:
         self._file = log.open("w")
         self._segments: set[str] = set()
         self._looked = 0.0
+        self.named_at = float("inf")
+        """When (time.time) the line that says why it failed was seen in its output."""
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "mrl.cli", *words],
             cwd=folder,
@@ -109,9 +112,17 @@ class Command:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"still running after {seconds} s:\n{self.output[-3000:]}"
             self.family()
+            self._look_for_name()
             time.sleep(0.1)
+        self._look_for_name()
         self._file.close()
         return self.process.returncode
+
+    def _look_for_name(self) -> None:
+        if self.named_at == float("inf") and re.search(
+            r"^(mrl: |\w+: .*; ending the workers)", self.output, re.MULTILINE
+        ):
+            self.named_at = time.time()
 
     def assert_nothing_left(self, *, seconds: float = 180.0) -> float:
         """Waits until no process and no session folder of the command is left; seconds it took."""
@@ -125,6 +136,12 @@ class Command:
         """Of those it was seen to have mapped."""
         left = sorted(name for name in self._segments if os.path.exists(name))
         assert not left, f"shared memory left behind: {left}"
+
+    def cgroups(self) -> list[str]:
+        """Those of sandboxes that processes of it made and left."""
+        named = re.compile(rf"mrl-({'|'.join(map(str, [self.process.pid, *self._family]))})-\d+")
+        folders = [folder for folder, _, _ in os.walk(CGROUPS) if named.fullmatch(os.path.basename(folder))]
+        return sorted(folders)
 
     def end(self) -> None:
         """For the end of a test that failed: kills exactly what this command started."""

@@ -1,5 +1,6 @@
-"""A small task and a random tiny model, made once for all tests of launch; and what every real run there has to keep."""
+"""Small tasks and random tiny models, made once for all tests of launch; and what every real run there has to keep."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.observe.metric_names import undescribed
 from mrl.prepare import arithmetic, new_model
+from tests.support import chat_tokenizers
 from tests.support.written_metrics import written_names
+from tests.tiny_models import write_model
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +21,22 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
     new_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a chat template, and rows for environments.py."""
+    folder = tmp_path_factory.mktemp("acting")
+    tokenizer = chat_tokenizers.qwen()
+    write_model(folder / "model", served=True, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(str(folder / "model"))
+    rows = [
+        {"prompt": [{"role": "user", "content": f"count {n}"}], "answer": "", "turns": 1 + n % 4}
+        for n in range(24)
+    ]
+    for name, part in (("train", rows[:16]), ("validation", rows[16:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     return folder
 
 

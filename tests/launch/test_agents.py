@@ -11,28 +11,10 @@ import pytest
 
 from mrl.observe.metrics_log import read
 from tests.launch.command import Command, run
-from tests.support import chat_tokenizers
-from tests.tiny_models import write_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with a chat template, and rows for `Counting`."""
-    folder = tmp_path_factory.mktemp("acting")
-    tokenizer = chat_tokenizers.qwen()
-    write_model(folder / "model", served=True, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
-    tokenizer.save_pretrained(str(folder / "model"))
-    rows = [
-        {"prompt": [{"role": "user", "content": f"count {n}"}], "answer": "", "turns": 1 + n % 4}
-        for n in range(24)
-    ]
-    for name, part in (("train", rows[:16]), ("validation", rows[16:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    return folder
 
 
 def words(acting: Path, folder: Path, name: str, *more: str) -> list[str]:

@@ -13,6 +13,10 @@ def test_what_can_be_asked(text: str) -> None:
     assert (f"{fault.phase}:{fault.target}", fault.count) == (text.rsplit(f":{count}", 1)[0], int(count))
 
 
+def test_how_and_when_can_be_asked_too() -> None:
+    assert Fault.parse("park:tool:3:pause@0.25") == Fault("park", "tool", 3, "pause", 0.25)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -22,6 +26,10 @@ def test_what_can_be_asked(text: str) -> None:
         "update:reward-1:1",
         "update:train-x",
         "save:driver:soon",
+        "generate:guest-1",
+        "generate:guest:1:drown@1",
+        "generate:guest:1:kill",
+        "generate:guest:1:kill@soon",
     ],
 )
 def test_what_cannot_is_said_before_workers_start(text: str) -> None:

@@ -6,136 +6,36 @@ says which process it killed and in which phase.
 
 from __future__ import annotations
 
-import json
-import os
+import functools
 import re
-import shutil
-import signal
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mrl.observe.metrics_log import read, without_volatile
 from mrl.observe.phases import PHASES
-from mrl.report.audit import audit, text
-from tests.launch.command import Command
+from tests.launch.killed_runs import LASTS, Chain
 from tests.launch.tiny_runs import words
 
 pytestmark = pytest.mark.integration
 
-NO_VALIDATION = "loop.validation={every_steps: 0, before_training: false, after_training: false}"
-NAMES = {
-    "train-1": "trainer rank 1 died in phase",
-    "engine-0": "engine 0 died in phase",
-    "vllm-0": "engine 0 died in phase",
-}
-
-
-class Chain:
-    """Starts of one run, one after the other, each with its faults."""
-
-    def __init__(self, task: Path, folder: Path) -> None:
-        self.folder, self._starts = folder, 0
-        self.run_folder = folder / "run"
-        # Names of sockets are limited, so the folder for temporary files is not below pytest's.
-        self.temporary = Path(tempfile.mkdtemp(prefix="k-"))
-        self._words = words(
-            task,
-            folder,
-            "run",
-            "training.layout={tp: 1, pp: 2, ep: 1, dp: 1}",
-            "rollout.tp=2",
-            "loop.deterministic=true",
-            "loop.phase_deadline_seconds=240",
-            "loop.checkpoint={every_steps: 1}",
-            "launch.object_store_bytes=83886080",
-            NO_VALIDATION,
-        )
-
-    def start(self, *words: str, fault: str = "") -> Command:
-        self._starts += 1
-        environment = {"TMPDIR": str(self.temporary), "MRL_FAULT": fault}
-        log = self.folder / f"start-{self._starts}.log"
-        return Command("train", *self._words, *words, log=log, environment=environment)
-
-    def finish(self, *words: str, fault: str = "") -> str:
-        """A start that must end well; its output."""
-        command = self.start(*words, fault=fault)
-        try:
-            assert command.wait(seconds=400) == 0, command.output[-3000:]
-            self.assert_nothing_left(command)
-            found = audit(self.run_folder)
-            assert found.holds and found.attempts == self._starts, text(found)
-            return command.output
-        finally:
-            command.end()
-
-    def killed(self, phase: str, target: str) -> None:
-        """A start whose target dies in the phase of its second step: all the outcomes that are promised for it."""
-        before = self.steps_saved()
-        command = self.start("loop.steps=1000", fault=f"{phase}:{target}:2")
-        try:
-            code = command.wait(seconds=400)
-            record = self.injected()[-1]
-            detection = time.time() - record["time"]
-            assert (record["phase"], record["during"], record["target"]) == (phase, phase, target)
-            assert detection < 180, f"the end of {target} took {detection:.0f} s to end the run"
-            if target == "driver":
-                assert code == -signal.SIGKILL, command.output[-3000:]
-            else:
-                assert code == 1, command.output[-3000:]
-                self.assert_named(command.output, phase, target)
-            self.assert_nothing_left(command)
-        finally:
-            command.end()
-        assert (f"resuming at step {before + 1}" in command.output) == (before > 0)
-        assert self.steps_saved() >= before + 1, "the start saved nothing before it was killed"
-
-    def assert_named(self, output: str, phase: str, target: str) -> None:
-        lines = [line for line in output.splitlines() if line.startswith("mrl: ")]
-        assert len(lines) == 1 and f"{NAMES[target]} {phase}" in lines[0], output[-3000:]
-        if target == "vllm-0":
-            assert re.search(r"engine 0 lost its process VllmWorker", lines[0]), lines[0]
-
-    def assert_nothing_left(self, command: Command) -> None:
-        """No process, segment, socket or temporary file within 60 s."""
-        deadline = time.monotonic() + command.assert_nothing_left()
-        while (left := sorted(os.listdir(self.temporary))) and time.monotonic() < deadline + 60:
-            time.sleep(0.2)
-        assert not left, f"left in the folder of temporary files: {left}"
-        command.assert_no_segment_left()
-
-    def injected(self) -> list[dict]:
-        return [json.loads(line) for line in (self.run_folder / "faults.jsonl").read_text().splitlines()]
-
-    def steps_saved(self) -> int:
-        folder = self.run_folder / "checkpoints"
-        names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
-        return max((int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n)), default=0)
-
-    def rows(self) -> list[dict[str, object]]:
-        """What may not differ between equal runs; a step that died in its weight sync has no figures of that."""
-        rows = [without_volatile(row) for row in read(self.run_folder / "metrics.jsonl")]
-        return [{k: v for k, v in row.items() if not k.startswith("sync/")} for row in rows]
+LAYOUT = ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2", "loop.deterministic=true")
 
 
 @pytest.fixture
 def chain(task: Path, tmp_path: Path) -> Iterator[Chain]:
-    made = Chain(task, tmp_path)
+    made = Chain(functools.partial(words, task), tmp_path, *LAYOUT, *LASTS)
     yield made
-    shutil.rmtree(made.temporary, ignore_errors=True)
+    made.remove()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, object]]]:
     """The rows of a run that was left alone."""
-    made = Chain(task, tmp_path_factory.mktemp("undisturbed"))
+    made = Chain(functools.partial(words, task), tmp_path_factory.mktemp("undisturbed"), *LAYOUT, *LASTS)
     made.finish("loop.steps=16")
     yield made.rows()
-    shutil.rmtree(made.temporary, ignore_errors=True)
+    made.remove()
 
 
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
