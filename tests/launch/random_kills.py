@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.observe.metrics_log import read
-from tests.launch import test_agents, tiny_runs
+from tests.launch import acting_runs, tiny_runs
 from tests.launch.killed_runs import LASTS, Chain, assert_outcome
 
 STREAM = ("loop.schedule=stream", "stream={max_age: 2, pool: {memory_bytes: 0}}", "model.max_length=32")
@@ -138,7 +138,7 @@ def of_kind(name: str, task: Path, acting: Path, folder: Path, seed: int) -> Ran
     """`task`, `acting`: the folders with rows and models."""
     kind = KINDS[name]
     words = (
-        functools.partial(test_agents.words, acting)
+        functools.partial(acting_runs.words, acting)
         if kind.acts
         else functools.partial(tiny_runs.words, task)
     )

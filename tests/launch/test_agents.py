@@ -10,31 +10,10 @@ from typing import Any
 import pytest
 
 from mrl.observe.metrics_log import read
+from tests.launch.acting_runs import words
 from tests.launch.command import Command, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-
-ROOT = Path(__file__).parents[2]
-
-
-def words(acting: Path, folder: Path, name: str, *more: str) -> list[str]:
-    """One token in three ends a turn of the random model."""
-    stop = list(range(0, 360, 3))
-    return [
-        str(ROOT / "configs/quickstart.yaml"),
-        f"run={{name: {name}, folder: {folder}}}",
-        f"model={{path: {acting}/model, max_length: 256}}",
-        f"data={{train: {acting}/train.jsonl, validation: {acting}/validation.jsonl, max_prompt_tokens: 64}}",
-        f"agent={{environment: '{Path(__file__).parent}/environments.py:Counting', max_turn_tokens: 24}}",
-        "reward={kind: environment}",
-        f"rollout={{max_response_tokens: 180, stop_token_ids: {stop}}}",
-        "training={layout: {ep: 1, dp: 1}, optimizer: {lr: 1e-3}}",
-        "loop.prompts_per_step=4",
-        "loop.samples_per_prompt=4",
-        "loop.validation={every_steps: 2, num_prompts: 8}",
-        "loop.max_rollout_mismatch=1e-4",
-        *more,
-    ]
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

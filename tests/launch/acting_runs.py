@@ -1,0 +1,27 @@
+"""Command-line words of a small real run of episodes: one slot, a random tiny model with a chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def words(acting: Path, folder: Path, name: str, *more: str) -> list[str]:
+    """One token in three ends a turn of the random model."""
+    stop = list(range(0, 360, 3))
+    return [
+        str(ROOT / "configs/quickstart.yaml"),
+        f"run={{name: {name}, folder: {folder}}}",
+        f"model={{path: {acting}/model, max_length: 256}}",
+        f"data={{train: {acting}/train.jsonl, validation: {acting}/validation.jsonl, max_prompt_tokens: 64}}",
+        f"agent={{environment: '{Path(__file__).parent}/environments.py:Counting', max_turn_tokens: 24}}",
+        "reward={kind: environment}",
+        f"rollout={{max_response_tokens: 180, stop_token_ids: {stop}}}",
+        "training={layout: {ep: 1, dp: 1}, optimizer: {lr: 1e-3}}",
+        "loop.prompts_per_step=4",
+        "loop.samples_per_prompt=4",
+        "loop.validation={every_steps: 2, num_prompts: 8}",
+        "loop.max_rollout_mismatch=1e-4",
+        *more,
+    ]

@@ -1,0 +1,164 @@
+"""Drivers of a stream of episodes over a table, and the environments' processes beside them, under signals at random moments: what lies on disk
+is gone on with, nothing is left, and `mrl audit` finds each prompt once. Driver, hosts and guests are processes; engines and trainer are the
+table."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment import Step
+from mrl.agents.episode import Limits
+from mrl.agents.pool import EnvironmentPool
+from mrl.agents.registry import EnvironmentSpec
+from mrl.loops.episodes import Episodes, Rules
+from mrl.report.audit import audit, text
+from tests.mrl.loops.table_policy import TableRun, config_of
+from tests.support.table_environment import DigitRenderer
+
+STEPS = 12
+STREAM = ("loop.schedule=stream", "stream={max_age: 2, pool: {memory_bytes: 0}}", f"loop.steps={STEPS}")
+STREAM += ("loop.checkpoint={every_steps: 2, keep: 99}", "loop.phase_deadline_seconds=300")
+RULES = Rules("game", Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
+SECONDS = 800.0
+
+
+class Game:
+    """One to four turns, each answered with a digit."""
+
+    def reset(self, task: dict[str, Any], seed: int) -> str:
+        self._dice, self._turns = random.Random(seed), 1 + seed % 4
+        return ""
+
+    def step(self, text: str, calls: Any) -> Step:
+        time.sleep(0.01)
+        self._turns -= 1
+        return Step(str(self._dice.randint(0, 3)), reward=len(text) / 8, done=not self._turns)
+
+    def close(self) -> None:
+        pass
+
+
+def drive(folder: Path) -> None:
+    """A start of the run, in a process of its own."""
+    sys.stdout = sys.stderr = (folder / "log").open("a")
+    states, specs = folder / "states", {"game": EnvironmentSpec(f"{__file__}:Game", {})}
+    with EnvironmentPool(specs, Deadlines()) as pool:
+        config = config_of(folder, {"estimator": {"name": "grpo"}}, *STREAM)
+        saved = sorted(path for path in states.iterdir() if path.suffix == ".pickle")
+        state, table = pickle.loads(saved[-1].read_bytes()) if saved else ({"next_step": 0}, None)
+        run = TableRun(
+            config,
+            first_step=state["next_step"],
+            episodes=lambda: Episodes(pool, DigitRenderer(), RULES, run_seed=0),  # type: ignore[arg-type]
+        )
+        run.engines.tokens_per_poll, run.engines.at_once = 2, 20
+        if table is not None:
+            with torch.no_grad():
+                run.train.table.copy_(table)
+            run.loop.restore(state)
+        keep_on_disk(run, states)
+        run.finished()
+        run.close()
+
+
+def keep_on_disk(run: TableRun, states: Path) -> None:
+    """Checkpoints become files by a rename."""
+    commit = run.train.commit_checkpoint
+
+    def committed() -> None:
+        path, saved = run.train._saving
+        partial = states / f"{path.name}.partial"
+        partial.write_bytes(pickle.dumps(saved))
+        partial.rename(states / f"{path.name}.pickle")
+        if not path.exists():
+            commit()
+
+    run.train.commit_checkpoint = committed  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Any]:
+    """Processes that have imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def num_states(folder: Path) -> int:
+    return len(list((folder / "states").glob("*.pickle")))
+
+
+def family(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def disturb(process: BaseProcess, dice: random.Random, *, spares_driver: bool) -> str:
+    """A signal to the driver, a host or a guest; which it was."""
+    assert process.pid is not None
+    members = family(process.pid)
+    pids = [each.pid for each in dice.sample(members, min(2, len(members)))]
+    pids += [] if spares_driver else [process.pid]
+    if not pids:
+        return "nobody"
+    pid = dice.choice(pids)
+    how = dice.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP))
+    try:
+        os.kill(pid, how)
+        if how == signal.SIGSTOP:
+            time.sleep(dice.uniform(0.1, 0.5))
+            os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return "nobody"
+    kind = "driver" if pid == process.pid else "host or guest"
+    return f"{how.name} {kind}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("seed", "resumed"), [(1, 2), pytest.param(2, 40, marks=pytest.mark.slow)])
+def test_each_prompt_once_over_random_signals(seed: int, resumed: int, forks: Any, tmp_path: Path) -> None:
+    """Until the run has been gone on with so often."""
+    dice, told, from_states = random.Random(seed), [], 0
+    (tmp_path / "states").mkdir()
+    deadline = time.monotonic() + SECONDS
+    while True:
+        process = forks.Process(target=drive, args=(tmp_path,))
+        before = num_states(tmp_path)
+        from_states += before > 0
+        process.start()
+        members, signals = list[psutil.Process](), 0
+        while process.is_alive() and from_states <= resumed:
+            process.join(dice.uniform(0.05, 1.0))
+            members = family(process.pid) if process.is_alive() else members
+            spared = num_states(tmp_path) == before  # each start shall come somewhere
+            if process.is_alive() and not (spared and signals > 1):
+                told.append(disturb(process, dice, spares_driver=spared))
+                signals += told[-1] != "nobody"
+        process.join(max(1.0, deadline - time.monotonic()))
+        assert process.exitcode is not None, (tmp_path / "log").read_text()[-3000:]
+        assert not psutil.wait_procs(members, timeout=30)[1], "environments outlived their driver"
+        if process.exitcode == 0:
+            break
+        assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM), (tmp_path / "log").read_text()[-3000:]
+    found = audit(tmp_path / "run")
+    assert found.holds, f"{told}: {text(found)}"
+    assert from_states > 0 and found.lines[-1].step == STEPS, told
+    assert sum(line.starts and line.step > 1 for line in found.lines) > 0, told
+    assert not any(line["given_up"] for line in found.lines)
