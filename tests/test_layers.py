@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import imports
-from mrl.launch.workers.train_group import CPU_ENVIRONMENT
+from mrl.training.preload import CPU_ENVIRONMENT
 from tests.support.source_tree import modules
 
 LAYERS = [

@@ -55,7 +55,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
         with _own_signals(), _start_named():
             ray.init(
                 address="local",
-                num_cpus=num_slots,  # it starts as many workers in advance, which nobody here uses
+                num_cpus=num_slots,
                 num_gpus=own_gpus(),
                 resources={SLOT: float(launch.slots_per_node or num_slots)},
                 object_store_memory=store_bytes(launch.object_store_bytes),
@@ -63,6 +63,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _temp_dir=str(folder),
+                _system_config={"prestart_worker_first_driver": False},  # nobody here would use them
             )
         try:
             _check_slots(num_slots, "started here")

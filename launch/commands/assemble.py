@@ -21,11 +21,12 @@ from mrl.config.root import Config
 from mrl.data.load import Dataset
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
-from mrl.launch.cluster.cluster import cluster, has_gpus
+from mrl.launch.cluster.cluster import address_of, cluster, has_gpus
 from mrl.launch.commands.acting import opened
 from mrl.launch.commands.check import check, check_rewards
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
+from mrl.launch.workers.fork_server import ForkServers
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
@@ -136,14 +137,17 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
 
     The clock has the start's parts: check, cluster, workers, connect.
     """
-    clock = PhaseClock()
-    with clock.phase("check"):
-        inputs = check(config, rewards=rewards)
-        for warning in config.warnings:
-            log.warning(warning)
-        print(inputs.dataset.report.text(), flush=True)
-        print(_starting(config), flush=True)
+    clock, servers = PhaseClock(), None
     with contextlib.ExitStack() as stack:
+        if not address_of(config.launch):
+            servers = ForkServers(config, environment=_environment(config), log_folder=log_folder)
+            stack.callback(servers.close)
+        with clock.phase("check"):
+            inputs = check(config, rewards=rewards)
+            for warning in config.warnings:
+                log.warning(warning)
+            print(inputs.dataset.report.text(), flush=True)
+            print(_starting(config), flush=True)
         engines = stack.enter_context(Engines(config.reward, log_folder)) if rewards else None
         prompts, store = inputs.dataset.stream(config.run.seed), None
         if config.loop.schedule == "stream":
@@ -158,7 +162,7 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
                 reward_processes(config, engines, inputs.trial, clock, log_folder)
             )
         episodes = stack.enter_context(opened(inputs.acting, config)) if inputs.acting else None
-        hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
+        hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, servers))
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
         stack.callback(gc.unfreeze)
@@ -191,9 +195,15 @@ def reward_processes(
 
 
 @contextlib.contextmanager
-def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
-    """Both worker groups on the slots of the connected cluster, started; closed at the end."""
+def hybrid_engine(
+    config: Config, clock: PhaseClock, log_folder: Path, servers: ForkServers | None = None
+) -> Iterator[Hybrid]:
+    """Both worker groups on the slots of the connected cluster, started, by `servers` where there are any; closed at the
+    end."""
     gpus = has_gpus()
+    if servers is not None:
+        with clock.phase("imports"):
+            servers.wait(config.launch.start_deadline_seconds)
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
     environment = _environment(
@@ -207,11 +217,14 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
         kind = TwoPools if config.launch.engine_slots else Hybrid
         hybrid = kind(
             config,
-            TrainGroup(config, placement, clock, **options),
+            TrainGroup(
+                config, placement, clock, python=servers.python("trainer") if servers else None, **options
+            ),
             RolloutGroup(
                 config,
                 placement,
                 clock,
+                python=servers.python("engine") if servers else None,
                 sleeps=config.rollout.enable_sleep_mode and gpus,
                 by_index=config.repeats_itself or config.loop.schedule == "on_policy",
                 **options,

@@ -70,11 +70,13 @@ class ActorGroup[A: Actor]:
         threads: int = 1,
         environment: Mapping[str, str],
         own_environments: Sequence[Mapping[str, str]] = (),
+        python: str | None = None,
         log_folder: str,
     ) -> None:
         """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it
         reserves of a slot and its GPU; `threads`: calls of it that may run at once; `environment`: of all
-        processes, `own_environments`: of each beside it."""
+        processes, `own_environments`: of each beside it; `python`: the command that starts them in place of
+        this process's Python."""
         import ray
 
         self._config, self._clock, self._class = config, clock, actor_class
@@ -82,6 +84,7 @@ class ActorGroup[A: Actor]:
         resources = {SLOT: slot_share} if slot_share else {}
         strategies = list(strategies)
         environments = [dict(environment) | dict(own) for own in own_environments or [{}] * len(strategies)]
+        command = {} if python is None else {"py_executable": python}
         self.actors = [
             actor.options(
                 max_restarts=0,
@@ -91,7 +94,7 @@ class ActorGroup[A: Actor]:
                 num_gpus=gpus,
                 resources=resources,
                 scheduling_strategy=strategy,
-                runtime_env={"env_vars": variables},
+                runtime_env={"env_vars": variables, **command},
             ).remote(config, number, log_folder)
             for number, (strategy, variables) in enumerate(zip(strategies, environments, strict=True))
         ]

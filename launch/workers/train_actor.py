@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from mrl.launch.workers import route_blocks
 from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
+from mrl.training.preload import preload, without_wandb
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,9 +35,7 @@ class TrainActor:
         from mrl.launch.workers.actor_log import redirect
 
         redirect(log_folder, f"train-{rank}")
-        # Megatron's code for inference imports wandb where it is installed, and uses nothing of it here; the import makes
-        # temporary folders, which a rank that is killed would leave behind.
-        sys.modules["wandb"] = None  # type: ignore[assignment]
+        without_wandb()
         self._config, self._rank = config.in_updates(), rank
         self._weight_sync: Any = None
         self._objectives: dict[str, Any] = {}
@@ -53,7 +51,7 @@ class TrainActor:
 
     def preload(self) -> None:
         """Imports what start() needs, which takes seconds and no memory of a slot."""
-        import mrl.training.worker  # noqa: F401
+        preload(self._config)
 
     def start(self, address: str, port: int) -> None:
         """Builds the Megatron model and optimizer; a collective over all ranks."""

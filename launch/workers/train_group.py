@@ -32,6 +32,7 @@ from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
 from mrl.training.balance import Dealer, SampleCost
 from mrl.training.batch import merge
+from mrl.training.preload import CPU_ENVIRONMENT
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
     from mrl.resharding.transfer.session import Session
 
 R = TypeVar("R")
-
-
-CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
-"""Nothing is compiled on CPU (training/platform/cpu.py); said before Megatron is imported, its compiler is not."""
 
 
 def gpu_environment() -> dict[str, str]:

@@ -52,8 +52,7 @@ def arguments(
         cpu_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
     else:
         _require_devices(rollout, part, torch.cuda.device_count())
-    # What listens to the routers is no part of a compiled CPU model, as it is of a GPU's.
-    eager = rollout.enforce_eager or (on_cpu and (rollout.ranks > 1 or routes))
+    eager = is_eager(rollout, on_cpu=on_cpu, routes=routes)
     environment.disable_compilation(on_cpu and eager)
     if routes and not on_cpu:
         engine_routes.require_prefix_cache(rollout, deterministic=deterministic)
@@ -96,6 +95,12 @@ def arguments(
         **_of_platform(rollout, on_cpu=on_cpu),
         **(_of_parts(rollout, part, meeting) | rollout.engine_args),
     )
+
+
+def is_eager(rollout: RolloutSection, *, on_cpu: bool, routes: bool) -> bool:
+    """Whether nothing of the engine is compiled. What listens to the routers is no part of a compiled CPU model, as it is of
+    a GPU's."""
+    return rollout.enforce_eager or (on_cpu and (rollout.ranks > 1 or routes))
 
 
 def _require_devices(rollout: RolloutSection, part: Part, seen: int) -> None:

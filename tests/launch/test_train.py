@@ -172,6 +172,9 @@ def test_an_interrupt_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> No
     )
     try:
         command.wait_for("step 2/1000", seconds=400)
+        parents = [each.parent() for each in command.family() if "Actor" in " ".join(each.cmdline())]
+        assert len(parents) == 4
+        assert all(parent and "mrl.launch.workers.fork_server" in parent.cmdline() for parent in parents)
         command.send(signal.SIGINT)
         assert command.wait(seconds=400) == 128 + signal.SIGINT, command.output[-2000:]
         command.assert_nothing_left()

@@ -1,0 +1,202 @@
+"""Processes that import Megatron or vLLM once, and fork the workers of a run that need it: imports are most of what a start on
+CPUs costs, and they go on while the configuration is checked and Ray starts.
+
+`ForkServers` is the driver's side. Its process imports torch and forks one server for each kind of worker, which imports the
+rest and then forks for every client (launch/workers/fork_client.py, the Python of Ray's workers). It forks while it has one
+thread only, and imports start none; otherwise, where it sees a GPU, or when it is gone, workers start by themselves. For the
+driver's machine only: nodes that others start know nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib
+import json
+import os
+import pickle
+import runpy
+import secrets
+import shlex
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from mrl.config.root import Config
+from mrl.rewards.pool.lifeline import die_with_parent
+
+CLIENT = Path(__file__).with_name("fork_client.py")
+PRELOADS = {"trainer": "mrl.training.preload", "engine": "mrl.rollout.preload"}
+"""Kind of worker -> the module whose `preload(config)` makes its imports."""
+CLIENT_SECONDS = 60.0
+"""A client that says nothing for so long is left alone."""
+
+
+class ForkServers:
+    """The fork servers of a run, from now until `close`; workers that they forked do not end with them."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        environment: Mapping[str, str],
+        log_folder: Path,
+        preloads: Mapping[str, str] = PRELOADS,
+    ) -> None:
+        """`environment`: of the workers, beside this process's own."""
+        secret = secrets.token_hex(8)
+        self._names = {kind: f"mrl-fork-{os.getpid()}-{secret}-{kind}" for kind in preloads}
+        sockets = {kind: _listening(name) for kind, name in self._names.items()}
+        served = {kind: (each.fileno(), preloads[kind]) for kind, each in sockets.items()}
+        log_folder.mkdir(parents=True, exist_ok=True)
+        with (log_folder / "fork-server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(os.getpid()), json.dumps(served)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                pass_fds=[each.fileno() for each in sockets.values()],
+                start_new_session=True,  # Ctrl-C is for the driver, which lets workers finish their step
+            )
+        for each in sockets.values():
+            each.close()  # a client of a server that ended is refused, and does not wait
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            pickle.dump(config, self._process.stdin)
+            self._process.stdin.flush()
+
+    def python(self, kind: str) -> str:
+        """The command that stands for Python where a worker of a kind ("trainer", "engine") is started."""
+        return shlex.join([sys.executable, "-I", "-S", str(CLIENT), self._names[kind]])
+
+    def wait(self, deadline_seconds: float) -> None:
+        """Until all servers have made their imports, or ended; Ray gives up on a worker that does not report in a minute."""
+        for name in self._names.values():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+                server.settimeout(deadline_seconds)
+                server.connect("\0" + name)
+                server.shutdown(socket.SHUT_WR)
+                server.recv(1)
+
+    def close(self) -> None:
+        """Ends the servers, which hold nothing."""
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """What a client was started as."""
+
+    words: list[str]
+    """A script and its arguments."""
+    environment: dict[str, str]
+    folder: str
+    """Its working directory."""
+    oom_score: str
+    streams: list[int]
+    """Descriptors of standard input, output and error."""
+
+    said: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Variables that the imports were made under, in the place of the client's."""
+
+    def run(self) -> None:
+        """Becomes what the client was: this process runs the script as its main program."""
+        import numpy as np
+
+        np.random.seed()  # Python's own generator is seeded by the fork
+        for target, stream in enumerate(self.streams):
+            os.dup2(stream, target)
+            os.close(stream)
+        os.environ.clear()
+        os.environ.update(self.environment | self.said)
+        os.chdir(self.folder)
+        Path("/proc/self/oom_score_adj").write_text(self.oom_score)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sys.argv[:] = self.words
+        sys.path[0] = str(Path(self.words[0]).parent)
+        runpy.run_path(self.words[0], run_name="__main__")
+
+
+def _listening(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name)
+    listener.listen(128)
+    return listener
+
+
+def serve(listener: socket.socket, module: str, config: Config) -> Request:
+    """Makes a kind's imports and forks for each client; returns in the processes that it forked, and nowhere else."""
+    before = dict(os.environ)
+    sys.modules["ray"] = None  # type: ignore[assignment] its import reads of the environment which raylet and job it is for
+    importlib.import_module(module).preload(config)
+    del sys.modules["ray"]
+    said = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    gc.collect()
+    gc.freeze()  # the workers' collectors leave alone what they share, and so it stays shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            request = _received(connection)
+            if request is None:
+                continue
+            if (threads := len(os.listdir("/proc/self/task"))) > 1:
+                sys.exit(f"{module}: {threads} threads run after the imports; workers start by themselves")
+            if os.fork() == 0:
+                listener.close()
+                return dataclasses.replace(request, said=said)
+            with contextlib.suppress(OSError):
+                connection.sendall(b"+")
+            for stream in request.streams:
+                os.close(stream)
+
+
+def _received(connection: socket.socket) -> Request | None:
+    """A client's request; nothing of another user's process, or of one that ended."""
+    connection.settimeout(CLIENT_SECONDS)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    if struct.unpack("3i", credentials)[1] != os.getuid():
+        return None
+    try:
+        head, streams, _, _ = socket.recv_fds(connection, 8, 3)
+        with connection.makefile("rb") as file:
+            data = file.read(int.from_bytes(head, "big"))
+        return Request(**json.loads(data), streams=streams)
+    except (OSError, ValueError):
+        return None
+
+
+def main(served: Mapping[str, tuple[int, str]], owner: IO[bytes]) -> Request | None:
+    """The process of `ForkServers`: servers as its children, which end with it, until its owner is gone. Returns a request in
+    the workers that they fork. `served`: kind -> descriptor of its listening socket, its module; `owner`: has the
+    configuration, and ends with its process."""
+    config, own = pickle.load(owner), os.getpid()
+    import torch
+
+    if torch.cuda.device_count():
+        return None  # what an import takes of a device would be missing where an engine measures it
+    listeners = {kind: socket.socket(fileno=number) for kind, (number, _) in served.items()}
+    for kind, (_, module) in served.items():
+        if os.fork() == 0:
+            die_with_parent(own)
+            for other in set(listeners) - {kind}:
+                listeners[other].close()
+            return serve(listeners[kind], module, config)
+    for listener in listeners.values():
+        listener.close()
+    owner.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    if (_request := main(json.loads(sys.argv[2]), sys.stdin.buffer)) is not None:
+        _request.run()

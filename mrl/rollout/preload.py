@@ -1,0 +1,21 @@
+"""What an engine on CPU imports, ahead of its start."""
+
+from __future__ import annotations
+
+from mrl.config.root import Config
+from mrl.rollout import environment, vllm_start
+from mrl.rollout.part import Part
+
+
+def preload(config: Config) -> None:
+    """The imports of an engine's process on CPU, whichever engine it will be; they start no thread."""
+    environment.prepare(config.rollout, Part(), None)
+    environment.disable_compilation(
+        vllm_start.is_eager(config.rollout, on_cpu=True, routes=config.routing.replay == "engine")
+    )
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+    import mrl.data.tokenise
+    import mrl.resharding.vllm.plugin
+    import mrl.rollout.cpu_worker
+    import mrl.rollout.engine  # noqa: F401

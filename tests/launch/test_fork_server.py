@@ -1,0 +1,146 @@
+"""Fork servers: what they fork is what a client was started as, and without them it starts by itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mrl.config.load import load_config
+from mrl.config.root import Config
+from mrl.launch.workers.fork_server import ForkServers
+from tests.launch.tiny_runs import ROOT
+
+SECONDS = 240
+SCRIPT = """
+import json, os, random, sys
+import numpy as np
+print("to standard error", file=sys.stderr)
+told = dict(
+    pid=os.getpid(), parent=os.getppid(), words=sys.argv, environment=dict(os.environ), folder=os.getcwd(), first=sys.path[0],
+    threads=len(os.listdir("/proc/self/task")), imported=list(sys.modules), main=sys.modules["__main__"].__file__,
+    draws=[random.random(), float(np.random.random())], read=sys.stdin.read(), name=__name__,
+    score=open("/proc/self/oom_score_adj").read(),
+)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config(str(ROOT / "configs/quickstart.yaml"))
+
+
+@pytest.fixture(scope="module")
+def servers(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
+    """One kind that may be forked, one that has a thread."""
+    kinds = {"plain": "tests.launch.preloads", "threaded": "tests.launch.preloads_with_a_thread"}
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    folder = tmp_path_factory.mktemp("logs")
+    servers = ForkServers(config, environment=environment, log_folder=folder, preloads=kinds)
+    servers.wait(SECONDS)
+    yield servers
+    servers.close()
+
+
+def told_by(python: str, folder: Path, *words: str, **environment: str) -> dict[str, Any]:
+    """What a script says of its process that a shell starts as Ray's raylet does; it ends before the client's pipes do."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    command = ["bash", "-c", f'exec {python} "$@"', "bash", str(script), *words]
+    raised = {"PATH": os.environ["PATH"], **environment}
+    done = subprocess.run(
+        command, input="a line", capture_output=True, text=True, timeout=SECONDS, cwd=folder, env=raised
+    )
+    assert "to standard error" in done.stderr, done
+    return json.loads(done.stdout)
+
+
+def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started(
+    servers: ForkServers, tmp_path: Path
+) -> None:
+    told = told_by(servers.python("plain"), tmp_path, "two words", "--x=1", OMP_NUM_THREADS="1", X="a b")
+    assert "colorsys" in told["imported"] and "torch" in told["imported"]
+    assert "ray" not in told["imported"], "Ray reads its worker's environment when it is imported"
+    assert told["words"] == [str(tmp_path / "script.py"), "two words", "--x=1"]
+    assert told["main"] == str(tmp_path / "script.py") and told["name"] == "__main__"
+    environment = told["environment"]
+    assert (environment["X"], "PYTHONPATH" in environment) == ("a b", False)
+    assert (told["folder"], told["first"]) == (str(tmp_path), str(tmp_path))
+    assert told["read"] == "a line" and told["threads"] == 1
+    assert told["score"] == Path("/proc/self/oom_score_adj").read_text()
+    server = psutil.Process(told["parent"])
+    assert "mrl.launch.workers.fork_server" in server.cmdline()
+    assert os.getpid() in {
+        parent.pid for parent in server.parents()
+    }  # so that all of a run is found below its driver
+
+
+def test_workers_that_were_forked_from_one_process_draw_different_numbers(
+    servers: ForkServers, tmp_path: Path
+) -> None:
+    first, second = (told_by(servers.python("plain"), tmp_path) for _ in range(2))
+    assert first["parent"] == second["parent"] and first["pid"] != second["pid"]
+    assert all(a != b for a, b in zip(first["draws"], second["draws"], strict=True))
+
+
+def test_a_server_with_a_thread_forks_nothing(servers: ForkServers, tmp_path: Path) -> None:
+    told = told_by(servers.python("threaded"), tmp_path, "word", X="1")
+    assert "colorsys" not in told["imported"] and told["words"][1:] == ["word"]
+    assert told["environment"]["X"] == "1"
+
+
+def test_without_servers_a_worker_starts_by_itself(config: Config, tmp_path: Path) -> None:
+    servers = ForkServers(
+        config, environment={"PYTHONPATH": str(ROOT)}, log_folder=tmp_path, preloads={"k": "json"}
+    )
+    python = servers.python("k")
+    servers.wait(SECONDS)  # `json` has nothing to preload with: the server has ended
+    assert told_by(python, tmp_path, "word")["words"][1:] == ["word"]
+    servers.close()
+    assert told_by(python, tmp_path, "word")["words"][1:] == ["word"]
+
+
+def test_servers_end_with_their_driver(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from mrl.config.load import load_config\n"
+        "from mrl.launch.workers.fork_server import ForkServers\n"
+        f"s = ForkServers(load_config({str(ROOT / 'configs/quickstart.yaml')!r}), environment={{}},"
+        f" log_folder=Path({str(tmp_path)!r}), preloads={{'plain': 'tests.launch.preloads'}})\n"
+        "print(s.python('plain'), flush=True); time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert driver.stdout is not None
+    try:
+        told_by(driver.stdout.readline().strip(), tmp_path)  # they serve
+        below = psutil.Process(driver.pid).children(recursive=True)
+        assert len(below) == 2
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    assert not psutil.wait_procs(below, timeout=SECONDS)[1]
+
+
+@pytest.mark.integration
+def test_the_imports_of_workers_start_no_thread_and_are_found_by_them(config: Config, tmp_path: Path) -> None:
+    servers = ForkServers(config, environment={"PYTHONPATH": str(ROOT)}, log_folder=tmp_path)
+    try:
+        engine, trainer = (told_by(servers.python(kind), tmp_path) for kind in ("engine", "trainer"))
+    finally:
+        servers.close()
+    assert {"vllm.v1.engine.llm_engine", "mrl.rollout.cpu_worker"} <= set(engine["imported"]), engine[
+        "parent"
+    ]
+    assert {"megatron.core", "mrl.training.worker"} <= set(trainer["imported"])
+    assert "megatron.core" not in engine["imported"] and "vllm" not in trainer["imported"]
+    assert (engine["threads"], trainer["threads"]) == (1, 1)
+    assert not {"ray", "ray._raylet"} & {*engine["imported"], *trainer["imported"]}
