@@ -73,7 +73,8 @@ class Band:
         """Where the rate lies, once one place has the probability."""
         below, above = rate.below(self.low), 1.0 - rate.below(self.high)
         places: dict[Place, float] = {"below": below, "above": above, "inside": 1.0 - below - above}
-        return next((name for name, p in places.items() if p > self.confidence), "unknown")
+        sure: list[Place] = [name for name, p in places.items() if p > self.confidence]
+        return sure[0] if sure else "unknown"
 
 
 @functools.lru_cache(maxsize=1024)
