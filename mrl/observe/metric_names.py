@@ -196,8 +196,7 @@ METRICS = {
     "advantage/clipped_frac": Metric("share", "Share of the tokens whose advantage estimator.clip changed."),
     "distillation/divergence": Metric(
         "nats",
-        "Divergence of policy and teacher per token that has a teacher, by its configured kind: exact, or estimated from sampled "
-        "tokens.",
+        "Divergence of policy and teacher a token that has a teacher: exact, or estimated from sampled tokens.",
     ),
     "distillation/loss": Metric("1", "The teachers' term of the objective, with estimator exact."),
     "distillation/clipped_frac": Metric(
@@ -368,8 +367,7 @@ METRICS = {
     "preference/pair_loss": Metric("1", "The loss of pairs, without the chosen responses' own."),
     "preference/accuracy": Metric(
         "share",
-        "Pairs whose chosen response has the larger implied reward, ties half (labelled rows: wanted, unwanted; a reward "
-        "model: what the labels say of the side that scores higher).",
+        "Pairs, or labelled rows, whose implied rewards or scores are ordered as their labels say; ties half.",
     ),
     "preference/accuracy_<low|high>": Metric(
         "share",
