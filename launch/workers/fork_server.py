@@ -103,7 +103,6 @@ class Request:
     oom_score: str
     streams: list[int]
     """Descriptors of standard input, output and error."""
-
     said: dict[str, str] = dataclasses.field(default_factory=dict)
     """Variables that the imports were made under, in the place of the client's."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from mrl.training.divergence import divergence
 from tests.mrl.training.distillations import divergence_on_ranks
 from tests.ranks import run_ranks
+from tests.support.largest_tensor import Largest
 
 SIZES = {"tokens": 23, "hidden": 8, "taught_hidden": 12, "vocab": 31}
 KINDS = [("reverse", 0.5), ("forward", 0.5), ("jsd", 0.5), ("jsd", 0.2)]
@@ -88,17 +89,6 @@ def test_of_itself_it_is_nothing() -> None:
 
 
 def test_no_tensor_is_larger_than_a_chunk_of_logits() -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            result = func(*args, **(kwargs or {}))
-            if torch.is_tensor(result):
-                self.elements = max(self.elements, result.numel())
-            return result
-
     hidden, weight = torch.randn(300, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     with Largest() as seen:
         found = divergence(

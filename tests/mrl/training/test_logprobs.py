@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mrl.training.logprobs import logprobs_and_entropy
+from tests.support.largest_tensor import Largest
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
@@ -43,17 +44,6 @@ def test_without_a_gradient_through_the_entropy() -> None:
 
 def test_no_tensor_is_larger_than_a_chunk_of_logits() -> None:
     """How many exist at one time: test_logprob_memory."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            result = func(*args, **(kwargs or {}))
-            if torch.is_tensor(result):
-                self.elements = max(self.elements, result.numel())
-            return result
-
     hidden = torch.randn(512, 4, requires_grad=True)
     weight = torch.randn(1000, 4, requires_grad=True)
     with Largest() as seen:
