@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -25,6 +25,18 @@ class Endpoints:
     mesh: TrainerMesh | None
     links: tuple[SlotLink, ...]
     """The buffers that it shares with each of its receivers; none over a mesh."""
+
+    def redial(self, addresses: Mapping[int, str]) -> None:
+        """Other processes have taken the places of these engine ranks, by number; every trainer rank is told of all."""
+        for receiver, sender in zip(self.receivers, self.senders, strict=True):
+            if receiver in addresses:
+                sender.redial(addresses[receiver])
+        if self.mesh is not None:
+            self.mesh.drop()
+
+    def present(self, absent: Collection[int]) -> list[int]:
+        """The positions of the receivers that take part in a session without these engine ranks."""
+        return [n for n, receiver in enumerate(self.receivers) if receiver not in absent]
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""

@@ -93,7 +93,8 @@ class MeshLane:
         receiver_of_slot: Mapping[int, int],
         places: Sequence[Mapping[int, int]],
     ) -> None:
-        """`places`: by window, slot -> where this rank's message begins in that slot's receive bucket."""
+        """`receiver_of_slot`: of those that take part; what is for others stays here. `places`: by window, slot -> where
+        this rank's message begins in that slot's receive bucket."""
         self._mesh, self._receiver_of_slot, self._places = mesh, receiver_of_slot, places
         self._buckets = _send_buckets(part, mesh.device)
         self._works: list[list[Any]] = [[], []]
@@ -105,7 +106,7 @@ class MeshLane:
 
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         bucket, messages = self._buckets[turn % 2], []
-        for m in window.sends:
+        for m in (m for m in window.sends if m.peer in self._receiver_of_slot):
             data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
             messages.append(Outgoing(self._receiver_of_slot[m.peer], data, turn % 2, place))
         self._works[turn % 2] = self._mesh.send(messages, digested=self._mesh.digests)
@@ -138,8 +139,7 @@ def send(
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
     `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `fallback`:
-    how what no plan can place is gathered. `proof`: of this rank; its receivers are those of `feeds`, in
-    order. `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or
+    how what no plan can place is gathered. `proof`: of this rank; the receivers of `feeds` are among its own. `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or
     raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
@@ -149,7 +149,10 @@ def send(
             moved += gather.move([feed.sender for feed in feeds], fallback, tensors, ranks)
         return moved
 
-    return run_session(ranks, session, feeds, move, lambda: proof.said(flat, ranks), lease=lease, mesh=mesh)
+    receivers = [feed.receiver for feed in feeds]
+    return run_session(
+        ranks, session, feeds, move, lambda: proof.said(flat, ranks, receivers), lease=lease, mesh=mesh
+    )
 
 
 def _tables(feed: Feed) -> Tables:

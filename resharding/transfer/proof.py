@@ -71,13 +71,16 @@ class TrainerProof:
         ends = itertools.accumulate((listing.count for listing in listings), initial=0)
         self._firsts = list(ends)[: len(listings)]
 
-    def said(self, arrays: Sequence[torch.Tensor], ranks: Ranks) -> list[str]:
-        """For every receiver, the digests of its cells in all ranks' parameters; all ranks call it together.
+    def said(
+        self, arrays: Sequence[torch.Tensor], ranks: Ranks, receivers: Iterable[int] | None = None
+    ) -> list[str]:
+        """For every receiver (or these), the digests of its cells in all ranks' parameters; all ranks call it together.
 
         `arrays`: this rank's, flat. Each cell's digest is one rank's and 0 on all others, so that a sum
         exchanges them."""
         every = ranks.sum_of(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)), self._count)
-        return [encoded(every.numpy().view(np.uint64)[self._numbers(receiver)]) for receiver in self.needed]
+        told = self.needed if receivers is None else receivers
+        return [encoded(every.numpy().view(np.uint64)[self._numbers(receiver)]) for receiver in told]
 
     def _numbers(self, receiver: int) -> np.ndarray:
         parts = zip(self._firsts, self.needed[receiver], strict=True)

@@ -62,6 +62,8 @@ class Feed:
     parcels: Sequence[Sequence[Parcel]] | None = None
     """Planned mode, by window: where its bytes come from other ranks' messages. None: this rank fills its
     bucket."""
+    receiver: int = 0
+    """Its number among all engine ranks."""
 
 
 def run_session(

@@ -67,6 +67,13 @@ class WeightSender:
         """Where the buffers are."""
         return self._link.device
 
+    def redial(self, address: str) -> None:
+        """Feeds another process from here on, which has taken the receiver's place; its first session opens what the
+        link offers anew."""
+        self.abort("its receiver was replaced")
+        self._dialer.close()
+        self._dialer = Dialer(address)
+
     def open(
         self,
         session: Session,

@@ -30,8 +30,9 @@ class Session:
     """One weight sync; sender and receiver must agree on every field."""
 
     session_id: str
-    from_version: int
-    """The receiver's last committed version; -1 for an engine that never had one."""
+    from_version: int | None
+    """The receiver's last committed version; -1 for an engine that never had one. None: receivers come with different
+    ones, after one was lost or for one that joins late."""
     to_version: int
     digest: str
     """The digest of what travels: `wire_digest` of the manifest (gather), or the plan's (planned)."""
@@ -40,12 +41,13 @@ class Session:
     (`proof`)."""
 
     @classmethod
-    def new(cls, from_version: int, to_version: int, digest: str, *, full: bool = True) -> Session:
+    def new(cls, from_version: int | None, to_version: int, digest: str, *, full: bool = True) -> Session:
         """A session with a fresh random id."""
         return cls(uuid.uuid4().hex, from_version, to_version, digest, full)
 
     def __str__(self) -> str:
-        return f"session {self.session_id[:8]} (version {self.from_version} -> {self.to_version})"
+        start = "any" if self.from_version is None else self.from_version
+        return f"session {self.session_id[:8]} (version {start} -> {self.to_version})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,13 +108,15 @@ class Progress:
 
     def prepare(self, session: Session) -> None:
         """Opens a session; refuses a second one at the same time, and one that does not follow the committed
-        version."""
+        version. One from any version may end at it too: every session brings all weights."""
         if self.state in (State.PREPARED, State.RECEIVING, State.VERIFIED):
             raise WeightSyncError(
                 f"{session} refused: {self.session} is still open (state {self.state.value})"
             )
-        again = session.to_version == self.version >= 0 and self.state is State.FAILED
-        if session.from_version != self.version or not (again or session.to_version > self.version):
+        anew = session.from_version is None
+        again = session.to_version == self.version >= 0 and (anew or self.state is State.FAILED)
+        follows = anew or session.from_version == self.version
+        if not follows or not (again or session.to_version > self.version):
             raise WeightSyncError(
                 f"{session} refused: this engine's committed version is {self.version}, so a session must start there "
                 "and end at a later one (or at the same one, when its weights were lost)"

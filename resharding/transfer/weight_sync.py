@@ -97,10 +97,13 @@ class Start:
         }
         self._compared = False
 
-    def check(self, session: Session, ranks: Ranks, proof: Callable[[], TrainerProof]) -> None:
+    def check(
+        self, session: Session, ranks: Ranks, proof: Callable[[], TrainerProof], absent: Sequence[int] = ()
+    ) -> None:
         """WeightSyncError on all ranks where they disagree about anything, or hold other weights than the
         folder they loaded (asked once, in the first session that is proved)."""
-        ranks.agree(self._facts | {"session": (session, session.session_id, session.full, session.digest)})
+        opened = (session, session.session_id, session.full, session.digest)
+        ranks.agree(self._facts | {"session": opened, "absent engine ranks": list(absent)})
         if session.digest != self._facts["plan"]:
             raise WeightSyncError(
                 f"{session} was made for another plan (digest {session.digest[:12]}, here {str(self._facts['plan'])[:12]})"
@@ -136,6 +139,7 @@ class GatherSync:
             [m.tensors for m in manifests],
             sync.bucket_bytes,
         )
+        self._num_receivers = len(addresses)
         self._endpoints = _endpoints(trainer, sync, addresses, store)
         self._start = Start(trainer, sync, {"plan": self.plan.digest, "engine ranks": len(addresses)})
 
@@ -144,13 +148,18 @@ class GatherSync:
         """What a session must carry; equal on all ranks."""
         return self.plan.digest
 
-    def send(self, session: Session) -> dict[str, float]:
-        """Sends one session; all trainer ranks call it together. Seconds are this rank's, bytes this
-        slot's."""
+    def redial(self, addresses: Mapping[int, str]) -> None:
+        """Other processes have taken the places of these engine ranks."""
+        self._endpoints.redial(addresses)
+
+    def send(self, session: Session, absent: Sequence[int] = ()) -> dict[str, float]:
+        """Sends one session, not to the `absent` engine ranks; all trainer ranks call it together. Seconds are this
+        rank's, bytes this slot's."""
         ranks = Ranks(_group(self._trainer), self._sync.deadline_seconds, self._trainer.device)
-        self._start.check(session, ranks, lambda: gather.proof_of(self.plan, ranks.rank, 1))
+        self._start.check(session, ranks, lambda: gather.proof_of(self.plan, ranks.rank, 1), absent)
+        _keep(self._endpoints, self._num_receivers, absent)
         stats = gather.send(
-            self._endpoints.senders,
+            [self._endpoints.senders[n] for n in self._endpoints.present(absent)],
             session,
             self.plan,
             [tensor for _, tensor, _, _ in self._trainer.local_tensors()],
@@ -204,6 +213,8 @@ class PlannedSync:
         self.feeds = self._feeds_of(leased_tensors(located))
         self._near: Neighbours | None = None
         self._lane: Lane | None = None
+        self._absent: tuple[int, ...] = ()
+        """Engine ranks that the lane has nothing for."""
 
     def _whole_tensors(self, trainers: Sequence[RankManifest]) -> gather_plan.GatherPlan | None:
         """How what no plan can place is gathered; None where the plan has everything."""
@@ -237,7 +248,8 @@ class PlannedSync:
         for receiver, sender in zip(self._endpoints.receivers, self._endpoints.senders, strict=True):
             part = self.plan.part(topology.engine_slots[receiver])
             tables = self._tables(part, leased if part.slot == self.part.slot else (), receiver)
-            feeds.append(Feed(sender, tables, parcels_of(part, rank_of_slot) if meshed else None))
+            parcels = parcels_of(part, rank_of_slot) if meshed else None
+            feeds.append(Feed(sender, tables, parcels, receiver))
         return feeds
 
     def _trainers(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
@@ -255,11 +267,18 @@ class PlannedSync:
         """What a session must carry; equal on all ranks."""
         return self.plan.digest
 
-    def send(self, session: Session) -> dict[str, float]:
-        """Sends one session under a lease of the parameter memory; all trainer ranks call it together."""
+    def redial(self, addresses: Mapping[int, str]) -> None:
+        """Other processes have taken the places of these engine ranks, with the same manifests: the plan stays."""
+        self._endpoints.redial(addresses)
+        self._lane = None
+
+    def send(self, session: Session, absent: Sequence[int] = ()) -> dict[str, float]:
+        """Sends one session under a lease of the parameter memory, not to the `absent` engine ranks; all trainer ranks
+        call it together."""
         trainer = self._trainer
         ranks = Ranks(_group(trainer), self._sync.deadline_seconds, trainer.device)
-        self._start.check(session, ranks, lambda: self._proof)
+        self._start.check(session, ranks, lambda: self._proof, absent)
+        self._leave_out(absent)
         trainer.memory.lease()
         try:
             own = [tensor.detach() for _, tensor, _, _ in trainer.local_tensors()]
@@ -269,7 +288,7 @@ class PlannedSync:
             if near is not None:
                 lane = NodeLane(near, lane, ranks, [tensor.reshape(-1) for tensor in own])
             stats = planned.send(
-                self.feeds,
+                [self.feeds[n] for n in self._endpoints.present(absent)],
                 session,
                 part,
                 own,
@@ -290,6 +309,11 @@ class PlannedSync:
             "cross_slot_bytes": float(self.received_bytes),
             "fallback_bytes": float(whole),
         }
+
+    def _leave_out(self, absent: Sequence[int]) -> None:
+        if tuple(absent) != self._absent:
+            self._absent, self._lane = tuple(absent), None
+        _keep(self._endpoints, len(self.plan.topology.engine_slots), absent)
 
     @property
     def received_bytes(self) -> int:
@@ -335,7 +359,8 @@ class PlannedSync:
             if mesh is None:
                 self._lane = PeerLane(ranks, part, {s: r for r, s in enumerate(topology.trainer_slots)})
             else:
-                receivers = {s: r for r, s in enumerate(topology.engine_slots)}
+                slots = enumerate(topology.engine_slots)
+                receivers = {s: r for r, s in slots if r not in self._absent}
                 self._lane = MeshLane(mesh, part, receivers, ranks.together(self._places))
         return self._lane
 
@@ -362,6 +387,12 @@ class PlannedSync:
         if self._near is not None:
             self._near.close()
         self._endpoints.close()
+
+
+def _keep(endpoints: Endpoints, num_receivers: int, absent: Sequence[int]) -> None:
+    """The mesh of a session without these engine ranks."""
+    if endpoints.mesh is not None:
+        endpoints.mesh.keep([r for r in range(num_receivers) if r not in absent])
 
 
 def _group(trainer: Trainer) -> dist.ProcessGroup | None:

@@ -63,7 +63,7 @@ class TrainerMesh:
         self.kind = kind
         self.device, self.digests = device, digests
         self.rank, self.num_trainers = rank, num_trainers
-        self._store, self._size = store, num_trainers + num_receivers
+        self._store, self._receivers = store, list(range(num_receivers))
         self._seconds = deadline_seconds
         self._token: str | None = None
         self._mesh: Joined | None = None
@@ -78,11 +78,24 @@ class TrainerMesh:
             "token": self._token,
             "host": host,
             "port": port,
-            "rank": self.num_trainers + receiver,
+            "rank": self._rank_of(receiver),
             "size": self._size,
             "feeder": self.rank,
             "digests": self.digests,
         }
+
+    def keep(self, receivers: Sequence[int]) -> None:
+        """These engine ranks take part from here on: where they are others than before, all meet anew."""
+        if list(receivers) != self._receivers:
+            self.drop()
+            self._receivers = list(receivers)
+
+    @property
+    def _size(self) -> int:
+        return self.num_trainers + len(self._receivers)
+
+    def _rank_of(self, receiver: int) -> int:
+        return self.num_trainers + self._receivers.index(receiver)
 
     def connect(self, session_id: str, lost: Lost) -> None:
         """Meets the other ranks, or goes on with them. `lost`: of one of this rank's receivers."""
@@ -104,7 +117,7 @@ class TrainerMesh:
         """Starts messages, whose ranks are engine ranks; `wait` ends them."""
         if self._mesh is None:
             raise WeightSyncError("a message before the session's ranks had met")
-        ranked = [dataclasses.replace(m, rank=self.num_trainers + m.rank) for m in messages]
+        ranked = [dataclasses.replace(m, rank=self._rank_of(m.rank)) for m in messages]
         return self._mesh.send(ranked, digested=digested)
 
     def flush(self, works: Sequence[Any]) -> None:

@@ -35,7 +35,7 @@ class Message(BaseModel):
 
 class Open(Message):
     kind: Literal["open"] = "open"
-    from_version: int
+    from_version: int | None
     to_version: int
     digest: str
     pid: Size

@@ -65,7 +65,7 @@ class LeasedRank:
         proof = TrainerProof([PlanCells(plan)], slot, self._tensors, [slot])
         (cells,) = proof.needed[slot]
         return planned.send(
-            [Feed(sender, of_part(part, self.leased, cells=list(cells.values())))],
+            [Feed(sender, of_part(part, self.leased, cells=list(cells.values())), receiver=slot)],
             session,
             part,
             self.arrays,

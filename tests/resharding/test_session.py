@@ -109,3 +109,21 @@ def test_full_comes_after_starts_and_failures_and_every_so_many_versions() -> No
             proved = version
     assert full == [0, 3, 6] and sync.full_after(None, 7)
     assert not any(SyncSection(verify=kind).full_after(None, 0) for kind in ("wire", "off"))
+
+
+def test_a_session_from_any_version_heals_and_never_goes_back() -> None:
+    """After a receiver was lost in the middle of a commit some of the others have the version and some have not."""
+    new, failed = Progress(), committed(3)
+    failed.prepare(Session.new(3, 4, "d"))
+    failed.fail("a neighbour was lost")
+    for progress in (new, failed, committed(4)):
+        progress.prepare(Session.new(None, 4, "d"))
+        assert not progress.serving
+        progress.receiving()
+        progress.verified()
+        progress.commit()
+        assert progress.serving and progress.version == 4
+    with pytest.raises(WeightSyncError, match="committed version is 4"):
+        failed.prepare(Session.new(None, 3, "d"))
+    with pytest.raises(WeightSyncError, match="committed version is -1"):
+        Progress().prepare(Session.new(None, -1, "d"))
