@@ -117,7 +117,7 @@ class TrainActor:
             denominators,
             role=role,
             temperature=temperature,
-            distillation=self._config.algorithm.exact_distillation,
+            distillation=self._config.algorithm.distillation_in_updates,
         )
 
     def accumulate(
@@ -131,7 +131,7 @@ class TrainActor:
             denominators,
             temperature=self._config.rollout.temperature,
             with_router_margins=self._config.routing.replay != "engine",
-            distillation=self._config.algorithm.exact_distillation,
+            distillation=self._config.algorithm.distillation_in_updates,
         )
         return metrics, None if arrays is None else _sent(arrays)
 

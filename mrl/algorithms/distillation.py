@@ -43,12 +43,12 @@ def join_advantages(
 ) -> tuple[np.ndarray, dict[str, float]]:
     """([N] float32 advantages with the teachers' terms, metrics); `advantages` [N] float32 are the rewards'.
 
-    Exact divergences are a term of the loss (objective.py): nothing joins the rewards' advantages, or their place with `alone`.
+    Divergences of distributions are a term of the loss (objective.py): nothing joins the rewards' advantages, or their place with `alone`.
     For sampled ones the batch has `teacher_logprobs`, and says of each sample whose they are. The policy's are the trainer's where a pass
     made them, and else those that the engine sampled with.
     """
     arrays, total = batch.arrays, np.zeros_like(advantages) if section.alone else advantages.copy()
-    if section.estimator == "exact":
+    if section.estimator != "sampled":
         return total, {}
     if "teacher_logprobs" not in arrays:
         raise ValueError(

@@ -198,7 +198,7 @@ METRICS = {
         "nats",
         "Divergence of policy and teacher a token that has a teacher: exact, or estimated from sampled tokens.",
     ),
-    "distillation/loss": Metric("1", "The teachers' term of the objective, with estimator exact."),
+    "distillation/loss": Metric("1", "The teachers' term of the objective, unless estimator is sampled."),
     "distillation/clipped_frac": Metric(
         "share", "Share of those tokens whose term distillation.clip changed, with estimator sampled."
     ),

@@ -12,7 +12,8 @@ With p and q the policy's and the teacher's distributions after one prefix, s th
 | jsd | s sum q (log q - log M) + (1 - s) sum p (log p - log M) | (1 - s) (log p - log M) |
 
 By the policy's logits z it is dD/dz = p (g - sum p g): p (g - D) for the reverse and p - q for the forward one. The same
-divergences from sampled tokens alone: mrl/algorithms/distillation.py.
+divergences from sampled tokens alone: mrl/algorithms/distillation.py; of the teacher's likeliest tokens and one bucket for all
+others: top_tokens.py.
 """
 
 from __future__ import annotations
@@ -33,27 +34,40 @@ from mrl.training.logprobs import SMALLEST, chunks, local_logits
 class Vocabulary:
     """How logits are made, and cut over ranks."""
 
-    valid: int
-    """Rows of this rank's output layer that stand for tokens; the others are padding."""
+    size: int
+    """Tokens of the vocabulary, on all ranks; rows of the output layer behind them are padding."""
     temperature: float
     chunk: int
     """Tokens of a chunk."""
-    group: Any
+    group: Any = None
     """The ranks that share the vocabulary; None for one."""
+    rank: int = 0
+    """This rank's place among them: which rows of the output layer it has."""
+
+    def log_probs(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """This rank's columns [c, V'] of the log-probs after hidden states [c, D]; SMALLEST for padding."""
+        rows = weight.shape[0]
+        valid = max(0, min(rows, self.size - self.rank * rows))
+        logits = local_logits(hidden, weight, valid, self.temperature)
+        logits.sub_(self.largest(logits.max(dim=-1).values)[:, None])
+        total = self.summed(logits.exp().sum(dim=-1))
+        return logits.sub_(total.log_()[:, None]).clamp_(min=SMALLEST)
 
     def summed(self, values: Tensor) -> Tensor:
         """Over all ranks, in place."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
-    def log_probs(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """This rank's columns [c, V'] of the log-probs after hidden states [c, D]; SMALLEST for padding."""
-        logits = local_logits(hidden, weight, self.valid, self.temperature)
-        logits.sub_(self._reduced(logits.max(dim=-1).values, dist.ReduceOp.MAX)[:, None])
-        total = self.summed(logits.exp().sum(dim=-1))
-        return logits.sub_(total.log_()[:, None]).clamp_(min=SMALLEST)
+    def largest(self, values: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether other ranks have columns too."""
+        return self.group is not None and dist.get_world_size(self.group) > 1
 
     def _reduced(self, values: Tensor, how: Any) -> Tensor:
-        if self.group is not None and dist.get_world_size(self.group) > 1:
+        if self.is_split:
             dist.all_reduce(values, op=how, group=self.group)
         return values
 
@@ -76,7 +90,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         for rows in chunks(hidden.shape[0], vocabulary.chunk):
             log_p = vocabulary.log_probs(hidden[rows], weight)
             log_q = vocabulary.log_probs(taught_hidden[rows], taught_weight)
-            found.append(vocabulary.summed(_divergence(kind, share, log_p, log_q)))
+            found.append(vocabulary.summed(summed_over(kind, share, log_p, log_q)))
             del log_p, log_q  # before the next chunk's exist
         ctx.save_for_backward(hidden, weight, taught_hidden, taught_weight)
         ctx.settings = kind, share, vocabulary
@@ -103,8 +117,8 @@ class _ChunkedDivergence(torch.autograd.Function):
         return grad_hidden, by_weight, None, None, None, None, None
 
 
-def _divergence(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """[c] this rank's part of the sum over the vocabulary."""
+def summed_over(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """[c] the divergence's sum over the categories that log-probs [c, V'] are of: with a part of them, that part's share."""
     if kind == "reverse":
         return torch.einsum("tv,tv->t", log_p.exp(), log_p - log_q)
     if kind == "forward":
@@ -141,11 +155,7 @@ def divergence(
     *,
     kind: Divergence,
     share: float,
-    vocab_size: int,
-    temperature: float,
-    chunk_tokens: int,
-    group: Any = None,
-    group_rank: int = 0,
+    vocabulary: Vocabulary,
 ) -> Tensor:
     """Of the policy's distribution from the teacher's after each of m prefixes, in nats: [m] float32 (float64 of float64).
 
@@ -153,13 +163,4 @@ def divergence(
     are this rank's rows of the padded output layers. Gradients flow to `hidden` and `weight`; that by `hidden` is this rank's
     part: the caller sums it over the group. `share`: the teacher's in the mixture of jsd.
     """
-    rows = weight.shape[0]
-    vocabulary = Vocabulary(
-        valid=max(0, min(rows, vocab_size - group_rank * rows)),
-        temperature=temperature,
-        chunk=max(
-            1, chunk_tokens // 3
-        ),  # log-probs of two models, and what is derived, in the place of one's two
-        group=group,
-    )
     return _ChunkedDivergence.apply(hidden, weight, taught_hidden, taught_weight, kind, share, vocabulary)

@@ -28,6 +28,7 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 
 from mrl.algorithms.tokens import NotFiniteError, Segments
+from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
 from mrl.models.kernels.zigzag import kept
@@ -37,7 +38,8 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
-from mrl.training.divergence import divergence
+from mrl.training import lessons
+from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lesson, Lessons
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
@@ -113,23 +115,26 @@ class Passes:
         arrays = self._arrays_of(batch, prepared, outputs, margins)
         return None if arrays is None else arrays | routes
 
-    def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
+    def lesson(
+        self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, *, temperature: float
+    ) -> Lesson | None:
         """What today's parameters say of the trained tokens of the batch's samples `own` [S], as a teacher's; None on ranks
         without an output layer."""
-        part = batch.select(own)
+        part, vocabulary = batch.select(own), self._vocabulary(temperature)
         prepared = self._prepare(part, all_tokens=False)
+
+        def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> tuple[Tensor, ...]:
+            return lessons.kept(self._states(item, hidden), self._head, section, vocabulary)
+
         with torch.no_grad():
-            outputs = self._run(prepared, self._keep_states, forward_only=True, margins=[])
+            outputs = self._run(prepared, keep, forward_only=True, margins=[])
         if not self._is_last:
             return None
         places = np.concatenate([item.own_index for item in prepared])
         rows = np.full(batch.num_tokens, -1)
         rows[batch.positions(own)[places]] = np.arange(len(places))
-        states = torch.cat([output["states"] for output in outputs])
-        return Lesson(rows, states, self._chunks.models[-1].head_weight().detach().clone())
-
-    def _keep_states(self, item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> dict[str, Tensor]:
-        return {"states": self._states(item, hidden)}
+        parts = [torch.cat(each) for each in zip(*outputs, strict=True)]
+        return Lesson(rows, lessons.said(parts, self._head, section))
 
     def _choices(
         self, batch: TrainBatch, prepared: list[Prepared], *, record: bool = False
@@ -149,16 +154,16 @@ class Passes:
         *,
         temperature: float,
         with_router_margins: bool = False,
-        lessons: Lessons | None = None,
+        taught: Lessons | None = None,
     ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
-        """Accumulates gradients of the objective, which sees how far the policy is from what `lessons` say; returns its
+        """Accumulates gradients of the objective, which sees how far the policy is from what it is `taught`; returns its
         metrics per microbatch (empty off the last stage), and what forward() returns, by the same weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
         self.expert_load.clear()
         margins = self._no_margins(prepared) if with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
-        loss = self._objective_loss(batch, objective, denominators, temperature, outputs, lessons)
+        loss = self._objective_loss(batch, objective, denominators, temperature, outputs, taught)
         with self._choices(batch, prepared):
             metrics = self._run(prepared, loss, forward_only=False, margins=margins)
         return metrics, self._arrays_of(batch, prepared, outputs, margins)
@@ -281,7 +286,7 @@ class Passes:
         denominators: Mapping[str, Any],
         temperature: float,
         kept: list[dict[str, Tensor]],
-        lessons: Lessons | None,
+        taught: Lessons | None,
     ) -> Callable[..., Any]:
         """The loss of a microbatch; `kept` takes what _outputs() gave for each, in order."""
 
@@ -290,7 +295,7 @@ class Passes:
             if not len(item.rows):
                 kept.append({})
                 return hidden.sum() * 0.0, count, {}
-            found = self._outputs(item, hidden, temperature, lessons)
+            found = self._outputs(item, hidden, temperature, taught)
             kept.append({name: x.detach() for name, x in found.items()})
             size = len(item.plan.token_index)
             outputs = {name: x.new_zeros(size).index_copy(0, item.rows, x) for name, x in found.items()}
@@ -319,9 +324,9 @@ class Passes:
         return hidden[:, 0].index_select(0, item.before)
 
     def _outputs(
-        self, item: Prepared, hidden: Tensor, temperature: float, lessons: Lessons | None = None
+        self, item: Prepared, hidden: Tensor, temperature: float, taught: Lessons | None = None
     ) -> dict[str, Tensor]:
-        """[m] log-probs and entropies (and divergence, where there are lessons), or values, of item.rows from hidden
+        """[m] log-probs and entropies (and divergence, where it is taught), or values, of item.rows from hidden
         [k / tp, 1, D]."""
         states = self._states(item, hidden)
         last: PackedModel = self._chunks.models[-1]
@@ -330,7 +335,7 @@ class Passes:
         else:
             logprobs, entropy = logprobs_and_entropy(
                 states,
-                last.head_weight(),
+                self._head,
                 item.targets,
                 vocab_size=self._chunks.vocab_size,
                 temperature=temperature,
@@ -339,38 +344,22 @@ class Passes:
                 group_rank=self._tp_group.rank(),
             )
             outputs = {"logprobs": logprobs, "entropy": entropy}
-        if lessons is not None:
-            outputs["divergence"] = self._divergence(item, states, lessons, temperature, like=logprobs)
+        if taught is not None:
+            vocabulary = self._vocabulary(temperature)
+            outputs["divergence"] = taught.divergence(item.own_index, states, self._head, vocabulary)
         if self._layout.cp == 1:
             return outputs
         return {name: self._of_all_ranks(item, values) for name, values in outputs.items()}
 
-    def _divergence(
-        self, item: Prepared, states: Tensor, lessons: Lessons, temperature: float, *, like: Tensor
-    ) -> Tensor:
-        """[j] of item.own_rows, from the policy's states [j, D]; 0 where no teacher says anything."""
-        whole = torch.zeros_like(like)
-        for lesson in lessons.lessons:
-            rows = lesson.rows[item.own_index]
-            index, taught = (
-                torch.from_numpy(each).to(self._device)
-                for each in (np.flatnonzero(rows >= 0), rows[rows >= 0])
-            )
-            found = divergence(
-                states.index_select(0, index),
-                self._chunks.models[-1].head_weight(),
-                lesson.states.index_select(0, taught),
-                lesson.head,
-                kind=lessons.divergence,
-                share=lessons.teacher_share,
-                vocab_size=self._chunks.vocab_size,
-                temperature=temperature,
-                chunk_tokens=self._training.logprob_chunk_tokens,
-                group=self._tp_group,
-                group_rank=self._tp_group.rank(),
-            )
-            whole = whole.index_copy(0, index, found)
-        return whole
+    @property
+    def _head(self) -> Tensor:
+        """[V / tp, D] this rank's rows of the output layer, of a policy's last stage."""
+        return self._chunks.models[-1].head_weight()
+
+    def _vocabulary(self, temperature: float) -> Vocabulary:
+        """As divergences see it, which hold log-probs of two models and what is derived where log-probs hold two arrays."""
+        chunk = max(1, self._training.logprob_chunk_tokens // 3)
+        return Vocabulary(self._chunks.vocab_size, temperature, chunk, self._tp_group, self._tp_group.rank())
 
     def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
         """Puts together [m] from context-parallel ranks' [j]; backward each takes its own gradient."""

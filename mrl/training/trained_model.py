@@ -20,6 +20,7 @@ from megatron.core.distributed import (
 )
 from torch import Tensor
 
+from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
@@ -206,9 +207,11 @@ class TrainedModel:
             record_routes=record_routes,
         )
 
-    def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
+    def lesson(
+        self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, *, temperature: float
+    ) -> Lesson | None:
         """What today's parameters, a teacher's, leave for an update over the batch's samples `own` [S]."""
-        return self._passes.lesson(batch, own)
+        return self._passes.lesson(batch, own, section, temperature=temperature)
 
     def accumulate(
         self,
@@ -218,7 +221,7 @@ class TrainedModel:
         *,
         temperature: float = 1.0,
         with_router_margins: bool = False,
-        lessons: Lessons | None = None,
+        taught: Lessons | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """Makes gradients for step(); returns their metrics, and what forward() returns by the same weights."""
         for model in self._models:
@@ -230,7 +233,7 @@ class TrainedModel:
             denominators,
             temperature=temperature,
             with_router_margins=with_router_margins,
-            lessons=lessons,
+            taught=taught,
         )
         metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
         if not self._is_critic:

@@ -187,15 +187,12 @@ class MegatronWorker:
         smallest). Where the model has experts, `moe/...` says how evenly this update's tokens were spread
         (routing.py). A loss or gradient that is not finite, or a step without any token to train on, is
         skipped on all ranks: no parameter changes and `skipped` is 1. The critic's objective is called with
-        values=[n]. With `distillation` the policy's teachers say first what they would, at every token over the whole
-        vocabulary, and the objective is called with divergence=[n] too.
+        values=[n]. With `distillation` the policy's teachers say first what they would, at every token, and the objective is called with divergence=[n] too.
         """
-        model, lessons = self._trained(role), None
+        model, taught = self._trained(role), None
         if role == "policy" and distillation is not None:
-            lessons = self._lessons(batch, distillation)
-        metrics, _ = model.accumulate(
-            batch, objective, denominators, temperature=temperature, lessons=lessons
-        )
+            taught = self._lessons(batch, distillation, temperature)
+        metrics, _ = model.accumulate(batch, objective, denominators, temperature=temperature, taught=taught)
         return metrics | model.step(lr=lr)
 
     def accumulate(
@@ -218,22 +215,22 @@ class MegatronWorker:
             denominators,
             temperature=temperature,
             with_router_margins=with_router_margins,
-            lessons=None if distillation is None else self._lessons(batch, distillation),
+            taught=None if distillation is None else self._lessons(batch, distillation, temperature),
         )
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
         """The second half of the policy's update(): one optimizer step along the gradients that wait."""
         return self.policy.step(lr=lr)
 
-    def _lessons(self, batch: TrainBatch, section: DistillationSection) -> Lessons:
+    def _lessons(self, batch: TrainBatch, section: DistillationSection, temperature: float) -> Lessons:
         """One pass of each teacher over its samples of the shard."""
         numbers, found = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):
             with self._acting_as("teacher", path):
-                found.append(self.policy.lesson(batch, np.flatnonzero(numbers == number)))
-        known = [lesson for lesson in found if lesson is not None]
-        return Lessons(section.divergence, section.teacher_share, known)
+                own = np.flatnonzero(numbers == number)
+                found.append(self.policy.lesson(batch, own, section, temperature=temperature))
+        return Lessons(section, [lesson for lesson in found if lesson is not None])
 
     def _trained(self, role: Role) -> TrainedModel:
         if role == "policy":

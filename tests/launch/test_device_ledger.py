@@ -63,7 +63,7 @@ def test_a_reference_takes_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch
     assert run(SMALLEST, "8x80gb", monkeypatch, *words).config.algorithm.needs_reference
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "exact"])
+@pytest.mark.parametrize("estimator", ["sampled", "top_k", "exact"])
 def test_teachers_take_of_the_device_what_the_estimate_says(
     estimator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,7 @@ def test_teachers_take_of_the_device_what_the_estimate_says(
     words = f"algorithm.distillation={{teachers: {{default: one, other: two}}, estimator: {estimator}}}"
     pretended = run(SMALLEST, "8x80gb", monkeypatch, words)
     estimate, plain = pretended.estimate, Estimate(load(SMALLEST), load_hardware("8x80gb"))
-    assert (estimate.slot.lessons > 0) == (estimator == "exact")
+    assert (estimate.slot.lessons > 0) == (estimator != "sampled")
     (update,) = (event for event in estimate.timeline if event.name == "update")
     assert update.parts.get("teachers", 0) == estimate.slot.lessons
     ranks = min(estimate.hardware.gpus_per_node, estimate.layout.world_size)

@@ -259,10 +259,10 @@ class AlgorithmSection(Section):
         return self.kl.location != "off"
 
     @property
-    def exact_distillation(self) -> DistillationSection | None:
-        """The section, where updates compute whole distributions of the teachers."""
+    def distillation_in_updates(self) -> DistillationSection | None:
+        """The section, where the teachers' distributions are a term of the updates' loss."""
         section = self.distillation
-        return section if section is not None and section.estimator == "exact" else None
+        return None if section is None or section.estimator == "sampled" else section
 
     @property
     def num_teachers(self) -> int:
@@ -310,7 +310,7 @@ class AlgorithmSection(Section):
         if self.loss.name == "topr" and self.distillation.estimator == "sampled":
             raise ValueError(
                 "algorithm.distillation.estimator = sampled with loss.name = topr: topr sorts samples by their rewards, and a teacher's term is of "
-                "single tokens; choose another loss, ppo_clip for instance, or estimator = exact"
+                "single tokens; choose another loss, ppo_clip for instance, or another estimator"
             )
         if self.distillation.alone and self.filter is not None:
             raise ValueError(

@@ -15,7 +15,8 @@ from mrl.algorithms.objective import Objective
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.distillation import DistillationSection
 from mrl.loops.learn import denominators
-from mrl.training.divergence import divergence
+from mrl.training.divergence import Vocabulary, divergence
+from mrl.training.top_tokens import top_divergence, top_tokens
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
 from tests.tiny_models import random_batch
 
@@ -42,7 +43,13 @@ def teachers_beside_a_policy(
 
 
 def divergence_on_ranks(
-    rank: int, world: int, port: int, inputs: tuple[Tensor, ...], kinds: list[tuple[Any, float]], vocab: int
+    rank: int,
+    world: int,
+    port: int,
+    inputs: tuple[Tensor, ...],
+    kinds: list[tuple[Any, float]],
+    vocab: int,
+    top_k: int | None = None,
 ) -> list[tuple[Tensor, ...]]:
     """(divergences, this rank's part of the gradient by hidden, the gradient by its rows of the weight) of each kind."""
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -51,10 +58,12 @@ def divergence_on_ranks(
         hidden, weight, taught, head, scale = inputs
         hidden = hidden.clone().requires_grad_(True)
         own = weight.chunk(world)[rank].clone().requires_grad_(True)
-        values = divergence(
-            hidden, own, taught, head.chunk(world)[rank], kind=kind, share=share, vocab_size=vocab, temperature=0.6,
-            chunk_tokens=15, group=dist.group.WORLD, group_rank=rank,
-        )  # fmt: skip
+        theirs, among = head.chunk(world)[rank], Vocabulary(vocab, 0.6, 5, dist.group.WORLD, rank)
+        if top_k is None:
+            values = divergence(hidden, own, taught, theirs, kind=kind, share=share, vocabulary=among)
+        else:
+            said = top_tokens(taught, theirs, top_k, among)
+            values = top_divergence(hidden, own, *said, kind=kind, share=share, vocabulary=among)
         found.append((values.detach(), *torch.autograd.grad((values * scale).sum(), (hidden, own))))
     dist.destroy_process_group()
     return found

@@ -1,0 +1,60 @@
+"""What divergences of policy and teacher are compared with: plain autograd on whole logits in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SIZES = {"tokens": 23, "hidden": 8, "taught_hidden": 12, "vocab": 31}
+KINDS = [("reverse", 0.5), ("forward", 0.5), ("jsd", 0.5), ("jsd", 0.2)]
+
+
+def inputs(padding: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """hidden, weight, the teacher's two, and what each token's divergence counts; outputs spread over several nats."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, rows = SIZES["tokens"], SIZES["vocab"] + padding
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    own = made(tokens, SIZES["hidden"]), made(rows, SIZES["hidden"])
+    return *own, made(tokens, SIZES["taught_hidden"]), made(rows, SIZES["taught_hidden"]), made(tokens)
+
+
+def expected(
+    kind: str, share: float, *, temperature: float, padding: int, top_k: int | None = None
+) -> tuple[Tensor, ...]:
+    """(divergences, gradients by hidden and weight), with `top_k` of the teacher's likeliest tokens and one bucket."""
+    hidden, weight, taught, head, scale = inputs(padding)
+    hidden.requires_grad_(True)
+    weight.requires_grad_(True)
+    vocab = SIZES["vocab"]
+    log_p, log_q = (
+        (states @ rows[:vocab].t() / temperature).log_softmax(-1)
+        for states, rows in ((hidden, weight), (taught, head))
+    )
+    if top_k is not None:
+        ids = log_q.topk(top_k).indices
+        log_p, log_q = in_categories(log_p, ids), in_categories(log_q, ids)
+    log_m = (share * log_q.exp() + (1 - share) * log_p.exp()).log()
+    found = {
+        "reverse": (log_p.exp() * (log_p - log_q)).sum(-1),
+        "forward": (log_q.exp() * (log_q - log_p)).sum(-1),
+        "jsd": share * (log_q.exp() * (log_q - log_m)).sum(-1)
+        + (1 - share) * (log_p.exp() * (log_p - log_m)).sum(-1),
+    }[kind]
+    return found.detach(), *torch.autograd.grad((found * scale).sum(), (hidden, weight))
+
+
+def in_categories(log_probs: Tensor, ids: Tensor) -> Tensor:
+    """[m, k + 1] log-probs of tokens ids [m, k] and of all others together, from [m, V]."""
+    others = torch.ones_like(log_probs).scatter(1, ids, 0.0)
+    rest = (log_probs.exp() * others).sum(-1, keepdim=True).log()
+    return torch.cat([log_probs.gather(1, ids), rest], dim=1)
+
+
+def check(found: Any, wanted: Any) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
