@@ -11,7 +11,7 @@ import pydantic
 import yaml
 
 from mrl.config.describe import section_at
-from mrl.config.merge import Origins, merge
+from mrl.config.merge import SHOWN, Origins, merge
 from mrl.config.other_names import answer, renamed
 from mrl.config.root import Config
 from mrl.errors import ConfigError
@@ -92,8 +92,16 @@ def _explain(problem: Any, origins: Origins) -> str:
     if problem["type"] == "missing":
         return f"{path}: required and not given"
     message = problem["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(value, dict | Section) else f"; got {value!r}"
+    shown = "" if isinstance(value, dict | Section) else f"; got {_told(value)}"
     return f"{path or 'configuration'}: {message}{shown}{origin}"
+
+
+def _told(value: Any) -> str:
+    try:
+        said = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "a number of thousands of digits"
+    return said if len(said) <= SHOWN else f"{said[:SHOWN]}..."
 
 
 def _origin(path: str, origins: Origins) -> str:

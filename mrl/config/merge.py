@@ -19,6 +19,10 @@ from mrl.files import shipped
 
 Origins = dict[str, str]
 """Dotted path -> "file:line", "mapping N" or "command line"."""
+MOST_VALUES = 100_000
+"""Of a file, with every reference written out."""
+SHOWN = 400
+"""Characters of a value in an error."""
 
 
 def merge(
@@ -63,9 +67,10 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist")
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
+    node = _composed(text, f"{path} is not readable YAML")
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
@@ -74,7 +79,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that also reads 1e-6 as a number (YAML 1.1 wants 1.0e-6)."""
+    """Safe YAML that also reads 1e-6 as a number (YAML 1.1 wants 1.0e-6), and refuses a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key '{twice}' stands twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
@@ -85,23 +98,52 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _composed(text: str, refusal: str) -> yaml.Node | None:
+    """The nodes of a text, none of which holds itself, and which references do not make into more values than memory holds."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        if node is not None and _num_values(node, {}) > MOST_VALUES:
+            raise ConfigError(f"{refusal}: its references (*name) stand for more than {MOST_VALUES} values")
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{refusal}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{refusal}: it is nested deeper than can be read, or holds itself") from error
+    return node
+
+
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many nodes there are with every reference written out. RecursionError where one holds itself."""
+    if id(node) not in known:
+        inner = (
+            [part for each in node.value for part in each]
+            if isinstance(node, yaml.MappingNode)
+            else node.value
+        )
+        known[id(node)] = 1 + sum(_num_values(each, known) for each in inner if isinstance(each, yaml.Node))
+    return known[id(node)]
+
+
 def _mapping(node: yaml.MappingNode, path: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        key, origin = str(_construct(key_node)), f"{path}:{key_node.start_mark.line + 1}"
+        origin = f"{path}:{key_node.start_mark.line + 1}"
+        key = str(_construct(key_node, origin))
         if key in result:
             raise ConfigError(f"{origin}: the key '{key}' stands twice in this section")
         if isinstance(value_node, yaml.MappingNode):
             result[key] = _mapping(value_node, path)
         else:
-            result[key] = _Located(_construct(value_node), origin)
+            result[key] = _Located(_construct(value_node, origin), origin)
     return result
 
 
-def _construct(node: yaml.Node) -> Any:
+def _construct(node: yaml.Node, place: str) -> Any:
+    """The value of a node. PyYAML's makers of dates and numbers raise ValueError and AttributeError of texts that are none."""
     loader = _Loader("")
     try:
         return loader.construct_object(node, deep=True)
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{place}: the value is not readable: {error}") from error
     finally:
         loader.dispose()
 
@@ -109,12 +151,10 @@ def _construct(node: yaml.Node) -> Any:
 def _parse_override(override: str) -> dict[str, Any]:
     name, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*", name):
-        raise ConfigError(f"'{override}' is neither a configuration file nor of the form a.b.c=value")
-    try:
-        value = yaml.load(text, Loader=_Loader) if text else None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value in '{override}' is not readable: {error}") from error
-    tree: Any = _locate(value, f"command line ({override})")
+        raise ConfigError(f"'{override[:SHOWN]}' is neither a configuration file nor of the form a.b.c=value")
+    node = _composed(text, f"the value in '{override[:SHOWN]}' is not readable")
+    value = None if node is None else _construct(node, f"the value in '{override[:SHOWN]}'")
+    tree: Any = _locate(value, f"command line ({override[:SHOWN]})")
     for key in reversed(name.split(".")):
         tree = {key: tree}
     return tree

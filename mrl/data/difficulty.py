@@ -47,6 +47,8 @@ class RateFile:
     def read(cls, path: str | Path) -> Self:
         """DataError where it is not such a file; a last line without its end, which a kill leaves, is no line."""
         try:
+            if not Path(path).is_file():
+                raise FileNotFoundError("no such file")
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
@@ -142,7 +144,7 @@ def choose(
 def _line(path: str | Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path}:{number}: not JSON ({error}); `mrl difficulty` writes the file anew"
         ) from error

@@ -7,11 +7,13 @@ import contextlib
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from mrl.data.hub import PREFIX, read_hub
+from mrl.data.hub import DAMAGED_COLUMNS, PREFIX, read_hub
+from mrl.data.shapes import names_of
 from mrl.errors import DataError
 
 RawRow = tuple[str, dict[str, Any]]
@@ -65,16 +67,33 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             yield file  # type: ignore[misc]
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
 def _parse_line(line: bytes, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = _parsed(line)
     except ValueError as error:
         raise DataError(f"{place}: no JSON: {error}; the line starts with {line[:60]!r}") from error
     return _object(row, place)
+
+
+def _parsed(data: bytes) -> Any:
+    """The value of JSON; ValueError for any other text, and where an object names a key twice."""
+    try:
+        return json.loads(data, object_pairs_hook=_named_once)
+    except RecursionError:
+        raise ValueError("brackets in brackets, deeper than can be read") from None
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object has the key {twice[:60]!r} twice")
+    return found
 
 
 def _object(row: Any, place: str) -> dict[str, Any]:
@@ -92,7 +111,7 @@ def _read_json(path: Path) -> Iterator[RawRow]:
             return
         file.seek(0)
         try:
-            rows = json.load(file)
+            rows = _parsed(file.read())
         except ValueError as error:
             raise DataError(f"{path}: no JSON: {error}") from error
     for number, row in enumerate(rows, start=1):
@@ -107,7 +126,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
             reader = csv.DictReader(file, strict=True)
             names = list(reader.fieldnames or ())
             if len(set(names)) < len(names):
-                raise DataError(f"{path}: the header names a column twice: {names}")
+                raise DataError(f"{path}: the header names a column twice: {names_of(dict.fromkeys(names))}")
             for row in reader:
                 place = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
@@ -120,18 +139,19 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
+    """Pages that have a checksum are held against it."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         number = 0
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}:{number}", row
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as parquet: {error}") from error
+    except (*DAMAGED_COLUMNS, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as parquet: {str(error)[:500]}") from error
 
 
 _READERS: dict[tuple[str, ...], Callable[[Path], Iterator[RawRow]]] = {

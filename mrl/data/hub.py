@@ -18,6 +18,13 @@ PREFIX = "hf://"
 
 _ADDRESS = re.compile(r"hf://(?P<name>[^:@]+)(?::(?P<configuration>[^:@]+))?@(?P<split>[^@]+)")
 _BATCH = 1000
+DAMAGED_COLUMNS = (OSError, ValueError, OverflowError, SystemError)
+"""What Arrow raises beside its own exceptions where bytes are not those of the values that they should be: text that is not UTF-8, times
+beyond the calendar, lengths below zero."""
+_DAMAGED_FOLDER = (*DAMAGED_COLUMNS, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+"""What `datasets` raises beside its own exceptions where the JSON of a saved folder lacks something, or has it in another form."""
+_LONGEST = 2000
+"""Characters of what a library says; it may cite the file's."""
 
 
 def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -30,11 +37,16 @@ def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(
             f"{address}: a data set of the hub is named hf://name@split or hf://name:configuration@split"
         )
-    number = 0
-    for batch in _load(address, **parts.groupdict()).with_format("arrow").iter(_BATCH):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{address}:{number}", row
+    number, rows = 0, _load(address, **parts.groupdict())
+    import pyarrow
+
+    try:
+        for batch in rows.with_format("arrow").iter(_BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{address}:{number}", row
+    except (*_DAMAGED_FOLDER, pyarrow.ArrowException) as error:
+        raise DataError(f"{address}: cannot be read behind row {number}: {repr(error)[:_LONGEST]}") from error
 
 
 def _load(address: str, name: str, configuration: str | None, split: str) -> Any:
@@ -43,24 +55,37 @@ def _load(address: str, name: str, configuration: str | None, split: str) -> Any
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise DataError(f"{address}: needs the package datasets (pip install datasets)") from error
-    failures = (OSError, ValueError, DatasetsError)
+    import pyarrow
+
+    failures = (*_DAMAGED_FOLDER, DatasetsError, pyarrow.ArrowException)
     try:
         saved = _saved(name, split)
         return datasets.load_dataset(name, configuration, split=split) if saved is None else saved
     except failures as error:
         folder = _downloaded(name)
         if folder is None:
-            raise DataError(f"{address}: {error}{_how_to_fetch(name, configuration, split)}") from error
+            raise _refused(address, error, _how_to_fetch(name, configuration, split)) from error
     try:
         return datasets.load_dataset(folder, configuration, split=split)
     except failures as error:
-        raise DataError(f"{address}: {error}{_how_to_fetch(name, configuration, split)}") from error
+        raise _refused(address, error, _how_to_fetch(name, configuration, split)) from error
+
+
+def _refused(address: str, error: Exception, advice: str) -> DataError:
+    said = (
+        str(error) if isinstance(error, OSError | ValueError) else repr(error)
+    )  # a KeyError is its key alone
+    return DataError(f"{address}: {said[:_LONGEST]}{advice}")
 
 
 def _saved(name: str, split: str) -> Any:
     """The rows of a folder that `save_to_disk` wrote; None for any other name. ValueError where it has no such split."""
     import datasets
 
+    if os.path.isdir(name) and (
+        odd := [each for each in sorted(os.listdir(name)) if _never_ends(name, each)]
+    ):
+        raise ValueError(f"{odd[0]} in the folder is a pipe or a device, no file")
     if not any(os.path.isfile(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
         return None
     found = datasets.load_from_disk(name)
@@ -72,6 +97,12 @@ def _saved(name: str, split: str) -> Any:
     if split not in splits:
         raise ValueError(f"the folder has no split {split!r}; it has {', '.join(sorted(splits))}")
     return splits[split]
+
+
+def _never_ends(folder: str, file: str) -> bool:
+    """Whether reading it could wait for ever."""
+    path = os.path.join(folder, file)
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _downloaded(name: str) -> str | None:

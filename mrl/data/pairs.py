@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mrl.data.messages import Messages, read_messages
+from mrl.data.shapes import names_of
 from mrl.errors import DataError
 
 Text = str | Messages
@@ -68,7 +69,7 @@ def preferences(columns: Mapping[str, Any], *, place: str) -> Iterator[Responses
         yield from _ranked(columns, place)
         return
     if absent := [name for name in ("chosen", "rejected") if columns.get(name) is None]:
-        raise DataError(f"{place}: no column {absent[0]!r}; the row has {sorted(columns)}")
+        raise DataError(f"{place}: no column {absent[0]!r}; the row has {names_of(columns)}")
     chosen, rejected = (_text(columns[name], name, place) for name in ("chosen", "rejected"))
     prompt = _text(columns["prompt"], "prompt", place) if columns.get("prompt") is not None else None
     yield Responses(*_split(prompt, chosen, rejected, place), (True, False))
@@ -146,7 +147,7 @@ def _dialogue(chosen: str, rejected: str, place: str) -> tuple[Text, tuple[Text,
 
 def _column(columns: Mapping[str, Any], name: str, place: str) -> Text:
     if columns.get(name) is None:
-        raise DataError(f"{place}: no column {name!r}; the row has {sorted(columns)}")
+        raise DataError(f"{place}: no column {name!r}; the row has {names_of(columns)}")
     return _text(columns[name], name, place)
 
 

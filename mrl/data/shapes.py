@@ -91,8 +91,14 @@ def shape_of(columns: Mapping[str, Any], *, place: str) -> str:
         if column in columns:
             return shape
     raise DataError(
-        f"{place}: cannot tell the format from the columns {sorted(columns)}; set data.format and data.columns"
+        f"{place}: cannot tell the format from the columns {names_of(columns)}; set data.format and data.columns"
     )
+
+
+def names_of(columns: Mapping[str, Any]) -> list[str]:
+    """The names of a row's columns as an error shows them: not all of very many, nor whole where one is a text's length."""
+    names = [name if len(name) <= 60 else f"{name[:60]}..." for name in sorted(columns)]
+    return names if len(names) <= 30 else [*names[:30], f"and {len(names) - 30} more"]
 
 
 def fields_of(shape: str, mapped: ColumnMap) -> Fields:
@@ -208,7 +214,7 @@ def _as_it_is(value: Any) -> Any:
 def _column(columns: Mapping[str, Any], name: str, place: str) -> Any:
     value = _optional(columns, name)
     if value is None:
-        raise DataError(f"{place}: no column {name!r}; the row has {sorted(columns)}")
+        raise DataError(f"{place}: no column {name!r}; the row has {names_of(columns)}")
     return value
 
 

@@ -351,3 +351,42 @@ def test_without_slots_of_their_own_engines_have_the_trainers(minimal: Path) -> 
     shared = load([minimal], ["training.layout.dp=4", "rollout.tp=2"])
     assert (shared.num_slots, shared.engine_slots, shared.num_engines) == (4, range(4), 2)
     assert shared.as_placed() is shared
+
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run:\n  name: 2001-02-30\n", r"odd\.yaml:2: the value is not readable: day is out of range"),
+        ("run: {name: !!int x}\n", r"odd\.yaml:1: the value is not readable"),
+        ("run: {name: !!timestamp x}\n", r"odd\.yaml:1: the value is not readable"),
+        ("run: {name: !!python/object:os.system x}\n", r"odd\.yaml:1: the value is not readable"),
+        ("run: &a {name: *a}\n", r"odd\.yaml is not readable YAML: .*holds itself"),
+        ("run: {name: " + "[" * 3000 + "\n", r"odd\.yaml is not readable YAML: it is nested deeper"),
+        (LAUGHS + "run: {name: *a59}\n", r"odd\.yaml is not readable YAML: its references"),
+        ("run: {name: [{a: 1, a: 2}]}\n", r"odd\.yaml:1: .*the key 'a' stands twice"),
+        ("run: {name: [" + "9" * 5000 + "]}\n", r"odd\.yaml:1: the value is not readable: .*4300 digits"),
+    ],
+)
+def test_yaml_that_is_no_value_is_a_sentence(text: str, expected: str, minimal: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s){expected}") as error:
+        load([minimal, tmp_path / "odd.yaml"])
+    assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "value", ["2001-02-30", "{a: 1, a: 2}", "&a [*a]", "[" * 5000, "{? [a] : 1}", "!!int x"]
+)
+def test_a_word_whose_value_is_none_is_a_sentence(value: str, minimal: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the value in 'run\.name=") as error:
+        load([minimal], [f"run.name={value}"])
+    assert len(str(error.value)) < 2000
+
+
+def test_a_value_of_a_page_is_shown_by_its_beginning(minimal: Path) -> None:
+    with pytest.raises(ConfigError, match=r"loop\.steps") as error:
+        load([minimal], [f"loop.steps={'x' * 70_000}"])
+    assert len(str(error.value)) < 2000

@@ -116,6 +116,7 @@ def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(
         ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4, "solved": 5}\n', "5 of 4 samples"),
         ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4, "solved": 1}\n', "has none of the 5 training"),
         ("\x00\n", "not JSON"),
+        ('{"about": ' + "[" * 100_000 + "\n", "not JSON"),
     ],
 )
 def test_other_files_are_refused_in_a_sentence(

@@ -90,3 +90,52 @@ def test_bad_files_are_named(name: str, content: Any, says: str, tmp_path: Path)
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=says):
         list(read_rows(tmp_path / name))
+
+
+def cut_in_its_middle(data: bytes) -> bytes:
+    return data[:40] + bytes([data[40] ^ 255]) + data[41:]
+
+
+PACKED = gzip.compress(b"".join(b'{"a": %d}\n' % (n * 7919) for n in range(200)), mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, "a.jsonl:2: no JSON: brackets in brackets"),
+        ("a.json", b'[{"a": ' + b"[" * 100_000, "a.json: no JSON: brackets in brackets"),
+        (
+            "a.jsonl",
+            b'{"a": 1, "b": {"c": 1, "c": 2}}\n',
+            "a.jsonl:1: no JSON: an object has the key 'c' twice",
+        ),
+        ("a.json", b'[{"a": 1, "a": 2}]', "a.json: no JSON: an object has the key 'a' twice"),
+        ("a.jsonl.gz", cut_in_its_middle(PACKED), "a.jsonl.gz: cannot be read: "),
+        ("a.csv", b"a,a," + b"x" * 70_000 + b"\n1,2,3\n", "names a column twice"),
+    ],
+)
+def test_what_no_reader_takes_is_a_sentence(name: str, data: bytes, expected: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=expected) as error:
+        list(read_rows(tmp_path / name))
+    assert len(str(error.value)) < 1000
+
+
+def test_a_page_of_parquet_is_held_against_its_checksum(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.parquet", [{"a": f"value {n:04d}"} for n in range(50)]
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows), path, compression="none", write_page_checksum=True
+    )
+    assert [row for _, row in read_rows(path)] == rows
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"value 0007", b"value 0008", 1))
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet: .*CRC"):
+        list(read_rows(path))
+
+
+def test_text_of_parquet_that_is_no_text_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": "plain text"}]), path, compression="none")
+    path.write_bytes(path.read_bytes().replace(b"plain text", b"plain \xff\xfe\xff\xff"))
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet: .*utf-8"):
+        list(read_rows(path))

@@ -1,8 +1,10 @@
 """Data sets of the Hugging Face hub, without a network: a folder, the library's cache, a downloaded repository."""
 
 import json
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,34 @@ def test_a_folder_that_save_to_disk_wrote(tmp_path: Path, caches: Path) -> None:
     assert next(iter(read_rows(f"hf://{tmp_path}/one@train"))) == (f"hf://{tmp_path}/one@train:1", ROWS[0])
     with pytest.raises(DataError, match="no split 'dev'; it has test, train"):
         list(read_rows(f"hf://{tmp_path}/both@dev"))
+
+
+def without_a_key(folder: Path) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(
+        json.dumps({name: state[name] for name in state if name != "_format_columns"})
+    )
+
+
+def with_a_pipe(folder: Path) -> None:
+    (folder / "dataset_info.json").unlink()
+    os.mkfifo(folder / "dataset_info.json")
+
+
+def with_a_long_value(folder: Path) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps(state | {"_format_type": "x" * 70_000}))
+
+
+@pytest.mark.parametrize("spoil", [without_a_key, with_a_pipe, with_a_long_value])
+def test_a_damaged_folder_of_rows_is_refused_in_a_sentence(
+    caches: Path, spoil: Callable[[Path], None]
+) -> None:
+    import datasets
+
+    folder = caches / "saved"
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(folder))
+    spoil(folder)
+    with pytest.raises(DataError, match=f"hf://{folder}@train: ") as error:
+        rows_of(f"hf://{folder}@train")
+    assert len(str(error.value)) < 5000

@@ -1,0 +1,105 @@
+"""Malformed configurations, made of every recipe that is shipped by seeds: what is not refused in one sentence is read as it stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.config.load import dump, load, load_config
+from mrl.config.root import Config
+from mrl.files import CONFIGS
+from tests.support.bad_files import failures, outcome
+from tests.support.mutations import LITERALS, STRANGE, Mutator
+
+CASES = 300
+RECIPES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "hardware")
+BASE = {
+    "run": {"name": "base"},
+    "model": {"path": "model"},
+    "data": {"train": "rows.jsonl"},
+    "reward": {"kind": "maths"},
+}
+
+
+def paths_of(tree: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all settings."""
+    for name, value in tree.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from paths_of(value, f"{prefix}{name}.")
+
+
+def case(mutator: Mutator, folder: Path) -> None:
+    recipe = mutator.choose(RECIPES)
+    path = folder / "config.yaml"
+    path.write_bytes(recipe.read_bytes())
+    mutator.told.append(recipe.name)
+    words: list[str] = []
+    if mutator.choose([True, True, False]):
+        mutator.spoil(path, "yaml")
+    else:
+        words = [word_of(mutator) for _ in range(mutator.choose([1, 1, 2, 5]))]
+        mutator.told += [word[:80] for word in words]
+    config, _ = outcome(lambda: load_config(BASE, str(path), *words))
+    if config is not None:
+        require_whole(config)
+
+
+def word_of(mutator: Mutator) -> str:
+    """A setting of the command line with a value that is strange, or a text that is none."""
+    name = mutator.choose(list(paths_of(load([BASE]).model_dump(mode="json"))))
+    value = mutator.choose(
+        [*map(str, STRANGE), *LITERALS, "[" * 5000, "{a: 1, a: 2}", "[{a: 1, a: 2}]", "&a [*a]", "? [a]"]
+    )
+    return mutator.choose(
+        [
+            f"{name}={value}",
+            f"{name}.{name}={value}",
+            f"{name}",
+            f"={value}",
+            f"{name}=={value}",
+            f"{name}=[{value}]",
+        ]
+    )
+
+
+def require_whole(config: Config) -> None:
+    """What was accepted can be written, reads back as it is, and has no number that is none."""
+    text, _ = outcome(lambda: dump(config))
+    assert text is not None
+    for name, value in numbers(config.model_dump()):
+        assert not math.isnan(value), name
+    assert config.model_dump() == load_text(text).model_dump()
+
+
+def load_text(text: str) -> Config:
+    import yaml
+
+    config, said = outcome(lambda: load([yaml.safe_load(text)]))
+    assert config is not None, said
+    return config
+
+
+def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """(name, value) of every float."""
+    if isinstance(tree, float):
+        yield name, tree
+    for key, value in (
+        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    ):
+        yield from numbers(value, f"{name}.{key}")
+
+
+def test_some_malformed_configurations(tmp_path: Path) -> None:
+    found = failures("config", range(0, CASES, 10), case, tmp_path)
+    assert not found, found
+
+
+@pytest.mark.slow
+def test_all_malformed_configurations(tmp_path: Path) -> None:
+    found = failures("config", range(CASES), case, tmp_path)
+    assert not found, found

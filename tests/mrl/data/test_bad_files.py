@@ -1,0 +1,190 @@
+"""Malformed files of rows, made of good ones by seeds: each row that can be read is there or counted, or the file is refused in one
+sentence that names it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from mrl.config.sections.data import DataSection
+from mrl.config.sections.tune import TuneSection
+from mrl.data.conversation import Encoder
+from mrl.data.difficulty import RateFile
+from mrl.data.files import read_rows
+from mrl.data.load import Dataset, load_data
+from mrl.data.tune_rows import load_training
+from mrl.rewards.kinds.section import RewardSection
+from tests.support.bad_files import failures, outcome
+from tests.support.mutations import Mutator, copied
+
+CASES = 300
+MATHS = RewardSection(kind="maths")
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2]}}}
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "name": "add", "tool_call_id": "c1", "content": "2"},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+        },
+    }
+]
+
+
+def rows_of(shape: str) -> list[dict[str, Any]]:
+    """Eight rows of a format."""
+    make: dict[str, Callable[[int], dict[str, Any]]] = {
+        "plain": lambda n: {"prompt": f"{n}+{n}=", "answer": str(2 * n), "domain": "sums", "tag": "even"},
+        "verl": lambda n: {"prompt": TALK[:1] + [{"role": "user", "content": f"{n}?"}], "reward_model": {"ground_truth": str(n)}, "data_source": "s"},
+        "trl": lambda n: {"prompt": f"what is {n}?", "solution": n, "level": n},
+        "chat": lambda n: {"prompt": [*TALK, {"role": "user", "content": str(n)}], "answer": str(n), "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}},
+        "messages": lambda n: {"messages": [{"role": role, "content": [{"type": "text", "text": f"{role} {n}"}]} for role in ("user", "assistant")], "ground_truth": "1"},
+        "gsm8k": lambda n: {"question": f"{n}?", "answer": f"so\n#### {n}"},
+        "math": lambda n: {"problem": f"${n}$", "solution": f"\\boxed{{{n}}}", "level": "Level 1"},
+        "pairs": lambda n: {"prompt": f"{n}?", "chosen": f"{n}", "rejected": f"no {n}", "margin": 0.5, "chosen_probability": 0.9},
+        "tune": lambda n: {"prompt": [{"role": "user", "content": f"{n}?"}], "response": "an answer", "tools": TOOLS},
+    }  # fmt: skip
+    return [make[shape](n) for n in range(1, 9)]
+
+
+PROMPTS = ("plain", "verl", "trl", "chat", "messages", "gsm8k", "math")
+
+
+def written(rows: list[dict[str, Any]], path: Path) -> Path:
+    """The rows as the kind of file that the name says."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, write_page_checksum=True)
+    elif path.suffix == ".csv":
+        names = list(rows[0])
+        lines = [names, *([json.dumps(row[name]) for name in names] for row in rows)]
+        path.write_text(
+            "".join(
+                ",".join(f'"{cell.replace(chr(34), chr(34) * 2)}"' for cell in line) + "\n" for line in lines
+            )
+        )
+    else:
+        path.write_text(text)
+    return path
+
+
+FORMS = {".jsonl": "lines", ".jsonl.gz": "bytes", ".json": "json", ".parquet": "bytes", ".csv": "csv"}
+
+
+class Cases:
+    """One malformed file and what reads it."""
+
+    def __init__(self, tokenizer: Any, saved: Path) -> None:
+        self._tokenizer, self._saved = tokenizer, saved
+
+    def __call__(self, mutator: Mutator, folder: Path) -> None:
+        kind = mutator.choose(["rows", "rows", "rows", "rows", "tune", "tune", "rates", "saved"])
+        {"rows": self.rows, "tune": self.tune, "rates": self.rates, "saved": self.saved}[kind](
+            mutator, folder
+        )
+
+    def rows(self, mutator: Mutator, folder: Path) -> None:
+        shape, ending = mutator.choose([*PROMPTS]), mutator.choose([*FORMS])
+        path = written(rows_of(shape), folder / f"rows{ending}")
+        good = path.read_bytes()
+        mutator.told += [shape, ending]
+        mutator.spoil(path, FORMS[ending])
+        section = DataSection(train=str(path), unusable="filter", max_prompt_tokens=400, overlong="filter")
+        data, said = outcome(lambda: load_data(section, MATHS, self._tokenizer))
+        if data is None:
+            assert path.name in said, said
+            return
+        if ending == ".jsonl":
+            require_lines(path, good)
+        require_counted(data, path)
+
+    def tune(self, mutator: Mutator, folder: Path) -> None:
+        shape, ending = mutator.choose(["pairs", "tune", "messages"]), mutator.choose([".jsonl", ".parquet"])
+        path = written(rows_of(shape), folder / f"rows{ending}")
+        mutator.told += [shape, ending]
+        mutator.spoil(path, FORMS[ending])
+        objective = {"name": "reward_model" if shape == "pairs" else "sft"}
+        section = TuneSection.model_validate(
+            {"data": {"train": str(path)}, "output": "out", "objective": objective}
+        )
+        encoder = Encoder(self._tokenizer, ends=[2])
+        found, said = outcome(lambda: load_training(section, encoder, max_length=100_000))
+        if found is None:
+            assert path.name in said, said
+        else:
+            assert len(found.rows) == len(list(read_rows(path)))
+
+    def rates(self, mutator: Mutator, folder: Path) -> None:
+        path = folder / "rates.jsonl"
+        lines = [
+            {"about": {"model": "x"}},
+            *({"id": f"i{n}", "asked": 4, "samples": 4, "solved": n} for n in range(4)),
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        mutator.spoil(path, "lines")
+        found, said = outcome(lambda: RateFile.read(path))
+        assert found is not None or path.name in said, said
+
+    def saved(self, mutator: Mutator, folder: Path) -> None:
+        """A folder as `datasets` saves it."""
+        path = copied(self._saved, folder / "saved")
+        file = mutator.choose(sorted(path.iterdir()))
+        mutator.told.append(file.name)
+        mutator.spoil(file, "json" if file.suffix == ".json" else "bytes")
+        found, said = outcome(lambda: list(read_rows(f"hf://{path}@train")))
+        assert found is not None or str(path) in said, said
+
+
+def require_lines(path: Path, good: bytes) -> None:
+    """Every line that is as it was is a row with its number, and nothing but blank lines is passed over."""
+    lines = path.read_bytes().split(b"\n")
+    as_they_were = set(good.splitlines())
+    found = {int(place.rpartition(":")[2]): row for place, row in read_rows(path)}
+    assert sorted(found) == [n for n, line in enumerate(lines, 1) if line.strip()]
+    for number, line in enumerate(lines, 1):
+        assert line not in as_they_were or found[number] == json.loads(line), number
+
+
+def require_counted(data: Dataset, path: Path) -> None:
+    """Rows that are no prompts are counted."""
+    report = data.report
+    left_out = report.unusable + report.duplicates + report.overlong
+    assert report.rows + left_out == len(list(read_rows(path)))
+
+
+@pytest.fixture
+def cases(tool_tokenizer: Any, tmp_path: Path) -> Cases:
+    import datasets
+
+    datasets.disable_progress_bars()
+    saved = tmp_path / "good"
+    datasets.Dataset.from_list(rows_of("chat"), split="train").save_to_disk(str(saved))
+    return Cases(tool_tokenizer, saved)
+
+
+def test_some_malformed_files_of_rows(cases: Cases, tmp_path: Path) -> None:
+    found = failures("data", range(0, CASES, 10), cases, tmp_path)
+    assert not found, found
+
+
+@pytest.mark.slow
+def test_all_malformed_files_of_rows(cases: Cases, tmp_path: Path) -> None:
+    found = failures("data", range(CASES), cases, tmp_path)
+    assert not found, found
