@@ -150,6 +150,9 @@ def _compare_metrics(folder: Path, found: Audit) -> None:
         step, groups = row.get("step"), row.get("rollout/groups")
         if groups is None or not isinstance(step, int):
             continue
+        if isinstance(groups, bool) or not isinstance(groups, int | float):
+            found.other.append(f"metrics.jsonl has no number of groups in step {step}.")
+            continue
         if step > last.step - last.starts:
             found.other.append(f"metrics.jsonl has step {step}, ledger.jsonl ends before it: it was cut.")
         elif step in trained and groups != (count := len(indices_of(trained[step]))):

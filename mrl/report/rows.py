@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from mrl.errors import DataError
+
 LONGEST = 2**26
 """Bytes of a row; what is longer is no row of ours, and is not kept in memory."""
 
@@ -60,13 +62,12 @@ class Tail:
         return self._file_id >= 0 and (found.st_ino != self._file_id or found.st_size < self._offset)
 
     def rows(self, most: int | None = None) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """(offset, length in bytes, row) of further rows, in about `most` bytes; an absent file has none."""
-        try:
-            file = self.path.open("rb")
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        """(offset, length in bytes, row) of further rows, in about `most` bytes; what is absent, or no plain file, has none: a
+        pipe would be waited for. OSError where the file may not be read."""
+        if not self.path.is_file():
             self.reading.is_there = False
             return
-        with file:
+        with self.path.open("rb") as file:
             size = self._begin(file)
             end = size if most is None else min(size, self._offset + most)
             while self._offset < end and (line := file.readline(LONGEST)):
@@ -114,10 +115,13 @@ class Tail:
 
 
 def rows(path: Path, reading: Reading) -> Iterator[dict[str, Any]]:
-    """The rows in order, and in `reading` what was found; an absent file has none."""
+    """The rows in order, and in `reading` what was found; an absent file has none. DataError where the file may not be read."""
     tail = Tail(path, reading)
-    yield from (row for _, _, row in tail.rows())
-    yield from (row for _, _, row in tail.rest())
+    try:
+        yield from (row for _, _, row in tail.rows())
+        yield from (row for _, _, row in tail.rest())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ def text(folder: Path) -> str:
     if not curves.rows:
         if not (folder / "samples.jsonl").is_file():
             raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
-        return f"{folder}: metrics.jsonl has no rows"
+        return f"{folder}: metrics.jsonl has no rows. {' '.join(reading.notes())}"
     tree = curves.tree()
     metrics = tree["metrics"]
     shown = SHOWN_OF_TUNE if SHOWN_OF_TUNE[0] in metrics else SHOWN
