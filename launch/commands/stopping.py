@@ -1,19 +1,22 @@
 """Leaving on request: once means finish the step, save and go; twice, or before the first step, means go now.
 
 SIGINT (Ctrl-C) and SIGTERM end the run; SIGUSR1 (a batch system's warning before its time limit) asks to be put in the queue
-again, said by the exit code. A program that runs the training asks in words (`ask`).
+again, said by the exit code. SIGTERM again within ONE_REQUEST_SECONDS is the same request: `timeout` (coreutils) and some batch systems
+signal a command and, at once, the process group that it is in. A program that runs the training asks in words (`ask`).
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 
 from mrl.observe.streams import say
 
 REQUEUE_EXIT_CODE = 99
 """The batch script puts the job back in the queue for this code."""
+ONE_REQUEST_SECONDS = 1.0
 RULE_EXIT_CODE = 3
 """A rule of loop.stop ended the run; whoever looks decides what comes next."""
 
@@ -37,6 +40,7 @@ class StopSignals:
         """Whether there is a step to finish; until then a signal raises LeaveNow at once."""
         self.exit_code = 0
         self._old: dict[int, object] = {}
+        self._asked_by, self._asked_at = 0, 0.0
 
     def reason(self) -> str | None:
         """Why to stop, or None."""
@@ -65,7 +69,11 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
+        name, before, at = signal.Signals(number).name, self._asked_by, self._asked_at
+        self._asked_by, self._asked_at = number, time.monotonic()
+        if number == before == signal.SIGTERM and self._asked_at - at < ONE_REQUEST_SECONDS:
+            self._asked_at = at
+            return
         if not self.stepping:
             self._reason, self.exit_code = name, _exit_code(number)
             say(f"{name} before the first step: leaving now")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mrl.launch.commands import stopping
 from mrl.launch.commands.stopping import REQUEUE_EXIT_CODE, StopSignals
 
 
@@ -32,6 +33,32 @@ def test_a_request_in_a_step_waits_for_its_end() -> None:
     assert signals.exit_code == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize(("apart", "leaves"), [(3600.0, False), (0.0, True)])
+def test_a_signal_that_comes_twice_at_once_is_one_request(
+    apart: float, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person is another thing."""
+    monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", apart)
+    with StopSignals() as signals:
+        signals.begin_steps()
+        os.kill(os.getpid(), signal.SIGTERM)
+        expected = (
+            pytest.raises(KeyboardInterrupt, match="SIGTERM twice") if leaves else contextlib.nullcontext()
+        )
+        with expected:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.reason() == "SIGTERM"
+    assert signals.exit_code == 128 + signal.SIGTERM
+
+
+def test_another_signal_at_once_is_another_request() -> None:
+    with StopSignals() as signals:
+        signals.begin_steps()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt, match="SIGINT twice"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_a_reason_in_words_is_no_failure_and_needs_no_main_thread() -> None:
     told: list[tuple[str | None, int]] = []
 
@@ -50,6 +77,7 @@ def test_a_reason_in_words_is_no_failure_and_needs_no_main_thread() -> None:
 
 PROGRAM = """
 import os, signal
+from mrl.launch.commands import stopping
 from mrl.launch.commands.stopping import StopSignals
 
 def main():
