@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,8 @@ class Job:
     """File that the server's words are added to."""
     restarts: int
     start_deadline_seconds: float
+    sockets: str = ""
+    """Folder that is removed at the end: what a server that is killed leaves there. Empty for none."""
 
 
 class Asked(Exception):
@@ -59,6 +62,9 @@ def main(job: Job) -> int:
             tell(ended=why)
     except Asked:
         return 0
+    finally:
+        if job.sockets:
+            shutil.rmtree(job.sockets, ignore_errors=True)
     return 1
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,14 +51,16 @@ class Engine:
         self._ready = threading.Event()
         self._server_pid: int | None = None
         self._is_closed = False
+        self._sockets = _socket_folder()
         command = [sys.executable, "-P", "-m", "mrl.rollout.serve", "PARENT"]
         job = Job(
             [*command, "--model", section.model, *_words(section, port), *words, *section.arguments],
-            _environment(section),
+            _environment(section) | {"VLLM_RPC_BASE_PATH": self._sockets},
             f"{self.url}/health",
             str(self.log),
             section.restarts if section.on_outage == "restart" else 0,
             section.start_deadline_seconds,
+            self._sockets,
         )
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))],
@@ -124,6 +127,7 @@ class Engine:
         if self._server_pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._server_pid, signal.SIGKILL)
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 class Engines:
@@ -241,6 +245,13 @@ def visible_gpus(numbers: Sequence[int]) -> list[str]:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = shown.split(",") if shown else None
     return [names[number] if names else str(number) for number in numbers]
+
+
+def _socket_folder() -> str:
+    """A folder for vLLM's sockets, which it leaves behind where its processes are killed; its name is short, because a socket's path has
+    at most 107 bytes, and vLLM adds 37."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="mrl-judge-", dir=usual if len(os.fsencode(usual)) <= 50 else "/tmp")
 
 
 def _free_port() -> int:

@@ -3,11 +3,14 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 from mrl.errors import WorkerLost
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.pool import engines
 from mrl.rewards.pool.pool import RewardPool
 from tests.support.judge_server import judge_server
 
@@ -70,7 +74,9 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_started(tmp_path: Path) -> None:
-    with kept(tmp_path, SERVER) as keeper:
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    with kept(tmp_path, SERVER, sockets=str(sockets)) as keeper:
         first = told(keeper)["pid"]
         assert told(keeper)["ready"] > 0
         children = psutil.Process(first).children(recursive=True)
@@ -78,12 +84,31 @@ def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_star
         os.kill(first, signal.SIGKILL)
         assert told(keeper) == {"ended": "it ended with status -9"}
         assert gone(children), "what the dead server had started"
+        (sockets / "of-the-dead-server").touch()
         second = told(keeper)["pid"]
         assert told(keeper)["ready"] > 0
         everything = [psutil.Process(second), *psutil.Process(second).children(recursive=True)]
         assert keeper.stdin is not None
         keeper.stdin.close()  # as when the driver dies
         assert keeper.wait(30) == 0 and gone(everything)
+    assert not sockets.exists(), "what a killed server leaves there"
+
+
+def test_sockets_of_a_server_have_a_folder_whose_name_is_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A socket's path has at most 107 bytes."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    for folder in (tempfile.gettempdir(), str(long)):
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        sockets = Path(engines._socket_folder())
+        try:
+            assert not list(sockets.iterdir())
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(sockets / str(uuid.uuid4())))
+        finally:
+            shutil.rmtree(sockets)
 
 
 def test_a_server_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
