@@ -50,7 +50,7 @@ def _lack(place: Path, num_bytes: int) -> str:
 def owner_of(folder: Path) -> str | None:
     """The run that the folder belongs to."""
     with contextlib.suppress(FileNotFoundError):
-        return (folder / MARK).read_text(encoding="utf-8")
+        return (folder / MARK).read_text(encoding="utf-8", errors="replace")
     return None
 
 

@@ -59,13 +59,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest; DamagedCheckpoint when it is absent, unreadable or of a version that is not known."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        if path.exists() and not path.is_file():
+            raise OSError("no plain file")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path}: {error}; the checkpoint is not complete") from error
-    if manifest.get("version") not in HASHES:
+    version = manifest.get("version") if isinstance(manifest, dict) else None
+    if not isinstance(version, int) or version not in HASHES:
         known = ", ".join(map(str, HASHES))
-        raise DamagedCheckpoint(f"{path}: version {manifest.get('version')!r}, this program reads {known}")
+        raise DamagedCheckpoint(f"{path}: version {str(version)[:80]!r}, this program reads {known}")
+    if not _is_manifest(manifest):
+        raise DamagedCheckpoint(
+            f"{path}: it does not list files with their sizes and digests; the file is damaged"
+        )
     return manifest
+
+
+def _is_manifest(tree: dict[str, Any]) -> bool:
+    """Whether it has what readers take: files by name with [bytes, digest], and what the checkpoint is about."""
+    files, about = tree.get("files"), tree.get("about")
+    return (
+        isinstance(about, dict)
+        and isinstance(files, dict)
+        and all(isinstance(each, list) and list(map(type, each)) == [int, str] for each in files.values())
+    )
 
 
 def verify(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:

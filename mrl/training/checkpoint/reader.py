@@ -23,6 +23,18 @@ from mrl.errors import CheckpointError
 from mrl.models.stored_names import StoredBox
 from mrl.resharding.planner.boxes import Box, intersection
 
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    pickle.UnpicklingError,
+)
+"""What pickle and torch raise of files that are not what they wrote, though the manifest lists them so."""
 OPTIMIZER = "optimizer."
 """What Megatron's names of optimizer states begin with."""
 
@@ -45,8 +57,8 @@ class DistributedCheckpoint:
         self.folder, self._reader = folder, FileSystemReader(folder)
         try:
             metadata = self._reader.read_metadata()
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"{folder} is not a readable distributed checkpoint: {error}") from error
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{folder} is not a readable distributed checkpoint: {error!r}") from error
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         self._stored = {
             key: stored
@@ -77,7 +89,10 @@ class DistributedCheckpoint:
         for copy, target in copies:
             by_chunk[MetadataIndex(copy.key, copy.chunk[0])].append((copy, target))
         items = [_whole(index, members[0][0].chunk[1]) for index, members in by_chunk.items()]
-        self._reader.read_data(LoadPlan(items), _Distribution(by_chunk, self._stored))
+        try:
+            self._reader.read_data(LoadPlan(items), _Distribution(by_chunk, self._stored))
+        except _UNREADABLE as error:
+            raise CheckpointError(f"tensors in {self.folder} cannot be read: {error!r}") from error
 
     def _near(self, box: StoredBox) -> Iterator[Box]:
         """The chunks that meet the box on the first axis."""

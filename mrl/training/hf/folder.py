@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mrl.errors import ConfigError
@@ -43,14 +43,32 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
     """Tensor name -> its safetensors file, for sharded and single-file folders."""
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = json.loads(index.read_text())["weight_map"]
-        return {name: folder / file for name, file in weight_map.items()}
+    if index.is_file():
+        return {name: folder / file for name, file in _weight_map(index).items()}
     single = folder / "model.safetensors"
-    if not single.exists():
+    if not single.is_file():
         raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
-    with safe_open(single, framework="pt") as file:
+    with _opened(single) as file:
         return dict.fromkeys(file.keys(), single)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name; ConfigError for another file than such an index."""
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{index} is no index of safetensors files: {error!r}") from error
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise ConfigError(f"{index} is no index of safetensors files: its weight_map is not of names")
+    return found
+
+
+def _opened(path: Path) -> Any:
+    """safetensors' reader of a file; ConfigError where it is damaged."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} is no readable safetensors file: {error}; download it again") from error
 
 
 def load_folder(
@@ -195,7 +213,7 @@ class _OpenFiles(ExitStack):
         """safetensors' slice of a tensor, which must have the shape, where one is given."""
         path = self._files[name]
         if path not in self._opened:
-            self._opened[path] = self.enter_context(safe_open(path, framework="pt"))
+            self._opened[path] = self.enter_context(_opened(path))
         stored = self._opened[path].get_slice(name)
         if shape is not None and tuple(stored.get_shape()) != shape:
             raise ConfigError(f"{name} in {path} is {stored.get_shape()}, config.json says {list(shape)}")

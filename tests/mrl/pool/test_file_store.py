@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from mrl.errors import PoolError
+from mrl.pool import folder as pool_folder
 from mrl.pool.file_store import FileStore
 from mrl.pool.group_bytes import decode, encode, size_of
 from mrl.routes import Routes, Rows
@@ -162,6 +163,7 @@ def test_a_full_disk_keeps_what_was_acknowledged(tmp_path: Path) -> None:
 import resource, signal
 from pathlib import Path
 from mrl.errors import PoolError
+from mrl.pool import folder as pool_folder
 from tests.mrl.pool.test_file_store import assert_same, group_of, store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -215,3 +217,10 @@ def test_routes_stay_in_memory_as_they_are(tmp_path: Path) -> None:
     pool.release([number])
     assert not pool._routes
     pool.close()
+
+
+def test_a_mark_that_is_no_text_is_another_runs(tmp_path: Path) -> None:
+    (tmp_path / pool_folder.MARK).write_bytes(b"\xff\xfe")
+    assert "belongs to the run" in pool_folder.fault(tmp_path, "run", num_bytes=0)
+    with pytest.raises(PoolError, match="belongs to the run"):
+        pool_folder.claim(tmp_path, "run")

@@ -41,7 +41,16 @@ DAMAGES = {
     "file added": (lambda path: (path / "c.bin").write_bytes(b""), "c.bin is not listed"),
     "manifest missing": (lambda path: (path / folders.MANIFEST).unlink(), "not complete"),
     "manifest cut": (lambda path: (path / folders.MANIFEST).write_text('{"version'), "not complete"),
-    "other version": (lambda path: (path / folders.MANIFEST).write_text('{"version": 99}'), "version 99"),
+    "manifest no text": (lambda path: (path / folders.MANIFEST).write_bytes(b"\xff\xfe{}"), "not complete"),
+    "manifest nested": (lambda path: (path / folders.MANIFEST).write_text("[" * 100_000), "not complete"),
+    "manifest a list": (lambda path: (path / folders.MANIFEST).write_text("[2]"), "version 'None'"),
+    "manifest without digests": (
+        lambda path: (path / folders.MANIFEST).write_text(
+            '{"version": 2, "about": {}, "files": {"a.bin": [500]}}'
+        ),
+        "does not list files",
+    ),
+    "other version": (lambda path: (path / folders.MANIFEST).write_text('{"version": 99}'), "version '99'"),
 }
 
 

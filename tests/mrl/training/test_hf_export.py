@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,27 @@ def test_an_export_takes_the_memory_of_one_file(golden_model: Path, tmp_path: Pa
     for file in (tmp_path / "measured").glob("*.safetensors"):
         again |= load_file(file)
     assert original.keys() == again.keys() and all(torch.equal(original[n], again[n]) for n in original)
+
+
+@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata"])
+def test_a_checkpoint_whose_files_are_not_what_was_written_is_refused_in_a_sentence(
+    file: str, golden_model: Path, tmp_path: Path
+) -> None:
+    """Also where a manifest lists them as they are."""
+    checkpoint = Path(shutil.copytree(GOLDEN / "checkpoint", tmp_path / "checkpoint"))
+    (checkpoint / file).write_bytes(b"\n")
+    with pytest.raises(CheckpointError, match=r"cannot be read|not a readable"):
+        export.export_checkpoint(checkpoint, tmp_path / "out", source=golden_model, dtype="float32")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_file_of_weights_is_refused_in_a_sentence(golden_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(golden_model, tmp_path / "model"))
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[1:])
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no readable safetensors file"):
+        hf_folder.tensor_files(model)
+    for text in ("[1]", "{", '{"weight_map": {"a": 1}}', "[" * 100_000):
+        (model / export.INDEX).write_text(text)
+        with pytest.raises(ConfigError, match=r"index\.json is no index of safetensors files"):
+            hf_folder.tensor_files(model)
