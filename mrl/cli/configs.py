@@ -67,6 +67,7 @@ def _make_command(commands) -> None:
     make.add_argument("what", choices=["arithmetic", "calculator", "domains", "tokenizer"])
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
+    make.add_argument("--pairs", type=int, help="arithmetic: pairs of a right and a wrong answer; 2000")
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
@@ -76,7 +77,7 @@ def _make(options: argparse.Namespace) -> int:
     if options.what == "arithmetic":
         from mrl.prepare import arithmetic
 
-        print(f"wrote {arithmetic.write(options.out, largest=options.largest)}")
+        print(f"wrote {arithmetic.write(options.out, largest=options.largest, num_pairs=options.pairs)}")
         return 0
     if options.what == "calculator":
         from mrl.prepare import calculator

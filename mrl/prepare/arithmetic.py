@@ -5,12 +5,14 @@ start:  {"prompt": "37+58=", "response": "95"} The tag says whether a digit is c
 lies in exactly one of the three files; all are a pure function of the seed.
 
 Rows of pairs and pairs_validation:  {"prompt": "37+58=", "chosen": "95", "rejected": "85"}, of sums of train and of
-validation; the rejected answer has one digit wrong.
+validation; the rejected answer has one digit wrong. Where more pairs are asked for than there are sums, each is asked again,
+with another draw of the wrong digit.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 from collections.abc import Iterable, Mapping
@@ -44,11 +46,10 @@ def write(
     largest: int = 99,
     num_validation: int = 512,
     num_sft: int = 3000,
-    num_pairs: int = 2000,
+    num_pairs: int | None = None,
     seed: int = 0,
 ) -> Path:
-    """Write train.jsonl, validation.jsonl, sft.jsonl, pairs.jsonl (at most `num_pairs`) and pairs_validation.jsonl; return the
-    folder.
+    """Write train.jsonl, validation.jsonl, sft.jsonl, pairs.jsonl (`num_pairs`, by default one of each of the first 2,000 sums) and pairs_validation.jsonl; return the folder.
 
     All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then the supervised start,
     the rest to train.
@@ -64,9 +65,11 @@ def write(
     write_rows(folder / "validation.jsonl", (_question(s) for s in validation))
     write_rows(folder / "train.jsonl", (_question(s) for s in train))
     write_rows(folder / "sft.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in sft))
-    wrong = random.Random(seed)
+    wrong, num_pairs = random.Random(seed), min(2000, len(train)) if num_pairs is None else num_pairs
     write_rows(folder / "pairs_validation.jsonl", [_pair(s, wrong) for s in validation])
-    write_rows(folder / "pairs.jsonl", [_pair(s, wrong) for s in train[:num_pairs]])
+    write_rows(
+        folder / "pairs.jsonl", [_pair(s, wrong) for s in itertools.islice(itertools.cycle(train), num_pairs)]
+    )
     return folder
 
 
