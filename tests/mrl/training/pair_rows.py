@@ -1,16 +1,20 @@
-"""Pairs for the tests of a step, and what of its metrics is compared."""
+"""Pairs for the tests of a step, the layouts that it runs in, and what is compared."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 
 from mrl.data.conversation import Encoded
 from mrl.data.pairs import PairLabel
 from mrl.data.tune_rows import TuneRow, TuneRows, scored
+from tests.mrl.training.layouts import name_of
 from tests.tiny_models import VOCAB
+
+Steps = list[dict[str, float]]
 
 
 def pairs(count: int = 9) -> list[TuneRow]:
@@ -33,6 +37,33 @@ def scored_pairs() -> tuple[TuneRow, ...]:
     return scored(TuneRows(tuple(plain), None, "")).rows
 
 
-def without_load(metrics: dict[str, Any]) -> dict[str, Any]:
-    """How tokens are spread over experts counts each microbatch's padding."""
-    return {name: value for name, value in metrics.items() if not name.startswith("moe/")}
+LAYOUTS = pytest.mark.parametrize(
+    ("layout", "tokens"),
+    [
+        ({}, 1),
+        ({"ep": 2, "dp": 2}, 64),
+        pytest.param({"tp": 2}, 64, marks=pytest.mark.slow),
+        pytest.param({"pp": 2}, 64, marks=pytest.mark.slow),
+        pytest.param({"cp": 2}, 64, marks=pytest.mark.slow),
+        pytest.param({"tp": 2, "pp": 2}, 1, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, dict) else str(value),
+)
+"""Layouts, and microbatches of one pair and of several."""
+
+
+def told_of(found: Mapping[int, Sequence[float]]) -> dict[str, float]:
+    """What row_logprobs() found, by row and side."""
+    return {f"{n}.{i}": value for n, values in found.items() for i, value in enumerate(values)}
+
+
+def compare(told: Steps, wanted: Steps) -> None:
+    """What a rank told of its rows and then of each step, with what one rank told. How tokens are spread over experts counts each
+    microbatch's padding."""
+    for ours, theirs in zip(told, wanted, strict=True):
+        assert ours.get("grad_norm", 0.0) == pytest.approx(theirs.get("grad_norm", 0.0), rel=5e-6)
+        ours, theirs = (
+            {n: v for n, v in each.items() if n != "grad_norm" and not n.startswith("moe/")}
+            for each in (ours, theirs)
+        )
+        assert ours == pytest.approx(theirs, rel=2e-6, abs=2e-6)

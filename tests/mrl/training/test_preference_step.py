@@ -12,8 +12,7 @@ from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.tune_rows import batch_of
 from mrl.loops.tuning.row_logprobs import own_share, row_logprobs
 from tests.mrl.training import scenarios
-from tests.mrl.training.layouts import name_of
-from tests.mrl.training.pair_rows import pairs, without_load
+from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, pairs, told_of
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
@@ -29,7 +28,7 @@ OBJECTIVES = (
 
 def preference_steps(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], microbatch_tokens: int
-) -> list[dict[str, float]]:
+) -> Steps:
     """Log-probs of all rows, then each objective's metrics and gradient norm, by weights that stay as they are."""
     at = scenarios.worker(rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens)
     rows = pairs()
@@ -39,7 +38,7 @@ def preference_steps(
         n: [value - 0.3137 + 0.2 * i for i, value in enumerate(values)] for n, values in found.items()
     }
     shard = own_share(batch_of(rows, range(len(rows)), reference), at)
-    told = [{f"{n}.{i}": value for n, values in found.items() for i, value in enumerate(values)}]
+    told = [told_of(found)]
     for section in OBJECTIVES:
         counts = {"num_rows": sum(row.weight for row in rows)}
         metrics, _ = at.accumulate(shard, PreferenceObjective(section), counts)
@@ -48,34 +47,15 @@ def preference_steps(
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, float]]]:
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
     folder = write_model(tmp_path_factory.mktemp("pairs") / "moe")
     return folder, run_ranks(preference_steps, 1, str(folder), {}, 4096)[0]
 
 
-def check(one_rank: tuple[Path, list[dict[str, float]]], layout: dict[str, int], tokens: int) -> None:
-    folder, expected = one_rank
-    world = LayoutSection(**layout).world_size
-    for told in run_ranks(preference_steps, world, str(folder), layout, tokens):
-        for ours, theirs in zip(told, expected, strict=True):
-            ours, theirs = (without_load(each) for each in (ours, theirs))
-            assert ours.pop("grad_norm", 0.0) == pytest.approx(theirs.pop("grad_norm", 0.0), rel=5e-6)
-            assert ours == pytest.approx(theirs, rel=2e-6, abs=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("layout", "tokens"),
-    [
-        ({}, 1),
-        ({"ep": 2, "dp": 2}, 64),
-        pytest.param({"tp": 2}, 64, marks=pytest.mark.slow),
-        pytest.param({"pp": 2}, 64, marks=pytest.mark.slow),
-        pytest.param({"cp": 2}, 64, marks=pytest.mark.slow),
-        pytest.param({"tp": 2, "pp": 2}, 1, marks=pytest.mark.slow),
-    ],
-    ids=lambda value: name_of(value) if isinstance(value, dict) else str(value),
-)
+@LAYOUTS
 def test_a_step_over_pairs_is_that_of_one_rank(
-    layout: dict[str, int], tokens: int, one_rank: tuple[Path, list[dict[str, float]]]
+    layout: dict[str, int], tokens: int, one_rank: tuple[Path, Steps]
 ) -> None:
-    check(one_rank, layout, tokens)
+    folder, expected = one_rank
+    for told in run_ranks(preference_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens):
+        compare(told, expected)
