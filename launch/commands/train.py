@@ -192,7 +192,8 @@ def _arrivals(parts: Parts, folder: RunFolder, first_step: int) -> Arrivals:
         return clock
     devices = parts.hybrid.train.device_names()
     header = Header(config.model_dump(mode="json"), first_step, code_digest(), devices)
-    return Recording(clock, ScheduleFile(folder.path, header))
+    rollout = parts.hybrid.rollout
+    return Recording(clock, ScheduleFile(folder.path, header), lambda: rollout.num_lost)
 
 
 def _said(error: MrlError) -> str:

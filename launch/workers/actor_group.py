@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mrl.config.root import Config
@@ -50,7 +51,7 @@ class Pump(Protocol):
 
 
 class ActorGroup[A: Actor]:
-    """Actors that are never restarted; number i is `<kind> i`.
+    """Actors that Ray never restarts; number i is `<kind> i`.
 
     What an actor shall do is given as a function of it (`TrainActor.send`, or a lambda), so that a checker
     compares arguments and results, and an editor finds the method.
@@ -85,8 +86,11 @@ class ActorGroup[A: Actor]:
         strategies = list(strategies)
         environments = [dict(environment) | dict(own) for own in own_environments or [{}] * len(strategies)]
         command = {} if python is None else {"py_executable": python}
-        self.actors = [
-            actor.options(
+        places = list(zip(strategies, environments, strict=True))
+
+        def make(number: int) -> Any:
+            strategy, variables = places[number]
+            return actor.options(
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=threads,
@@ -96,8 +100,11 @@ class ActorGroup[A: Actor]:
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": variables, **command},
             ).remote(config, number, log_folder)
-            for number, (strategy, variables) in enumerate(zip(strategies, environments, strict=True))
-        ]
+
+        self._make = make
+        """A process of a number, where and as the first one was."""
+        self._log_folder = Path(log_folder)
+        self.actors = [make(number) for number in range(len(places))]
         self._owed = [0] * len(self.actors)
         self._pulls: dict[int, ObjectRef[Any]] = {}
         self._pump: Pump | None = None
@@ -114,13 +121,21 @@ class ActorGroup[A: Actor]:
     def name(self, number: int) -> str:
         return f"{self.kind} {number}"
 
-    def dead(self) -> list[str]:
-        """Names of the actors whose process is gone, as far as this process was told; asks nobody and costs
-        nothing."""
+    def numbers(self) -> Sequence[int]:
+        """The actors that are asked where all are."""
+        return range(len(self.actors))
+
+    @property
+    def pumps(self) -> bool:
+        """Whether the driver does something else while it waits for these."""
+        return self._pump is not None
+
+    def dead(self) -> list[int]:
+        """The actors whose process is gone, as far as this process was told; asks nobody and costs nothing."""
         from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined] generated code
 
-        states = [actor._get_local_state() for actor in self.actors]
-        return [self.name(n) for n, state in enumerate(states) if state == ActorTableData.ActorState.DEAD]
+        gone = ActorTableData.ActorState.DEAD
+        return [n for n in self.numbers() if self.actors[n]._get_local_state() == gone]
 
     def start_on(
         self, number: int, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
@@ -133,8 +148,7 @@ class ActorGroup[A: Actor]:
         self, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> dict[str, ObjectRef[R]]:
         """Starts a function of every actor; the caller waits for the results, by name."""
-        numbers = range(len(self.actors))
-        return {self.name(n): self.start_on(n, function, *arguments, **options) for n in numbers}
+        return {self.name(n): self.start_on(n, function, *arguments, **options) for n in self.numbers()}
 
     def on_all(
         self, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
@@ -201,7 +215,7 @@ def wait_all[R](
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
         if failed := _take(done, names, results):
-            _raise_first(failed, pending, names, clock.current)
+            raise_first(failed, pending, names, clock.current)
         if not pending:
             break
         if time.monotonic() - start > deadline_seconds:
@@ -212,6 +226,37 @@ def wait_all[R](
             seconds = POLL_SECONDS if meanwhile is None else PUMP_SECONDS
             ray.wait([*pending, *also], num_returns=1, timeout=seconds)
     return {name: results[name] for name in calls}
+
+
+def wait_for_ends[R](
+    calls: Mapping[str, ObjectRef[R]],
+    *,
+    deadline_seconds: float,
+    clock: PhaseClock,
+    give_up: Callable[[list[str]], None],
+) -> tuple[dict[str, R], dict[str, BaseException]]:
+    """(results, errors) by name once all calls have ended, however. GRACE_SECONDS after the first error, and at the deadline,
+    `give_up` is told which have not; WorkerLost for those that have not after another deadline."""
+    import ray
+
+    names: dict[Any, str] = {ref: name for name, ref in calls.items()}
+    pending, results, errors = list(names), {}, {}
+    given_up, limit = False, time.monotonic() + deadline_seconds
+    while pending:
+        with clock.waiting():
+            done, pending = ray.wait(pending, num_returns=len(pending), timeout=PUMP_SECONDS)
+        if found := _take(done, names, results):
+            limit = limit if errors else min(limit, time.monotonic() + GRACE_SECONDS)
+            errors |= found
+        if pending and time.monotonic() > limit:
+            late = [names[ref] for ref in pending]
+            if given_up:
+                raise WorkerLost(
+                    f"{', '.join(late)} did not answer within {deadline_seconds:g} s in phase {clock.current}"
+                )
+            give_up(late)
+            given_up, limit = True, time.monotonic() + deadline_seconds
+    return results, errors
 
 
 def close_all(groups: Iterable[ActorGroup[Any]], *, deadline_seconds: float) -> None:
@@ -235,12 +280,12 @@ def _take(done: list[Any], names: Mapping[Any, str], results: dict[str, Any]) ->
     for ref in done:
         try:
             results[names[ref]] = ray.get(ref, timeout=0)
-        except Exception as error:  # sorted by kind in _raise_first
+        except Exception as error:  # sorted by kind in raise_first
             failures[names[ref]] = error
     return failures
 
 
-def _raise_first(
+def raise_first(
     failed: dict[str, BaseException], pending: list[Any], names: Mapping[Any, str], phase: str
 ) -> None:
     import ray
@@ -250,23 +295,33 @@ def _raise_first(
         done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         failed |= _take(done, names, {})
     name, error = min(failed.items(), key=lambda item: _severity(item[1]))
-    if _severity(error) == 0:
-        raise WorkerLost(f"{name} died in phase {phase}: {_first_line(error)}") from error
+    if is_death(error):
+        raise WorkerLost(f"{name} died in phase {phase}: {first_line(error)}") from error
     cause = getattr(error, "cause", None)
     if isinstance(cause, PeerLost) and pending:
         late = ", ".join(names[ref] for ref in pending)
-        raise WorkerLost(f"{late} kept others waiting in phase {phase}: {_first_line(cause)}") from error
+        raise WorkerLost(f"{late} kept others waiting in phase {phase}: {first_line(cause)}") from error
     if isinstance(cause, MrlError):
         raise type(cause)(f"{name}, phase {phase}: {cause}") from error
-    raise WorkerLost(f"{name} failed in phase {phase}: {_first_line(cause or error)}\n{error}") from error
+    raise WorkerLost(f"{name} failed in phase {phase}: {first_line(cause or error)}\n{error}") from error
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether a call failed because its process is gone."""
+    from ray.exceptions import RayActorError
+
+    return isinstance(error, RayActorError)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the process of a call that failed is gone, or failed in a way that says nothing of whether it can go on."""
+    return _severity(error) in (0, 2)
 
 
 def _severity(error: BaseException) -> int:
     """0: a process died; 1: our own typed error; 2: anything else (often a consequence); 3: by its own word a
     consequence."""
-    from ray.exceptions import RayActorError
-
-    if isinstance(error, RayActorError):
+    if is_death(error):
         return 0
     cause = getattr(error, "cause", None)
     if isinstance(cause, PeerLost):
@@ -274,6 +329,6 @@ def _severity(error: BaseException) -> int:
     return 1 if isinstance(cause, MrlError) else 2
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

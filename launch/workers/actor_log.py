@@ -30,6 +30,19 @@ def last_words(folder: Path) -> str:
     return "; ".join(line.removeprefix(LAST_WORDS) for line in lines if line.startswith(LAST_WORDS))
 
 
+def last_word(folder: Path, name: str) -> str:
+    """Why the worker of this name ended itself, where that is the last that it wrote; empty otherwise."""
+    path = folder / f"{file_name(name)}.log"
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    said = next((line for line in reversed(lines) if line.strip()), "")
+    return said.removeprefix(LAST_WORDS) if said.startswith(LAST_WORDS) else ""
+
+
+def file_name(name: str) -> str:
+    """Of a worker's log, without its ending: "engine 0, dp rank 1" writes engine-0-dp-rank-1.log."""
+    return name.replace(",", "").replace(" ", "-")
+
+
 def screen() -> TextIO:
     """This process' standard output as it is now, for lines of ours that are still to be seen after `redirect`."""
     return lossy(os.dup(1))

@@ -81,9 +81,11 @@ class Hybrid:
     def _check_alive(self, event: Event) -> None:
         """WorkerLost for a death in a phase that asks nothing of the dead, instead of finding it when it is
         next needed."""
-        dead = [] if event == "enter" else [*self.train.dead(), *self.rollout.dead()]
-        if dead:
-            raise WorkerLost(f"{dead[0]} died in phase {self._clock.current}")
+        if event == "enter":
+            return
+        if dead := self.train.dead():
+            raise WorkerLost(f"{self.train.name(dead[0])} died in phase {self._clock.current}")
+        self.rollout.watch()
 
     def sync(self, version: int) -> dict[str, float]:
         """One weight sync to `version`; all engines commit it or the call raises WeightSyncError. Returns its
@@ -98,12 +100,13 @@ class Hybrid:
         self._offload(keep_parameters=False)
         self.rollout.wake("kv_cache")
         self.version, self._proved = version, version if session.full else proved
-        return {"sync/seconds": time.monotonic() - start, **_stats([results[name] for name in sends])}
+        return {"sync/seconds": time.monotonic() - start, **stats([results[name] for name in sends])}
 
-    def _session(self, version: int, proved: int | None) -> Session:
-        """To `version`; full where `sync` wants it after the version that was `proved` last."""
+    def _session(self, version: int, proved: int | None, *, uneven: bool = False) -> Session:
+        """To `version`; full where `sync` wants it after the version that was `proved` last. `uneven`: engines may have
+        different versions."""
         full = self._config.sync.full_after(proved, version)
-        return Session.new(self.version, version, self._digest, full=full)
+        return Session.new(None if uneven else self.version, version, self._digest, full=full)
 
     def rest(self) -> None:
         """Generation is over until the next weight sync: the engines give their memory to training, which
@@ -122,7 +125,7 @@ class Hybrid:
         close_all((self.rollout, self.train), deadline_seconds=CLOSE_SECONDS)
 
 
-def _stats(results: list[Any]) -> dict[str, float]:
+def stats(results: list[Any]) -> dict[str, float]:
     """Sums of the ranks' byte counts, maxima of their seconds."""
     totals: dict[str, float] = {}
     for result in results:

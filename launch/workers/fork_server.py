@@ -110,6 +110,7 @@ class Request:
         """Becomes what the client was: this process runs the script as its main program."""
         import numpy as np
 
+        os.setpgid(0, 0)  # Ray ends the group of a worker that died, and the others' is the server's
         np.random.seed()  # Python's own generator is seeded by the fork
         for target, stream in enumerate(self.streams):
             os.dup2(stream, target)

@@ -45,11 +45,11 @@ class RolloutActor:
     texts: Texts
 
     def __init__(self, config: Config, number: int, log_folder: str) -> None:
-        from mrl.launch.workers.actor_log import redirect
+        from mrl.launch.workers.actor_log import file_name, redirect
 
         self._config = config
         self.part = Part.of(number, dp=config.rollout.dp)
-        redirect(log_folder, self.part.name.replace(",", "").replace(" ", "-"))
+        redirect(log_folder, file_name(self.part.name))
 
     def address(self) -> str:
         """This process's node."""

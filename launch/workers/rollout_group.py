@@ -5,16 +5,25 @@ An engine steps only inside a call. Two rounds of calls are under way on each en
 what the first brought, the engine runs the second; a call carries the requests that came in the meantime. A round is one call
 of each dp rank, with the same number of steps, also of those without requests: they step together or not at all
 (mrl/rollout/lockstep.py).
+
+An engine that dies, or does not answer, is dropped where the run survives that (fleet.py): its unfinished requests come back
+PARKED without new tokens, and whoever asked hands them in again.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
+from mrl.errors import WeightSyncError, WorkerLost
 from mrl.launch.workers.actor_group import ActorGroup
+from mrl.launch.workers.actor_log import last_word
+from mrl.launch.workers.fleet import Fleet, RankFacts, Start
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.rollout_actor import EngineRank, RolloutActor
 from mrl.models.families import family_of
@@ -25,6 +34,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response, ResponseBatch, Round, sample_of
 from mrl.rollout.routing import Router
+from mrl.samples import Status
 from mrl.training.hf.folder import read_config
 
 if TYPE_CHECKING:
@@ -32,6 +42,8 @@ if TYPE_CHECKING:
 
     from mrl.resharding.transfer.session import Session
 
+
+log = logging.getLogger(__name__)
 
 TICK_STEPS = 16
 """Steps of an engine in one call."""
@@ -84,6 +96,29 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             collections.deque() for _ in range(num_ranks // self._dp)
         ]
         """The rounds under way on each engine, each a call of each of its ranks."""
+        self._since = [0.0] * len(self._rounds)
+        """When the driver began to wait for the first of them (monotonic)."""
+        self._open: list[dict[str, None]] = [{} for _ in range(num_ranks)]
+        """Requests that a rank has, by id."""
+        self._returned: list[Response] = []
+        """What engines had that were lost, for whoever takes next."""
+        self._homeless: list[Round | Request] = []
+        self._resting: list[Round | Request] = []
+        """Requests that no engine has, since none is left; those that were there at a park."""
+        self._digests: list[list[str]] = []
+        self.num_started_over = 0
+        self.when_up: Callable[[], None] = lambda: None
+        """Called when no engine serves and one waits to be brought in."""
+        self._fleet = Fleet(
+            len(self._rounds),
+            clock,
+            most=config.rollout.replace,
+            deadline_seconds=config.launch.start_deadline_seconds,
+            start=self._replace,
+        )
+
+    def numbers(self) -> Sequence[int]:
+        return [rank for engine in self._fleet.serving for rank in self._ranks(engine)]
 
     def name(self, number: int) -> str:
         return Part.of(number, dp=self._dp).name
@@ -109,13 +144,19 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         requested = [requested] if isinstance(requested, Round) else list(requested)
         for each in requested:
             each.require_fits(self._config.model.max_length)
+        requested, self._homeless = self._homeless + requested, []
+        if not self._fleet.serving:
+            self._homeless = requested
+            return
         for each in requested:
             if isinstance(each, Round):
                 for rank, share in self._shares(each).items():
                     self._outbox[rank].append(share)
+                    self._open[rank] |= dict.fromkeys(share.request_ids())
             else:
                 rank = self._router.send(sample_of(each.request_id)[0], 1)
                 self._outbox[rank].append(each)
+                self._open[rank][each.request_id] = None
         self._call()
 
     def at_work(self) -> list[int]:
@@ -128,6 +169,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         `timeout_seconds`."""
         import ray
 
+        if not self._fleet.serving:
+            self._await_engine(timeout_seconds)
         self._call()
         heads = self.under_way()
         if not heads:
@@ -136,15 +179,19 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             ended, _ = ray.wait(heads, num_returns=1, timeout=timeout_seconds)
             ended += ray.wait(heads, num_returns=len(heads), timeout=0)[0]
         calls = {engine: self._rounds[engine][0].values() for engine in self.at_work()}
-        return [engine for engine, round_ in calls.items() if not set(ended).isdisjoint(round_)]
+        found = [engine for engine, round_ in calls.items() if not set(ended).isdisjoint(round_)]
+        self._lose_late(set(calls) - set(found))
+        return found
 
     def take(self, engines: Sequence[int]) -> list[Response]:
-        """The responses that finished in the next rounds of these engines; waits for their end."""
-        over = [self._rounds[engine].popleft() for engine in engines]
-        calls = {self.name(rank): call for round_ in over for rank, call in round_.items()}
-        responses = self._arrived(list(self.wait(calls).values()))
+        """The responses that finished in the next rounds of these engines; waits for their end. Those of an engine that was
+        lost are PARKED."""
+        over = {engine: self._rounds[engine].popleft() for engine in engines if self._rounds[engine]}
+        for engine in over:
+            self._since[engine] = time.monotonic()
+        responses = [r for engine, round_ in over.items() for r in self._brought(engine, [round_])]
         self._call()
-        return responses
+        return self._take_returned() + responses
 
     def under_way(self) -> list[ObjectRef[ResponseBatch]]:
         """The calls of each engine's next round; when one ends, a poll has something to take."""
@@ -158,31 +205,28 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def park(self) -> list[Response]:
         """Takes all requests that were begun out of all engines: those that finished on the way, the others PARKED with
         their tokens so far, so that the engines can take weights or give their memory away. The others wait for `go_on`."""
-        for engine, rounds in enumerate(self._rounds):
-            rounds.append({rank: self._park(rank) for rank in self._ranks(engine)})
-        calls = {
-            f"{self.name(rank)}, call {number}": call
-            for rounds in self._rounds
-            for number, calls in enumerate(rounds, 1)
-            for rank, call in calls.items()
-        }
-        batches = self.wait(calls)
-        for rounds in self._rounds:
-            rounds.clear()
-        responses = self._arrived(list(batches.values()))
+        over: dict[int, list[dict[int, ObjectRef[ResponseBatch]]]] = {}
+        for engine in self._fleet.serving:
+            parks = {rank: self._park(rank) for rank in self._ranks(engine)}
+            over[engine] = [*self._rounds[engine], parks]
+            self._rounds[engine].clear()
+        responses = [r for engine, rounds in over.items() for r in self._brought(engine, rounds)]
         self._router.hold()
-        return responses
+        self._resting, self._homeless = self._resting + self._homeless, []
+        return self._take_returned() + responses
 
     def go_on(self) -> None:
         """The engines go on with what waits since a park, beside what the next `submit` brings."""
         self._router.go_on()
         self._goes_on = [True] * len(self._goes_on)
+        self._homeless, self._resting = self._resting + self._homeless, []
 
     def _call(self) -> None:
         """Keeps two rounds under way on every engine that has work; what waits to be sent goes with the next one."""
         for engine, rounds in enumerate(self._rounds):
             ranks = self._ranks(engine)
             while any(map(self._router.load, ranks)) and len(rounds) < CALLS_UNDER_WAY:
+                self._since[engine] = self._since[engine] if rounds else time.monotonic()
                 rounds.append({rank: self._tick(rank) for rank in ranks})
 
     def _ranks(self, engine: int) -> range:
@@ -197,10 +241,24 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         asked, self._outbox[rank] = self._outbox[rank], []
         return self.start_on(rank, RolloutActor.park, asked, self.tick_steps)
 
+    def _brought(self, engine: int, rounds: Sequence[dict[int, ObjectRef[ResponseBatch]]]) -> list[Response]:
+        """What these rounds of an engine bring, in order; waits for their end. Nothing where it is lost meanwhile."""
+        calls = {
+            self.name(rank) + (f", call {number}" if len(rounds) > 1 else ""): call
+            for number, round_ in enumerate(rounds, 1)
+            for rank, call in round_.items()
+        }
+        batches = self._answers(engine, calls, deadline_seconds=self._seconds(len(rounds)))
+        return [] if batches is None else self._arrived(batches)
+
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
         responses = [response for batch in batches for response in batch.responses()]
         for response in responses:
-            self._router.ended(sample_of(response.request_id)[0])
+            prompt = sample_of(response.request_id)[0]
+            rank = self._router.engine_of(prompt)
+            self._router.ended(prompt)
+            if rank is not None:
+                self._open[rank].pop(response.request_id, None)
         return responses
 
     def generate(self, requested: Round, deadline_seconds: float) -> list[ResponseBatch]:
@@ -217,6 +275,122 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         batches = list(self.wait(calls).values())
         self._arrived(batches)
         return batches
+
+    # -- engines that are lost, and those that come in their places ----------------------------------------------
+
+    def _answers[R](
+        self, engine: int, calls: dict[str, ObjectRef[R]], *, deadline_seconds: float | None = None
+    ) -> list[R] | None:
+        """Results of calls of one engine; None where it is lost and the run goes on without it."""
+        asked = self.actors[self._ranks(engine)[0]]
+        try:
+            return list(self.wait(calls, deadline_seconds=deadline_seconds).values())
+        except WorkerLost as error:
+            if not self._fleet.replaces:
+                raise
+            if self.actors[self._ranks(engine)[0]] is asked:  # else it was lost in the wait
+                self._lose(engine, str(error))
+            return None
+
+    def _seconds(self, rounds: int) -> float | None:
+        return self._config.rollout.step_deadline_seconds * rounds if self._fleet.replaces else None
+
+    def watch(self) -> None:
+        """Drops the engines whose processes are gone and looks after those that are started. WorkerLost where the run
+        survives no more."""
+        for engine in dict.fromkeys(number // self._dp for number in self.dead()):
+            self._lose(engine, f"{self.name(engine * self._dp)} died in phase {self._clock.current}")
+        for engine, why in self._fleet.look().items():
+            self._lose(engine, f"{self.name(engine)}, started in the place of a lost one, {why}")
+        if told := self._fleet.metrics():
+            self._clock.note(told | {"rollout/started_over": float(self.num_started_over)})
+
+    def _lose_late(self, engines: Collection[int]) -> None:
+        seconds, now = self._seconds(1), time.monotonic()
+        for engine in engines:
+            if seconds and self._rounds[engine] and now - self._since[engine] > seconds:
+                self._lose(
+                    engine,
+                    f"{self.name(engine)} did not answer within rollout.step_deadline_seconds = {seconds:g} s in phase "
+                    f"{self._clock.current}",
+                )
+
+    def _lose(self, engine: int, cause: str) -> None:
+        """Goes on without an engine, whose requests come back and whose place is taken anew; WorkerLost where the run survives
+        no more."""
+        said = last_word(self._log_folder, self.name(engine))
+        told = self._fleet.lose(engine, cause + (f" ({said})" if said else ""))
+        count = sum(len(self._open[rank]) for rank in self._ranks(engine))
+        log.warning("%s; of its requests %d are started over", told, count)
+        self.num_started_over += count
+        for rank in self._ranks(engine):
+            self._returned += [Response.empty(name, Status.PARKED) for name in self._open[rank]]
+            self._open[rank], self._outbox[rank], self._goes_on[rank] = {}, [], False
+            self._router.lose(rank)
+        self._rounds[engine].clear()
+
+    def _replace(self, engine: int) -> Start:
+        """Another process in the place of an engine, whose first one is ended."""
+        import ray
+
+        (rank,) = self._ranks(engine)
+        ray.kill(self.actors[rank])
+        self.actors[rank] = self._make(rank)
+        return self.start_on(rank, RolloutActor.start, None), self.start_on(rank, RolloutActor.prepare_sync)
+
+    def _take_returned(self) -> list[Response]:
+        returned, self._returned = self._returned, []
+        return returned
+
+    def _await_engine(self, timeout_seconds: float) -> None:
+        """While none serves: waits for one that is started, and has it brought in where that is possible now."""
+        self._fleet.look(timeout_seconds)
+        self.watch()
+        if self._fleet.is_up:
+            self.when_up()
+
+    def bring_in(self) -> dict[int, str]:
+        """The engines that are up take part in weight syncs from here on, and serve after the next; the addresses of their
+        ranks by number. Waits for one where none serves. WeightSyncError where the plan is not theirs."""
+        self.watch()
+        while not (self._fleet.serving or self._fleet.is_up):
+            self._fleet.look(1.0)
+            self.watch()
+        addresses, tp = {}, self._config.rollout.tp
+        for engine, told in self._fleet.bring_in().items():
+            digests = [digest for _, _, digest in told]
+            if digests != self._digests[engine]:
+                raise WeightSyncError(
+                    f"{self.name(engine)}, started in the place of a lost one, holds other tensors: {digests}, before {self._digests[engine]}"
+                )
+            self._router.regain(engine)
+            addresses |= {engine * tp + n: address for n, (address, _, _) in enumerate(told)}
+        return addresses
+
+    @property
+    def num_lost(self) -> int:
+        """Engines lost so far."""
+        return self._fleet.num_lost
+
+    @property
+    def serving(self) -> list[int]:
+        """The engines that take part in weight syncs."""
+        return self._fleet.serving
+
+    def without(self, engines: Collection[int]) -> list[int]:
+        """The engine ranks of all others."""
+        size = self._config.rollout.ranks
+        ranks = (range(e * size, (e + 1) * size) for e in range(len(self._rounds)) if e not in engines)
+        return list(itertools.chain.from_iterable(ranks))
+
+    def give_up(self, names: Iterable[str], why: str = "did not answer") -> None:
+        """Drops the engines of these names, as far as they serve and engines have such names."""
+        by_name = {self.name(engine): engine for engine in self._fleet.serving}
+        for name in names:
+            if name in by_name:
+                self._lose(by_name[name], f"{name} {why} in phase {self._clock.current}")
+
+    # -- requests of each engine ---------------------------------------------------------------------------------
 
     def _shares(self, requested: Round) -> dict[int, Round]:
         """The prompts of each rank that has any; the router counts their requests."""
@@ -241,8 +415,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def engine_ranks(self) -> list[EngineRank]:
         """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or
         has others."""
-        told = self.on_all(RolloutActor.prepare_sync)
-        manifests = self._manifests([[digest for _, _, digest in part] for part in told])
+        told: list[list[RankFacts]] = self.on_all(RolloutActor.prepare_sync)
+        self._digests = [[digest for _, _, digest in part] for part in told]
+        manifests = self._manifests(self._digests)
         ranks = [
             EngineRank(address, device, manifests[digest])
             for part in told
@@ -278,11 +453,18 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         would wait for the calls under way."""
         if any(map(self._router.load, range(len(self.actors)))):
             return {}
-        return tightest(
-            rank for engine in self.on_all(lambda actor: actor.engine.memory_use()) for rank in engine
-        )
+        calls = self.start_on_all(lambda actor: actor.engine.memory_use())
+        names = [self.name(number) for number in self.numbers()]
+        told = [
+            self._answers(number // self._dp, {name: calls[name]})
+            for number, name in zip(self.numbers(), names, strict=True)
+        ]
+        return tightest(rank for answers in told if answers for engine in answers for rank in engine)
 
-    def receive(self, session: Session) -> dict[str, ObjectRef[dict[str, Any]]]:
-        """Starts every engine's side of a weight sync; the caller waits for it together with the
+    def receive(
+        self, session: Session, engines: Collection[int] | None = None
+    ) -> dict[str, ObjectRef[dict[str, Any]]]:
+        """Starts the side of every engine, or of these, of a weight sync; the caller waits for it together with the
         trainer's."""
-        return self.start_on_all(lambda actor: actor.engine.receive(session))
+        asked = [n for n in self.numbers() if engines is None or n // self._dp in engines]
+        return {self.name(n): self.start_on(n, lambda actor: actor.engine.receive(session)) for n in asked}

@@ -172,9 +172,13 @@ class TrainActor:
             )
         return self._weight_sync.digest
 
-    def send(self, session: Session) -> dict[str, float]:
-        """This rank's side of one weight sync."""
-        return self._weight_sync.send(session)
+    def send(self, session: Session, absent: Sequence[int]) -> dict[str, float]:
+        """This rank's side of one weight sync without these engine ranks."""
+        return self._weight_sync.send(session, absent)
+
+    def redial(self, addresses: Mapping[int, str]) -> None:
+        """Other processes have taken the places of these engine ranks."""
+        self._weight_sync.redial(addresses)
 
     def start_profile(self, step: int) -> None:
         """Records from here to stop_profile()."""

@@ -61,6 +61,8 @@ class TrainGroup(ActorGroup[TrainActor]):
         layout = config.training.layout
         self.layout = layout.sizes()
         self._topology, self._has_gpus = placement.topology(config), bool(placement.gpus)
+        self.has_moved = True
+        """Whether weights may be others than the engines were sent last."""
         self.dealer = Dealer(
             ranks=layout.dp,
             max_tokens=config.training.microbatch_tokens,
@@ -136,7 +138,7 @@ class TrainGroup(ActorGroup[TrainActor]):
     ) -> dict[str, float]:
         """One optimizer step of a role over the batch; its metrics are sums over ranks divided by their
         denominators."""
-        divisors = dict(denominators)
+        divisors, self.has_moved = dict(denominators), True
         return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, role))[1][0]
 
     def accumulate(
@@ -151,6 +153,7 @@ class TrainGroup(ActorGroup[TrainActor]):
 
     def step(self) -> dict[str, float]:
         """The optimizer step along the gradients of accumulate(); its metrics."""
+        self.has_moved = True
         return self.on_all(lambda actor: actor.worker.step())[0]
 
     def _on_shards(
@@ -189,9 +192,14 @@ class TrainGroup(ActorGroup[TrainActor]):
             raise WeightSyncError(f"trainer ranks made different weight sync plans: {digests}")
         return digests[0]
 
-    def send(self, session: Session) -> dict[str, ObjectRef[dict[str, float]]]:
-        """Starts every rank's side of a weight sync; the caller waits for it together with the engines'."""
-        return self.start_on_all(TrainActor.send, session)
+    def send(self, session: Session, absent: Sequence[int] = ()) -> dict[str, ObjectRef[dict[str, float]]]:
+        """Starts every rank's side of a weight sync without the `absent` engine ranks; the caller waits for it together with
+        the engines'."""
+        return self.start_on_all(TrainActor.send, session, list(absent))
+
+    def redial(self, addresses: Mapping[int, str]) -> None:
+        """Other processes have taken the places of these engine ranks."""
+        self.on_all(TrainActor.redial, dict(addresses))
 
     def offload(self, *, keep_parameters: bool) -> None:
         """Frees the trainer's memory on all slots, or all of it but the policy's parameters."""

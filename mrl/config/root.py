@@ -187,6 +187,26 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _lost_engines_can_be_replaced(self) -> "Config":
+        if not self.rollout.replace:
+            return self
+        without = {
+            "engines on the trainer's slots; set launch.engine_slots": not self.launch.engine_slots,
+            "loop.schedule = on_policy; set stream": self.loop.schedule != "stream",
+            f"rollout.dp = {self.rollout.dp}: the ranks of such an engine start together; set 1": self.rollout.dp
+            > 1,
+            "routing.replay = engine: routes end with the process that has them; set trainer or off": (
+                self.routing.replay == "engine"
+            ),
+            "a run that is to repeat itself; set stream.clock = wall and loop.deterministic = false": (
+                self.repeats_itself
+            ),
+        }
+        if found := [said for said, holds in without.items() if holds]:
+            raise ValueError(f"rollout.replace = {self.rollout.replace} with {found[0]}, or replace 0")
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> "Config":
         if self.rollout.max_response_tokens >= self.model.max_length:
             raise ValueError(

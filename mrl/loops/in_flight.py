@@ -106,6 +106,11 @@ class InFlight:
         self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
         return Round.of(prompts, dataclasses.replace(sampling, lengths=self._lengths))
 
+    @property
+    def stranded(self) -> bool:
+        """Whether requests are out and no engine works: until one is brought in nothing comes."""
+        return len(self._drafts) > self._drafts.num_parked and not self._rollout.at_work()
+
     def under_way(self) -> Sequence[Any]:
         """The engines' calls whose end is worth a poll."""
         return self._rollout.under_way()
@@ -129,6 +134,9 @@ class InFlight:
         responses = self._rollout.take(engines)
         self.arrivals.brought(engines, responses)
         self._answered(responses)
+        lost = [r.request_id for r in responses if r.status is Status.PARKED]
+        if again := [name for name in lost if sample_of(name)[0] not in self._resting]:
+            self._rollout.submit(self._drafts.resubmit(again))
 
     def _ask_environments(self, timeout_seconds: float) -> bool:
         """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""

@@ -146,6 +146,11 @@ class Producer:
         served = self._in_flight.newest_version if version == self._served else -1
         return Batch(groups, served, metrics | kept | ages_of(groups, version) | self._take_counts())
 
+    @property
+    def stranded(self) -> bool:
+        """Whether the engines are lost that were to answer: only a weight sync brings others in."""
+        return self._in_flight.stranded
+
     def sync_due(self, *, shared: bool) -> bool:
         """Whether the engines are to take the newest weights, by stream.sync_every or because the trainer's slots are theirs
         (`shared`) and the next groups are not there."""
@@ -205,7 +210,7 @@ class Producer:
     def _drain(self) -> None:
         deadline = time.monotonic() + self._config.loop.phase_deadline_seconds
         making = [entry.index for entry in self._ledger.entries(State.MAKING)]
-        while self._in_flight.num_unanswered(making):
+        while self._in_flight.num_unanswered(making) and not self.stranded:
             self._in_flight.poll(1.0)
             if time.monotonic() > deadline:
                 raise RolloutError(f"stream.in_flight = drain: {self.waiting_for()}")

@@ -103,9 +103,19 @@ class StreamLoop(Schedule):
                     )
                 step.metrics["stream/waited"] = 1.0
                 self._producer.pump(1.0)
+                if self._steps_since_sync and self._producer.stranded:
+                    self._bring_engines(step)
         step.groups, step.served_version = batch.groups, batch.served_version
         step.metrics |= batch.metrics | {"stream/wait_for_groups_seconds": time.monotonic() - start}
         self.on_batch(step.groups)
+
+    def _bring_engines(self, step: Step) -> None:
+        """An early weight sync where every engine was lost since the last: it brings those in that are started again."""
+        self._producer.pause()
+        step.metrics |= self._engines.sync(self.version)
+        self._producer.commit(self.version)
+        self._steps_since_sync = 0
+        self._producer.resume()
 
     def _learn(self, step: Step) -> None:
         """The engines rest where they share the trainer's slots, and go on where they have their own."""

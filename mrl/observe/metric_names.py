@@ -139,6 +139,13 @@ METRICS = {
         "Share of 256 responses whose last 256 tokens have the run of 8 tokens that most of them have.",
     ),
     "rollout/aborted": Metric("samples", "Samples that were aborted."),
+    "rollout/engines_lost": Metric(
+        "1", "Engines that this start of the run has lost so far; in rows after the first loss."
+    ),
+    "rollout/engines": Metric("1", "Engines that serve; in the same rows."),
+    "rollout/started_over": Metric(
+        "samples", "Unfinished requests of lost engines that others began again, so far; in the same rows."
+    ),
     "rollout/failed": Metric("samples", "Samples whose generation failed."),
     "agent/episodes": Metric("samples", "Episodes generated for the step."),
     "agent/turns": Metric("1", "Mean number of the policy's turns in them."),

@@ -8,7 +8,7 @@ budget and seed, and how the segments become one response and one sample.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -74,11 +74,11 @@ class Drafts:
         """What came so far of a request; None where nothing did, or where its response is whole."""
         return self._so_far.get(request_id)
 
-    def resubmit(self) -> list[Request]:
-        """The next request of each parked one, by prompt and sample; none of them is parked any more."""
-        requests = [next_request(self._asked[r.request_id], r, self._run_seed) for r in self.parked()]
-        self._parked.clear()
-        return requests
+    def resubmit(self, names: Collection[str] | None = None) -> list[Request]:
+        """The next request of each parked one, or of these, by prompt and sample; none of them is parked any more."""
+        parked = [r for r in self.parked() if names is None or r.request_id in names]
+        self._parked -= {r.request_id for r in parked}
+        return [next_request(self._asked[r.request_id], r, self._run_seed) for r in parked]
 
 
 def next_request(asked: Request, so_far: Response, run_seed: int) -> Request:

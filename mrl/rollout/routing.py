@@ -19,6 +19,7 @@ class Router:
         self._home: dict[int, int] = {}
         """The engine that had a prompt's last request since the last park: an episode's next turn finds its cache there."""
         self._unfinished: collections.Counter[int] = collections.Counter()
+        self._lost: set[int] = set()
 
     def send(self, prompt: int, num_requests: int) -> int:
         """The prompt's engine, which has so many more unfinished requests from here on."""
@@ -56,7 +57,20 @@ class Router:
         self._load = [held + load for held, load in zip(self._held, self._load, strict=True)]
         self._held = [0] * len(self._held)
 
+    def lose(self, engine: int) -> None:
+        """An engine is gone with all that it had: its prompts may go elsewhere, and nothing comes to it until `regain`."""
+        self._lost.add(engine)
+        self._load[engine] = self._held[engine] = 0
+        for prompt in [prompt for prompt, own in self._engine_of.items() if own == engine]:
+            del self._engine_of[prompt], self._unfinished[prompt]
+        self._home = {prompt: own for prompt, own in self._home.items() if own != engine}
+
+    def regain(self, engine: int) -> None:
+        """Another engine has the place of one that was lost."""
+        self._lost.discard(engine)
+
     def _choose(self, prompt: int) -> int:
+        left = [engine for engine in range(len(self._load)) if engine not in self._lost]
         if self._by_index:
-            return prompt % len(self._load)
-        return self._home.get(prompt, self._load.index(min(self._load)))
+            return left[prompt % len(left)]
+        return self._home.get(prompt, min(left, key=self._load.__getitem__))

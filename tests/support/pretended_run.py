@@ -76,7 +76,7 @@ class PretendedRun:
             actor.worker.connect()  # type: ignore[attr-defined]
             return "plan"
 
-        def send(actor: TrainActor, session: Any) -> dict[str, float]:
+        def send(actor: TrainActor, session: Any, absent: Any) -> dict[str, float]:
             actor.worker.send()  # type: ignore[attr-defined]
             return {"bytes": 0.0}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mrl.loops.arrivals.as_they_come import Arrivals, Digests, RewardWorkers, Rollout
 from mrl.loops.arrivals.schedule_file import ScheduleFile, told_response, told_verdict
@@ -13,8 +13,9 @@ from mrl.samples import Verdict
 class Recording(Arrivals):
     """Decides as `inner` does. A pump that admitted nothing and took nothing leaves no trace: it changed nothing."""
 
-    def __init__(self, inner: Arrivals, file: ScheduleFile) -> None:
-        self._inner, self._file = inner, file
+    def __init__(self, inner: Arrivals, file: ScheduleFile, num_lost: Callable[[], int] = lambda: 0) -> None:
+        """`num_lost`: engines that the run has lost so far."""
+        self._inner, self._file, self._num_lost = inner, file, num_lost
         self._pump: str | None = None
         """The pump that nothing was written of yet."""
 
@@ -60,6 +61,8 @@ class Recording(Arrivals):
         self._file.add("trained", step, list(indices), list(weights()))
 
     def ends(self, step: int) -> None:
+        if self._num_lost():
+            self._file.add("lost")
         self._file.add("end", step)
         self._file.flush()
 

@@ -10,6 +10,7 @@ One file for each start of a run, `schedule/attempt-NNN.jsonl`, a JSON value a l
 | verdicts | [sample, kind, value, what else there is] each |
 | park | responses |
 | trained | step, prompts of its groups, digests of the weights made of them |
+| lost | before the end of a step: an engine was lost in it or before, and what came is no function of this record any more |
 | end | step |
 
 A response is [sample, attempt, status, tokens, digest of tokens, digest of log-probs, marks]. Marks are what finds the first
@@ -96,7 +97,7 @@ class ScheduleRecord:
     path: Path
     header: Header
     events: list[Event]
-    """Up to the end of the last step that is whole."""
+    """Up to the end of the last step that is whole, before any engine was lost."""
     last_step: int
     """That step; 0 where none is."""
 
@@ -115,9 +116,11 @@ def read_record(run_folder: Path, attempt: int | None = None) -> ScheduleRecord:
     values, faulty = _lines(path)
     header = _header(path, values[:1])
     events = values[1:]
+    lost = next((number for number, event in enumerate(events) if event[0] == "lost"), len(events))
+    events, cut = events[:lost], ": an engine was lost" * (lost < len(events))
     ends = [number for number, event in enumerate(events) if event[0] == "end"]
     if not ends:
-        cut = f": line {faulty} cannot be read" if faulty else ""
+        cut = f": line {faulty} cannot be read" if faulty else cut
         raise ReplayError(
             f"{path} has no whole step{cut}; the run ended in its first one. An earlier attempt may have some: --attempt"
         )

@@ -32,6 +32,18 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm.loss={name: reinforce}",),
         "set algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_age 0",
     ),
+    "replaced on the trainer's slots": (
+        ("rollout={tp: 1, replace: 1}",),
+        "rollout.replace = 1 with engines on the trainer's slots; set launch.engine_slots, or replace 0",
+    ),
+    "replaced in a run that repeats itself": (
+        (*OWN, "rollout.replace=1", "stream.clock=logical"),
+        "rollout.replace = 1 with a run that is to repeat itself",
+    ),
+    "replaced with routes": (
+        (*OWN, "rollout.replace=1", "routing.replay=engine"),
+        "rollout.replace = 1 with routing.replay = engine",
+    ),
     "mode": (("stream.in_flight=keep",), "Input should be 'recompute' or 'drain'"),
     "age": (("stream.max_age=-1",), "greater than or equal to 0"),
 }

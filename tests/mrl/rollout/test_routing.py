@@ -48,3 +48,16 @@ def test_a_prompts_requests_stay_with_their_engine_until_a_park() -> None:
     router.hold()
     router.go_on()
     assert router.send(4, 1) == 1, "no cache is left after a park"
+
+
+def test_what_a_lost_engine_had_goes_elsewhere_until_another_has_its_place() -> None:
+    router = Router(2, by_index=False)
+    assert [router.send(4, 3), router.send(5, 1)] == [0, 1]
+    router.ended(5)
+    router.hold()
+    router.lose(0)
+    router.go_on()
+    assert router.engine_of(4) is None and (router.load(0), router.load(1)) == (0, 0)
+    assert [router.send(4, 3), router.send(6, 1), router.send(5, 1)] == [1, 1, 1]
+    router.regain(0)
+    assert router.send(7, 1) == 0 and router.send(4, 1) == 1, "its prefix lies there now"

@@ -133,6 +133,11 @@ def test_a_record_that_is_cut_is_read_to_its_last_whole_step(tmp_path: Path) -> 
     assert record.last_step == 5
     run, _ = replayed(tmp_path, record)
     assert run.loop.version == 5
+    path.write_text("".join([*lines[: ends[4]], '["lost"]\n', *lines[ends[4] :]]))
+    assert read_record(tmp_path / "run").last_step == 4, "an engine was lost in step 5"
+    path.write_text("".join([*lines[: ends[0]], '["lost"]\n', *lines[ends[0] :]]))
+    with pytest.raises(ReplayError, match=r"has no whole step: an engine was lost"):
+        read_record(tmp_path / "run")
     path.write_text("".join(lines[:4]) + "[[garbage")
     with pytest.raises(ReplayError, match=r"has no whole step: line 5 cannot be read.*--attempt"):
         read_record(tmp_path / "run")

@@ -1,0 +1,105 @@
+"""Engines that die while a stream runs: their requests go on elsewhere, another process comes in their place, the run ends well."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.observe.metrics_log import read
+from tests.launch import acting_runs
+from tests.launch.killed_runs import LASTS, Chain
+from tests.launch.tiny_runs import words
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+OWN = ("loop.schedule=stream", "stream.max_age=1", "rollout={tp: 1, replace: 3}")
+OWN += ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",)
+ONE, TWO = "launch.engine_slots=1", "launch.engine_slots=2"
+
+
+@pytest.fixture
+def chain(task: Path, tmp_path: Path) -> Iterator[Chain]:
+    made = Chain(functools.partial(words, task), tmp_path, *OWN, *LASTS)
+    yield made
+    made.remove()
+
+
+def finished(chain: Chain, steps: int, fault: str, *more: str) -> tuple[str, list[dict[str, Any]]]:
+    """Output and rows of a start that ends well in spite of the faults, with a clean audit and nothing left."""
+    output = chain.finish(f"loop.steps={steps}", *more, fault=fault)
+    rows = read(chain.run_folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(row["policy/rollout_logprob_diff_max"] < 1e-4 for row in rows)
+    return output, rows
+
+
+def test_a_run_waits_for_the_one_in_the_place_of_its_only_engine(chain: Chain) -> None:
+    output, rows = finished(chain, 5, "generate:engine-0:3", ONE)
+    assert "engine 0 died in phase generate" in output
+    assert "engine 0 serves again, at version 2" in output, "it came before the step that could not be made"
+    assert [row.get("rollout/engines_lost") for row in rows] == [None, None, 1, 1, 1]
+    assert rows[-1]["rollout/engines"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        ("sync:engine-1:3", 1),
+        ("park:engine-0:3", 1),
+        ("generate:engine-0:3,generate:engine-1:5", 2),
+        ("generate:engine-0:3,update:engine-0:4,sync:engine-0:6", 3),
+    ],
+    ids=["in a weight sync", "in a park", "one after the other", "while it joins"],
+)
+def test_two_engines_of_which_some_die(chain: Chain, fault: str, lost: int) -> None:
+    _, rows = finished(chain, 40, fault, TWO)
+    assert rows[-1]["rollout/engines_lost"] == lost
+
+
+@pytest.mark.slow
+def test_the_only_engine_dies_in_a_weight_sync_and_in_a_validation(chain: Chain) -> None:
+    section = "loop.validation={every_steps: 2, num_prompts: 8, before_training: true}"
+    output, rows = finished(chain, 6, "sync:engine-0:2,generate:engine-0:1", ONE, section)
+    assert rows[-1]["rollout/engines_lost"] == 2 and "engine 0 died in phase sync" in output
+
+
+@pytest.mark.slow
+def test_a_worker_of_an_engine_of_two_ends_the_whole_engine(chain: Chain) -> None:
+    output, rows = finished(chain, 5, "generate:vllm-0:3", TWO, "rollout={tp: 2, replace: 2}")
+    assert "lost its process VllmWorker" in output
+    assert rows[-1]["rollout/engines_lost"] == 1
+
+
+@pytest.mark.slow
+def test_a_stopped_engine_is_lost_at_its_deadline(chain: Chain) -> None:
+    more = (ONE, "rollout={tp: 1, replace: 2, step_deadline_seconds: 1}")
+    output, rows = finished(chain, 5, "generate:engine-0:3:pause@0.01", *more)
+    assert "engine 0 did not answer within rollout.step_deadline_seconds = 1 s" in output
+    assert rows[-1]["rollout/engines_lost"] >= 1
+
+
+@pytest.mark.slow
+def test_the_loss_after_the_last_that_is_replaced_ends_the_run(chain: Chain) -> None:
+    more = ("loop.steps=1000", ONE, "rollout={tp: 1, replace: 1}")
+    command = chain.start(*more, fault="generate:engine-0:3,update:engine-0:5")
+    try:
+        assert command.wait(seconds=600) == 1
+        assert "rollout.replace = 1 engines were replaced before" in command.output
+        chain.assert_nothing_left(command)
+    finally:
+        command.end()
+
+
+@pytest.mark.slow
+def test_episodes_go_on_elsewhere(acting: Path, tmp_path: Path) -> None:
+    chain = Chain(functools.partial(acting_runs.words, acting), tmp_path, *OWN, *LASTS)
+    try:
+        _, rows = finished(chain, 8, "generate:engine-0:3", TWO)
+        assert rows[-1]["rollout/engines_lost"] == 1
+    finally:
+        chain.remove()
