@@ -21,7 +21,7 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 from tests.ranks import run_ranks
-from tests.resharding.test_pools import HOST, SYNC, meet, store_of
+from tests.resharding.pools import HOST, SYNC, meet, store_of
 
 CPU = torch.device("cpu")
 RECEIVERS = 2

@@ -1,11 +1,9 @@
 """Weight syncs between real processes that share no memory, and over two pretended nodes that share it slot by slot."""
 
-import contextlib
 import datetime
 import os
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,43 +25,14 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 from tests.ranks import run_ranks
+from tests.resharding.pools import HOST, SYNC, meet, store_of
 
 CPU = torch.device("cpu")
-HOST = "127.0.0.1"
-SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=60.0, transport="distributed")
 
 
 def session(number: int, digest: str, committed: int) -> Session:
     """The same on every process without anybody telling."""
     return Session(f"{number:032x}", committed, committed + 1, digest)
-
-
-@contextlib.contextmanager
-def store_of(rank: int, trainers: int, port: int) -> Iterator[dist.TCPStore]:
-    """A client of the trainers' store; rank 0 hosts it, as in a run."""
-    if rank < trainers and trainers > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{HOST}:{port}",
-            rank=rank,
-            world_size=trainers,
-            timeout=datetime.timedelta(seconds=90),
-        )
-    hosts = rank == 0 and trainers == 1
-    wait = datetime.timedelta(seconds=90)
-    yield dist.TCPStore(HOST, port, is_master=hosts, wait_for_workers=False, timeout=wait)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def meet(store: dist.TCPStore, size: int, name: str) -> None:
-    """Until all processes are here."""
-    store.add(name, 1)
-    deadline = time.monotonic() + 90
-    while store.add(name, 0) < size:
-        assert time.monotonic() < deadline, f"not all processes came to {name}"
-        time.sleep(0.02)
 
 
 def train(
