@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mrl.config.load import load
 from mrl.observe import metrics_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,10 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--starts", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args(arguments)
-    for start in options.starts:
-        folder = sft_start(options.out, start)
-        for recipe in options.recipes:
-            readings = train(folder, recipe, steps=options.steps)
+    for recipe in options.recipes:
+        for start in options.starts:
+            readings = train(sft_start(options.out, start), recipe, steps=steps_of(recipe, options.steps))
             print(f"{recipe}, start {start}: {readings[0]:.3f} -> {figure(readings):.3f}", flush=True)
     print("\n".join(table(options.out, steps=options.steps)))
 
@@ -82,6 +82,17 @@ def sft_start(out: Path, start: int) -> Path:
         files = [ROOT / "configs/quickstart.yaml", ROOT / "configs/quickstart_model.yaml"]
         mrl("tune", *map(str, files), *words, log=folder / "sft.log")
     return folder
+
+
+def steps_of(recipe: str, steps: int) -> int:
+    """The steps that a recipe's own file says where it is of this task, `steps` for the others.
+
+    >>> steps_of("quickstart", 200), steps_of("quickstart_ppo", 100), steps_of("grpo", 100)
+    (300, 200, 100)
+    """
+    if recipe not in QUICKSTARTS:
+        return steps
+    return load(files_and_words(recipe, steps=steps)).loop.steps
 
 
 def train(folder: Path, recipe: str, *, steps: int) -> list[float]:
@@ -140,7 +151,7 @@ def table(out: Path, *, steps: int) -> Iterator[str]:
     yield f"| recipe | updates a step | {' | '.join(f.name.replace('-', ' ') for f in starts)} | mean |"
     yield "|---|---|" + "---|" * (len(starts) + 1)
     for recipe in RECIPES:
-        runs = [readings_of(folder, recipe, steps=steps) for folder in starts]
+        runs = [readings_of(folder, recipe, steps=steps_of(recipe, steps)) for folder in starts]
         done = [readings for readings in runs if readings is not None]
         if done:
             cells = ["" if r is None else f"{r[0]:.3f} -> {figure(r):.3f}" for r in runs]
