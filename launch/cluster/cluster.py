@@ -27,6 +27,9 @@ from mrl.errors import ConfigError, WorkerLost
 SLOT = "slot"
 """Ray resource of one slot: one GPU, or on CPU a trainer rank together with its share of an engine."""
 
+UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Methods of Ray's node that start the autoscaler, the reader of all logs, and the dashboard's server."""
+
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_STORE_BYTES = 80 << 20
 """Ray refuses a smaller object store."""
@@ -52,7 +55,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
     # Ray's default of 15 starves training behind every ordinary process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     with session_folder() as folder:
-        with _own_signals(), _start_named():
+        with _own_signals(), _start_named(), _few_services():
             ray.init(
                 address="local",
                 num_cpus=num_slots,
@@ -111,6 +114,22 @@ def _start_named() -> Iterator[None]:
             f"Ray did not start on this machine: {str(error).strip()} Mostly other programs have its processors, its memory or its disk; "
             "wait for them, or join a Ray that runs (launch.ray_address)"
         ) from error
+
+
+@contextlib.contextmanager
+def _few_services() -> Iterator[None]:
+    """Ray starts no service that a run on one machine leaves unused: each takes a second of processor and then some of every
+    step, and `ray.init` waits for the dashboard's server even where it serves no dashboard. It has settings for none of them."""
+    from ray._private.node import Node
+
+    usual = {name: getattr(Node, name) for name in UNUSED_SERVICES}
+    for name in usual:
+        setattr(Node, name, lambda node, **settings: None)
+    try:
+        yield
+    finally:
+        for name, method in usual.items():
+            setattr(Node, name, method)
 
 
 @contextlib.contextmanager

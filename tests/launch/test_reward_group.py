@@ -73,9 +73,10 @@ def collect(rewards: RewardGroup, count: int) -> dict[str, Verdict]:
     return verdicts
 
 
-def reward_processes() -> list[psutil.Process]:
+def processes(*words: str) -> list[psutil.Process]:
+    """Those below this one with any of the words in their command."""
     children = psutil.Process().children(recursive=True)
-    return [c for c in children if "mrl.rewards.pool.worker" in " ".join(_command(c))]
+    return [c for c in children if any(word in " ".join(_command(c)) for word in words)]
 
 
 def _command(process: psutil.Process) -> list[Any]:
@@ -87,6 +88,8 @@ def _command(process: psutil.Process) -> list[Any]:
 
 def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path: Path) -> None:
     with group(tmp_path) as rewards:
+        assert processes("raylet")
+        assert not processes("dashboard.py", "monitor.py"), "services of Ray that nobody here uses"
         rewards.submit_all(pair for index in range(6) for pair in pairs(index))
         rewards.submit_all(pairs(6)[:2])
         verdicts = collect(rewards, 24)
@@ -94,7 +97,7 @@ def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path:
         assert rewards.collect(0.1) == [], "the seventh group is not whole"
         rewards.flush_groups([6])
         assert {k: v.value for k, v in collect(rewards, 2).items()} == {"6.0": 0.0, "6.1": 1.0}
-        (reward,) = reward_processes()
+        (reward,) = processes("mrl.rewards.pool.worker")
         actor = reward.parent()
         assert actor is not None
         rewards.submit_all(pairs(7))
@@ -110,4 +113,4 @@ def test_a_verifier_that_fails_on_a_node_ends_the_start_with_the_nodes_name(tmp_
         group(tmp_path, f"reward.path={tmp_path}/plugin.py:rang"),
     ):
         pass
-    assert not reward_processes()
+    assert not processes("mrl.rewards.pool.worker")
