@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from mrl.resharding.wire import gloo
 from mrl.rollout.cpu_routes import CapturedRoutes
 
 
@@ -24,6 +25,10 @@ class SeededCpuWorker(CPUWorker):
     """One rank of an engine on CPU."""
 
     _routes: CapturedRoutes | None = None
+
+    def init_device(self) -> None:
+        gloo.share_device()
+        super().init_device()
 
     def mrl_capture_routes(self) -> dict[str, Any]:
         """From now on the first rank of the engine keeps the routes of its requests, for mrl_take_routes."""

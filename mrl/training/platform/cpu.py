@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from mrl.resharding.wire import gloo
+
 CPU = torch.device("cpu")
 _installed = False
 
@@ -85,6 +87,7 @@ def install() -> None:
     _replace_cuda_types()
     _redirect_factories()
     _patch_megatron()
+    gloo.share_device()
     _installed = True
 
 
