@@ -13,6 +13,7 @@ from typing import Any
 
 from mrl.agents import guest
 from mrl.agents.deadlines import Deadlines
+from mrl.rewards.code import cgroup
 from mrl.rewards.frames import FrameBuffer, frame
 from mrl.rewards.own_time import OwnTime
 from mrl.rewards.pool.channel import Outbox, read_some
@@ -86,6 +87,7 @@ class GuestHandle:
             os.killpg(self._child.pid, signal.SIGKILL)
         self.listen()
         status = self._child.end()
+        cgroup.remove_of(self._child.pid)  # of a sandbox that it had open
         os.close(self.errors)
         words = ascii(self._said.decode("utf-8", "replace").strip()[-300:])
         return f"its process ended with status {status}: {words}"

@@ -45,19 +45,7 @@ class Cgroup:
         """Kill what is left and remove the folders. Raises OSError for one that does not go away in time."""
         for descriptor in self.procs:
             os.close(descriptor)
-        deadline = time.monotonic() + deadline_seconds
-        for folder in self.folders:
-            while True:
-                try:
-                    folder.rmdir()
-                    break
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise
-                    _kill_all(folder)
-                    time.sleep(0.002)  # the kernel empties the group a moment after its last process is gone
+        _remove(self.folders, deadline_seconds)
 
 
 def make(*, memory_bytes: int, processes: int) -> Cgroup | None:
@@ -82,6 +70,30 @@ def make(*, memory_bytes: int, processes: int) -> Cgroup | None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         return None
+
+
+def remove_of(owner: int, *, deadline_seconds: float = 0.5) -> None:
+    """Kills what is left in the groups of a process that was killed, and removes them; those that do not go away in time are swept later."""
+    found = [folder for parent, _ in _settings(0, 0) for folder in parent.glob(f"mrl-{owner}-*")]
+    if found and not Path(f"/proc/{owner}").exists():
+        with contextlib.suppress(OSError):
+            _remove(found, deadline_seconds)
+
+
+def _remove(folders: list[Path], deadline_seconds: float) -> None:
+    deadline = time.monotonic() + deadline_seconds
+    for folder in folders:
+        while True:
+            try:
+                folder.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                _kill_all(folder)
+                time.sleep(0.002)  # the kernel empties the group a moment after its last process is gone
 
 
 def sweep() -> None:

@@ -17,6 +17,7 @@ from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.tool import ToolError
+from mrl.rewards.code import cgroup
 from mrl.rewards.code.sandbox import find_boundary
 
 GSM8K = Path(__file__).parents[2] / "data/gsm8k/test.jsonl"
@@ -159,3 +160,5 @@ def test_an_episode_that_is_given_up_leaves_no_process() -> None:
         pool.close("key")
         _, left = psutil.wait_procs(below, timeout=60.0)
     assert len(below) > 1 and not left
+    parents = [parent for parent, _ in cgroup._settings(0, 0)]
+    assert not [folder for parent in parents for one in below for folder in parent.glob(f"mrl-{one.pid}-*")]

@@ -1,5 +1,7 @@
 """The code verifier on honest programs: every kind of task, every outcome, and extraction from responses."""
 
+import os
+import signal
 import subprocess
 import time
 from typing import Any
@@ -185,6 +187,28 @@ def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     assert left is not None and all(folder.is_dir() for folder in left.folders)
     sandbox.cgroup.sweep()
+    assert not any(folder.exists() for folder in left.folders)
+    left.close()
+
+
+def test_the_groups_of_one_killed_process_are_removed_and_what_runs_in_them_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(sandbox.cgroup.os, "getpid", lambda: gone.pid)
+    left = sandbox.cgroup.make(memory_bytes=2**28, processes=8)
+    monkeypatch.undo()
+    if left is None:
+        assert "no cgroup here" in sandbox.find_boundary().describe()
+        return
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        for descriptor in left.procs:
+            os.write(descriptor, str(sleeper.pid).encode())
+        sandbox.cgroup.remove_of(sleeper.pid)
+        assert all(folder.is_dir() for folder in left.folders), "another process'"
+        sandbox.cgroup.remove_of(gone.pid, deadline_seconds=30.0)
+        assert sleeper.wait(30) == -signal.SIGKILL
     assert not any(folder.exists() for folder in left.folders)
     left.close()
 
