@@ -18,59 +18,11 @@ from mrl.pool import folder as pool_folder
 from mrl.pool.file_store import FileStore
 from mrl.pool.group_bytes import decode, encode, size_of
 from mrl.routes import Routes, Rows
-from mrl.samples import Group, Prompt, Segment, Status
-from tests.support.samples import make_sample, verdict_of
+from mrl.samples import Group
+from tests.support.many_groups import assert_same, group_of, prompt_at
+from tests.support.samples import make_sample
 
 ROOT = Path(__file__).parents[3]
-
-
-def prompt_at(index: int) -> Prompt:
-    return Prompt(index, np.arange(index % 5, dtype=np.int32), "", None)
-
-
-def group_of(index: int, *, num_samples: int = 4, tokens: int = 50) -> Group:
-    """Samples that differ in everything a sample can have, by `index`."""
-    rng = np.random.default_rng(index)
-    samples = []
-    for number in range(num_samples):
-        length = int(rng.integers(0, 2 * tokens))
-        half = length // 2
-        verdict = dataclasses.replace(
-            verdict_of(float(number)),
-            parts={"format": 0.5},
-            token_values=rng.random(length, np.float32) if number == 1 else None,
-        )
-        samples.append(
-            make_sample(
-                index,
-                number,
-                response_tokens=rng.integers(0, 1 << 17, length).astype(np.int32),
-                loss_mask=rng.random(length) < 0.9,
-                rollout_logprobs=rng.standard_normal(length).astype(np.float32),
-                policy_versions=np.repeat([3, 4], [half, length - half]).astype(np.int32),
-                status=list(Status)[number % 3],
-                response_text="Ü🙂" * number,
-                segments=(Segment(0, half, 3, 0, 1, 2**63 + 5),) if half else (),
-                verdict=verdict if number else None,
-            )
-        )
-    return Group(prompt_at(index), tuple(samples))
-
-
-def assert_same(found: object, expected: object) -> None:
-    """Equal in every field, arrays in dtype and shape too."""
-    if dataclasses.is_dataclass(expected):
-        for field in dataclasses.fields(expected):
-            assert_same(getattr(found, field.name), getattr(expected, field.name))
-    elif isinstance(expected, tuple) and expected and dataclasses.is_dataclass(expected[0]):
-        assert isinstance(found, tuple) and len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, np.ndarray):
-        assert isinstance(found, np.ndarray) and found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
-    else:
-        assert found == expected
 
 
 def store(folder: Path, *, memory_bytes: int = 0, file_bytes: int = 4096, run: str = "a") -> FileStore:

@@ -18,9 +18,9 @@ from mrl.pool.group_bytes import decode, encode
 from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.checkpoint.folder import MANIFEST, name_of
 from tests.golden_run import GOLDEN, STEP, write_golden_model, write_run
-from tests.mrl.pool.test_file_store import assert_same, group_of, prompt_at
 from tests.mrl.training.scenarios import digests_of_folder
 from tests.support.bad_files import LONGEST, failures, outcome
+from tests.support.many_groups import assert_same, group_of, prompt_at
 from tests.support.mutations import Mutator, copied
 
 CASES = 100
