@@ -289,7 +289,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             if not self._fleet.replaces:
                 raise
             if self.actors[self._ranks(engine)[0]] is asked:  # else it was lost in the wait
-                self._lose(engine, str(error))
+                self._lose(self._ranks(engine)[0], str(error))
             return None
 
     def _seconds(self, rounds: int) -> float | None:
@@ -298,10 +298,12 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def watch(self) -> None:
         """Drops the engines whose processes are gone and looks after those that are started. WorkerLost where the run
         survives no more."""
-        for engine in dict.fromkeys(number // self._dp for number in self.dead()):
-            self._lose(engine, f"{self.name(engine * self._dp)} died in phase {self._clock.current}")
+        first_of = {number // self._dp: number for number in reversed(self.dead())}
+        for number in first_of.values():
+            self._lose(number, f"{self.name(number)} died in phase {self._clock.current}")
         for engine, why in self._fleet.look().items():
-            self._lose(engine, f"{self.name(engine)}, started in the place of a lost one, {why}")
+            number = self._ranks(engine)[0]
+            self._lose(number, f"{self.name(number)}, started in the place of a lost one, {why}")
         if told := self._fleet.metrics():
             self._clock.note(told | {"rollout/started_over": float(self.num_started_over)})
 
@@ -309,16 +311,17 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         seconds, now = self._seconds(1), time.monotonic()
         for engine in engines:
             if seconds and self._rounds[engine] and now - self._since[engine] > seconds:
+                number = self._ranks(engine)[0]
                 self._lose(
-                    engine,
-                    f"{self.name(engine)} did not answer within rollout.step_deadline_seconds = {seconds:g} s in phase "
+                    number,
+                    f"{self.name(number)} did not answer within rollout.step_deadline_seconds = {seconds:g} s in phase "
                     f"{self._clock.current}",
                 )
 
-    def _lose(self, engine: int, cause: str) -> None:
-        """Goes on without an engine, whose requests come back and whose place is taken anew; WorkerLost where the run survives
-        no more."""
-        said = last_word(self._log_folder, self.name(engine))
+    def _lose(self, number: int, cause: str) -> None:
+        """Goes on without the engine of this process, whose requests come back and whose place is taken anew; WorkerLost where
+        the run survives no more."""
+        engine, said = number // self._dp, last_word(self._log_folder, self.name(number))
         told = self._fleet.lose(engine, cause + (f" ({said})" if said else ""))
         count = sum(len(self._open[rank]) for rank in self._ranks(engine))
         log.warning("%s; of its requests %d are started over", told, count)
@@ -385,7 +388,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def give_up(self, names: Iterable[str], why: str = "did not answer") -> None:
         """Drops the engines of these names, as far as they serve and engines have such names."""
-        by_name = {self.name(engine): engine for engine in self._fleet.serving}
+        by_name = {self.name(number): number for number in self.numbers()}
         for name in names:
             if name in by_name:
                 self._lose(by_name[name], f"{name} {why} in phase {self._clock.current}")
