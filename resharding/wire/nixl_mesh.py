@@ -81,7 +81,10 @@ class NixlMesh:
         return [self._write(m, digest(m.data) if digested else 0) for m in messages]
 
     def _write(self, message: Outgoing, said: int) -> Any:
-        name, buckets = self._peer(message.rank)
+        try:
+            name, buckets = self._peer(message.rank)
+        except Exception as error:  # NIXL's errors have no common base
+            return error
         address, size, number = buckets[message.bucket]
         data = message.data
         if message.offset + data.numel() > size:
@@ -93,7 +96,7 @@ class NixlMesh:
         try:
             work = self._agent.initialize_xfer("WRITE", here, there, name, note)
             self._agent.transfer(work)
-        except Exception as error:  # NIXL's errors have no common base
+        except Exception as error:
             return error
         return work
 

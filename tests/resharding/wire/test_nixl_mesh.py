@@ -98,6 +98,14 @@ def test_a_write_to_an_agent_that_is_gone_is_lost_and_a_new_pair_heals() -> None
     again.receiver.close()
 
 
+def test_a_write_to_an_agent_that_was_gone_before_the_first_is_lost() -> None:
+    pair = Pair("gone")
+    pair.receiver.close()
+    with pytest.raises(MessageLost, match="what was sent was not taken"):
+        pair.write(1, 8, 0, 0)
+    pair.sender.close()
+
+
 def test_a_late_receiver_is_waited_for_and_one_that_never_comes_is_named() -> None:
     pair = Pair("late", late=1.0)
     pair.write(1, 8, 0, 0)
