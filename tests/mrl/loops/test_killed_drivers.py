@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,8 @@ STREAM = ("loop.schedule=stream", "stream={max_age: 2, pool: {memory_bytes: 0}}"
 STREAM += ("loop.checkpoint={every_steps: 2, keep: 99}", "loop.phase_deadline_seconds=300")
 RULES = Rules("game", Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
 SECONDS = 800.0
+SPAWNED = multiprocessing.get_context("spawn")
+"""The fork server of multiprocessing is the ranks' (tests/ranks.py), one in a process, with the imports that its first user named."""
 
 
 class Game:
@@ -91,14 +92,6 @@ def keep_on_disk(run: TableRun, states: Path) -> None:
     run.train.commit_checkpoint = committed  # type: ignore[method-assign]
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Any]:
-    """Processes that have imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
-
-
 def num_states(folder: Path) -> int:
     return len(list((folder / "states").glob("*.pickle")))
 
@@ -133,20 +126,20 @@ def disturb(process: BaseProcess, dice: random.Random, *, spares_driver: bool) -
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("seed", "resumed"), [(1, 2), pytest.param(2, 40, marks=pytest.mark.slow)])
-def test_each_prompt_once_over_random_signals(seed: int, resumed: int, forks: Any, tmp_path: Path) -> None:
+def test_each_prompt_once_over_random_signals(seed: int, resumed: int, tmp_path: Path) -> None:
     """Until the run has been gone on with so often."""
     dice, told, from_states = random.Random(seed), [], 0
     (tmp_path / "states").mkdir()
     deadline = time.monotonic() + SECONDS
     while True:
-        process = forks.Process(target=drive, args=(tmp_path,))
+        process = SPAWNED.Process(target=drive, args=(tmp_path,))
         before = num_states(tmp_path)
         from_states += before > 0
         process.start()
         members, signals = list[psutil.Process](), 0
         while process.is_alive() and from_states <= resumed:
             process.join(dice.uniform(0.05, 1.0))
-            members = family(process.pid) if process.is_alive() else members
+            members = family(process.pid) if process.is_alive() and process.pid else members
             spared = num_states(tmp_path) == before  # each start shall come somewhere
             if process.is_alive() and not (spared and signals > 1):
                 told.append(disturb(process, dice, spares_driver=spared))
@@ -159,6 +152,9 @@ def test_each_prompt_once_over_random_signals(seed: int, resumed: int, forks: An
         assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM), (tmp_path / "log").read_text()[-3000:]
     found = audit(tmp_path / "run")
     assert found.holds, f"{told}: {text(found)}"
-    assert from_states > 0 and found.lines[-1].step == STEPS, told
+    trained = [
+        line.step for line in found.lines if not line.starts
+    ]  # a start may find that nothing is left to do
+    assert from_states > 0 and trained[-1] == STEPS, told
     assert sum(line.starts and line.step > 1 for line in found.lines) > 0, told
     assert not any(line["given_up"] for line in found.lines)
