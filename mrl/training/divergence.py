@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,21 +101,37 @@ class _ChunkedDivergence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, taught_hidden, taught_weight = ctx.saved_tensors
         kind, share, vocabulary = ctx.settings
-        grad_hidden, grad_weight = torch.empty_like(hidden), None
-        if ctx.needs_input_grad[1]:  # not of a frozen output layer
-            grad_weight = torch.zeros(weight.shape, dtype=grads[0].dtype, device=weight.device)
-        for rows in chunks(hidden.shape[0], vocabulary.chunk):
+
+        def by_logits(rows: slice) -> Tensor:
             log_p = vocabulary.log_probs(hidden[rows], weight)
             log_q = vocabulary.log_probs(taught_hidden[rows], taught_weight)
-            by_logits = _by_logits(kind, share, log_p, log_q, vocabulary)
             scale = grads[0][rows] / vocabulary.temperature
-            by_logits = by_logits.mul_(scale[:, None]).to(weight.dtype)
-            torch.mm(by_logits, weight, out=grad_hidden[rows])
-            if grad_weight is not None:
-                grad_weight += torch.mm(by_logits.t(), hidden[rows])
-            del log_p, log_q, by_logits
-        by_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, by_weight, None, None, None, None, None
+            return _by_logits(kind, share, log_p, log_q, vocabulary).mul_(scale[:, None])
+
+        trained = grads[0].dtype if ctx.needs_input_grad[1] else None  # None: a frozen output layer
+        by_hidden, by_weight = through_output_layer(hidden, weight, by_logits, vocabulary.chunk, trained)
+        return by_hidden, by_weight, None, None, None, None, None
+
+
+def through_output_layer(
+    hidden: Tensor,
+    weight: Tensor,
+    by_logits: Callable[[slice], Tensor],
+    chunk: int,
+    trained: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Derivatives by hidden states [m, D] and by weight [V', D], from those by the logits of some rows [c, V'], which are held a
+    chunk at a time. The weight's are summed up in `trained`, and left out where it is None."""
+    grad_hidden, grad_weight = torch.empty_like(hidden), None
+    if trained is not None:
+        grad_weight = torch.zeros(weight.shape, dtype=trained, device=weight.device)
+    for rows in chunks(hidden.shape[0], chunk):
+        found = by_logits(rows).to(weight.dtype)
+        torch.mm(found, weight, out=grad_hidden[rows])
+        if grad_weight is not None:
+            grad_weight += torch.mm(found.t(), hidden[rows])
+        del found
+    return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
 
 
 def summed_over(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:

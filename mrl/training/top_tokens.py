@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrl.config.sections.distillation import Divergence
-from mrl.training.divergence import Vocabulary, summed_over
+from mrl.training.divergence import Vocabulary, summed_over, through_output_layer
 from mrl.training.logprobs import SMALLEST, chunks
 
 
@@ -69,18 +69,15 @@ class _ChunkedCategories(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, ids, known = ctx.saved_tensors
         vocabulary: Vocabulary = ctx.vocabulary
-        grad_hidden, grad_weight = torch.empty_like(hidden), None
-        if ctx.needs_input_grad[1]:  # not of a frozen output layer
-            grad_weight = torch.zeros(weight.shape, dtype=grads[0].dtype, device=weight.device)
-        for rows in chunks(hidden.shape[0], vocabulary.chunk):
+
+        def by_logits(rows: slice) -> Tensor:
             log_p = vocabulary.log_probs(hidden[rows], weight)
-            by_logits = _by_logits(log_p, ids[rows].long(), known[rows], grads[0][rows], vocabulary)
-            by_logits = by_logits.div_(vocabulary.temperature).to(weight.dtype)
-            torch.mm(by_logits, weight, out=grad_hidden[rows])
-            if grad_weight is not None:
-                grad_weight += torch.mm(by_logits.t(), hidden[rows])
-            del log_p, by_logits
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+            found = _by_logits(log_p, ids[rows].long(), known[rows], grads[0][rows], vocabulary)
+            return found.div_(vocabulary.temperature)
+
+        trained = grads[0].dtype if ctx.needs_input_grad[1] else None  # None: a frozen output layer
+        by_hidden, by_weight = through_output_layer(hidden, weight, by_logits, vocabulary.chunk, trained)
+        return by_hidden, by_weight, None, None
 
 
 def _likeliest(log_p: Tensor, k: int, vocabulary: Vocabulary) -> Tensor:
