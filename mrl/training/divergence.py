@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrl.config.sections.distillation import Divergence
-from mrl.training.logprobs import SMALLEST, chunks, local_logits
+from mrl.training.logprobs import SMALLEST, chunks, local_logits, through_output_layer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,27 +110,6 @@ class _ChunkedDivergence(torch.autograd.Function):
         trained = grads[0].dtype if ctx.needs_input_grad[1] else None  # None: a frozen output layer
         by_hidden, by_weight = through_output_layer(hidden, weight, by_logits, vocabulary.chunk, trained)
         return by_hidden, by_weight, None, None, None, None, None
-
-
-def through_output_layer(
-    hidden: Tensor,
-    weight: Tensor,
-    by_logits: Callable[[slice], Tensor],
-    chunk: int,
-    trained: torch.dtype | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Derivatives by hidden states [m, D] and by weight [V', D], from those by the logits of some rows [c, V'], which are held a
-    chunk at a time. The weight's are summed up in `trained`, and left out where it is None."""
-    grad_hidden, grad_weight = torch.empty_like(hidden), None
-    if trained is not None:
-        grad_weight = torch.zeros(weight.shape, dtype=trained, device=weight.device)
-    for rows in chunks(hidden.shape[0], chunk):
-        found = by_logits(rows).to(weight.dtype)
-        torch.mm(found, weight, out=grad_hidden[rows])
-        if grad_weight is not None:
-            grad_weight += torch.mm(found.t(), hidden[rows])
-        del found
-    return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
 
 
 def summed_over(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ logits and one derived array of the same size): they are recomputed in the backw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,28 +55,42 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, targets, entropy, normaliser = ctx.saved_tensors
         settings = ctx.settings
-        grad_hidden, grad_weight = torch.empty_like(hidden), None
-        if ctx.needs_input_grad[1]:  # not of a frozen output layer
-            grad_weight = torch.zeros(weight.shape, dtype=entropy.dtype, device=weight.device)
         with_entropy = bool(grads[1].any())
-        for rows in chunks(hidden.shape[0], settings["chunk"]):
+
+        def by_logits(rows: slice) -> Tensor:
             logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
-            logits.sub_(normaliser[rows, None])
-            grad = _backward_chunk(
-                logits,
+            found = _backward_chunk(
+                logits.sub_(normaliser[rows, None]),
                 targets[rows] - settings["first"],
                 grads[0][rows],
                 entropy[rows],
                 grads[1][rows] if with_entropy else None,
             )
-            if settings["temperature"] != 1.0:
-                grad.div_(settings["temperature"])
-            grad = grad.to(weight.dtype)
-            torch.mm(grad, weight, out=grad_hidden[rows])
-            if grad_weight is not None:
-                grad_weight += torch.mm(grad.t(), hidden[rows])
-            del logits, grad  # before the next chunk's logits exist
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+            return found if settings["temperature"] == 1.0 else found.div_(settings["temperature"])
+
+        trained = entropy.dtype if ctx.needs_input_grad[1] else None  # None: a frozen output layer
+        return *through_output_layer(hidden, weight, by_logits, settings["chunk"], trained), None, None
+
+
+def through_output_layer(
+    hidden: Tensor,
+    weight: Tensor,
+    by_logits: Callable[[slice], Tensor],
+    chunk: int,
+    trained: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Derivatives by hidden states [m, D] and by weight [V', D], from those by the logits of some rows [c, V'], which are held a
+    chunk at a time. The weight's are summed up in `trained`, and left out where it is None."""
+    grad_hidden, grad_weight = torch.empty_like(hidden), None
+    if trained is not None:
+        grad_weight = torch.zeros(weight.shape, dtype=trained, device=weight.device)
+    for rows in chunks(hidden.shape[0], chunk):
+        found = by_logits(rows).to(weight.dtype)
+        torch.mm(found, weight, out=grad_hidden[rows])
+        if grad_weight is not None:
+            grad_weight += torch.mm(found.t(), hidden[rows])
+        del found
+    return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
 
 
 def chunks(num_rows: int, size: int) -> list[slice]:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrl.config.sections.distillation import Divergence
-from mrl.training.divergence import Vocabulary, summed_over, through_output_layer
-from mrl.training.logprobs import SMALLEST, chunks
+from mrl.training.divergence import Vocabulary, summed_over
+from mrl.training.logprobs import SMALLEST, chunks, through_output_layer
 
 
 @torch.no_grad()
