@@ -1,55 +1,94 @@
-"""The environment of a run's episodes: looked at before anything starts, its processes beside the run's."""
+"""The environments of a run's episodes: looked at before anything starts, their processes beside the run's."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.episode import Limits
-from mrl.agents.pool import Description, EnvironmentPool
+from mrl.agents.pool import EnvironmentPool
 from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.render import TurnRenderer
 from mrl.config.root import Config
-from mrl.config.sections.agent import AgentSection
+from mrl.config.sections.agent import AgentSection, EnvironmentSection
+from mrl.errors import ConfigError
 from mrl.loops.episodes import Episodes, Rules
+from mrl.rewards.kinds.section import RewardSection
+
+Tools = list[dict[str, Any]]
+"""As chat templates take them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Acting:
-    """What was found out of the environment and the chat template."""
+    """What was found out of the environments and the chat template."""
 
-    renderer: TurnRenderer
-    rules: Rules
-    tools: list[dict[str, Any]]
-    """As chat templates take them."""
+    section: AgentSection
+    rules: Mapping[str, tuple[Rules, Tools]]
+    """By the environment's key."""
+
+    def rules_of(self, domain: str) -> Rules | None:
+        """Of the domain's episodes; None where a response is all there is."""
+        key = _key(self.section, domain)
+        return None if key is None else self.rules[key][0]
+
+    def tools_of(self, domain: str) -> Tools | None:
+        """What a row of the domain can call."""
+        key = _key(self.section, domain)
+        return None if key is None else self.rules[key][1]
 
 
 def look_at(config: Config, tokenizer: Any) -> Acting | None:
     """None where responses are no episodes. ConfigError for an environment that cannot be made, and for a chat template that
     rewrites what stood before; the place is named."""
-    if config.agent is None:
+    section = config.agent
+    if section is None:
         return None
-    with _pool(config.agent) as pool:
-        description = pool.describe(config.agent.environment)
-    tools = [dict(tool) for tool in description.tools]
-    renderer = TurnRenderer(
-        tokenizer,
-        tools=tools,
-        roles=("tool",) if tools else ("user",),
-        chat_template_kwargs=config.data.chat_template_kwargs,
-    )
-    return Acting(renderer, _rules(config, config.agent, description), tools)
+    with _pool(section) as pool:
+        rules = {key: _looked_at(pool, key, config, section, tokenizer) for key in _specs(section)}
+    return Acting(section, rules)
+
+
+def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterable[str]) -> None:
+    """ConfigError for a domain of agent.domains that no row has, and for one whose reward is an environment's and that has none."""
+    known = set(domains)
+    if unknown := sorted(acting.section.domains.keys() - known):
+        raise ConfigError(f"agent.domains names {', '.join(unknown)}; the rows are of {', '.join(sorted(known))}")
+    for domain in sorted(known):
+        kinds = {part.kind for part in reward.for_domain(domain).verifiers()}
+        if "environment" in kinds and acting.rules_of(domain) is None:
+            raise ConfigError(
+                f"reward.kind = environment for rows of the domain {domain!r}, which have no environment; name one in agent.domains, "
+                "or another kind in reward.domains"
+            )
 
 
 @contextlib.contextmanager
 def opened(acting: Acting, config: Config) -> Iterator[Episodes]:
     """The run's episodes over the processes of their environments, which end with it."""
-    assert config.agent is not None, "acting needs the section"
-    with _pool(config.agent) as pool:
-        yield Episodes(pool, acting.renderer, acting.rules, run_seed=config.run.seed)
+    with _pool(acting.section) as pool:
+        yield Episodes(pool, acting.rules_of, run_seed=config.run.seed, max_open=acting.section.max_open)
+
+
+def _key(section: AgentSection, domain: str) -> str | None:
+    """What the pool calls the environment of a domain."""
+    own = section.of_domain(domain)
+    if own.environment is None:
+        return None
+    return own.environment if own is section else f"{own.environment} of {domain}"
+
+
+def _specs(section: AgentSection) -> dict[str, EnvironmentSpec]:
+    """Every environment of a run, by its key."""
+    found: dict[str, EnvironmentSection] = {}
+    if section.environment is not None:
+        found[section.environment] = section
+    found |= {key: own for domain, own in section.domains.items() if (key := _key(section, domain)) is not None}
+    return {key: EnvironmentSpec(str(own.environment), own.options) for key, own in found.items()}
 
 
 def _pool(section: AgentSection) -> EnvironmentPool:
@@ -60,12 +99,20 @@ def _pool(section: AgentSection) -> EnvironmentPool:
         answer_kib=section.answer_kib,
         memory_mib=section.memory_mib,
     )
-    return EnvironmentPool(
-        {section.environment: EnvironmentSpec(section.environment, section.options)}, deadlines
+    return EnvironmentPool(_specs(section), deadlines)
+
+
+def _looked_at(
+    pool: EnvironmentPool, key: str, config: Config, section: AgentSection, tokenizer: Any
+) -> tuple[Rules, Tools]:
+    description = pool.describe(key)
+    tools = [dict(tool) for tool in description.tools]
+    renderer = TurnRenderer(
+        tokenizer,
+        tools=tools,
+        roles=("tool",) if tools else ("user",),
+        chat_template_kwargs=config.data.chat_template_kwargs,
     )
-
-
-def _rules(config: Config, section: AgentSection, description: Description) -> Rules:
     response = config.rollout.max_response_tokens
     limits = Limits(
         max_turns=section.max_turns,
@@ -73,12 +120,15 @@ def _rules(config: Config, section: AgentSection, description: Description) -> R
         max_tokens=response,
         max_turn_tokens=section.max_turn_tokens or response,
         max_bad_calls=section.max_bad_calls,
+        max_seconds=section.episode_seconds or math.inf,
     )
-    return Rules(
-        section.environment,
+    rules = Rules(
+        key,
+        renderer,
         limits,
         section.retries,
         section.tool_calls,
         description.schemas(),
         description.replayable,
     )
+    return rules, tools

@@ -22,7 +22,7 @@ from mrl.data.tokenise import load_tokenizer, pieces
 from mrl.errors import CheckpointError, ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
-from mrl.launch.commands.acting import Acting, look_at
+from mrl.launch.commands.acting import Acting, look_at, require_known_domains
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.loops import resuming
@@ -66,7 +66,9 @@ def check(config: Config, *, rewards: bool = True) -> Inputs:
         raise _told_together(list(faults))
     tokenizer, _ = found[-1]
     acting = look_at(config, tokenizer)
-    dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools if acting else None)
+    dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None)
+    if acting is not None:
+        require_known_domains(acting, config.reward, dataset.domains)
     if (distillation := config.algorithm.distillation) is not None:
         check_domains(distillation, (prompt for source in dataset.train for prompt in source.rows))
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))

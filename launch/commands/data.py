@@ -55,9 +55,9 @@ def preview(config: Config, *, rows: int) -> Preview:
         from mrl.launch.commands.acting import look_at
 
         acting = look_at(config, tokenizer)
-        tools = acting.tools if acting else None
+        tools = acting.tools_of if acting else None
         notes.append(
-            f"an episode opens with what {config.agent.environment} makes of its row; rows are shown here"
+            "an episode opens with what its environment makes of its row; rows are shown here"
         )
     dataset = load_data(section, config.reward, tokenizer, tools=tools)
     files = [

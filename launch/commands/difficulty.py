@@ -41,7 +41,7 @@ def measure(config: Config) -> str:
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     acting = look_at(config, tokenizer)
     unchosen = config.data.model_copy(update={"difficulty": None})
-    dataset = load_data(unchosen, config.reward, tokenizer, tools=acting.tools if acting else None)
+    dataset = load_data(unchosen, config.reward, tokenizer, tools=acting.tools_of if acting else None)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = list({prompt_id(p): p for source in dataset.train for p in source.rows}.values())
     sampling = dataclasses.replace(sampling_of(config), num_samples=SAMPLES_A_LOOK)

@@ -66,7 +66,7 @@ def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], li
     """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     acting = look_at(config, tokenizer)
-    tools = acting.tools if acting else None
+    tools = acting.tools_of if acting else None
     dataset = load_validation(config.data, config.reward, tokenizer, tools=tools)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = dataset.validation_prompts(config.loop.validation.num_prompts)

@@ -101,7 +101,7 @@ SYNONYMS = {
     "reward_funcs": "reward={kind: plugin, path: file.py:function, style: trl}",
     "custom_reward_function": "reward={kind: plugin, path: file.py:function, style: verl}",
     "reward_model": "reward={kind: reward_model, path: http://...}",
-    "multi_turn": "agent.environment (every sample is an episode then)",
+    "multi_turn": "agent.environment (samples are episodes then), agent.domains for several",
 }
 """A word of verl, TRL, OpenRLHF, slime or vLLM -> the setting that does the same."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mrl.config.sections.data import DataEntry, DataSection
@@ -24,8 +24,8 @@ from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10
 
-Tools = list[dict[str, Any]]
-"""JSON schemas of tools, as chat templates take them."""
+Tools = Callable[[str], list[dict[str, Any]] | None]
+"""By a row's domain: JSON schemas of tools, as chat templates take them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -72,6 +72,11 @@ class Dataset:
     validation: tuple[Source, ...]
     report: LoadReport
     shuffle: bool
+
+    @property
+    def domains(self) -> set[str]:
+        """Of all rows."""
+        return {prompt.domain for source in (*self.train, *self.validation) for prompt in source.rows}
 
     def stream(self, seed: int) -> PromptStream:
         """The training stream of a run."""
@@ -196,7 +201,9 @@ class _Preparation:
             )
         except DataError as error:
             return error
-        tools = self.tools if row.tools is None and not isinstance(row.prompt, str) else row.tools
+        tools = row.tools
+        if tools is None and self.tools is not None and not isinstance(row.prompt, str):
+            tools = self.tools(row.domain)
         return dataclasses.replace(row, ground_truth=ground_truth, tools=tools)
 
     def _without_duplicates(self, rows: Sequence[Row], left_out: LeftOut) -> list[Row]:

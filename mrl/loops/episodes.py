@@ -2,7 +2,7 @@
 
 | event | leads to |
 |---|---|
-| a sample is asked | its environment is opened |
+| a sample is asked | its environment is opened, once fewer than agent.max_open are |
 | an environment opened, or answered a turn | the next turn's request, on all tokens of the episode so far; or the end |
 | a turn is whole | what the engine says it ran is compared with the episode's tokens; then a step of the environment, or the end |
 | a fault of ours | the episode begins anew, at most agent.retries times; then it ends without a reward |
@@ -14,14 +14,15 @@ its turns as they were recorded before a fresh environment, which must say what 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mrl.agents.answer import Answer
 from mrl.agents.episode import EndedBy, Episode, Limits, State
-from mrl.agents.render import Observation, TurnRenderer
+from mrl.agents.render import Observation
 from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
 from mrl.rollout.drafts import require_ran
 from mrl.rollout.request import Request, Response, request_id, sample_of, seed_of_request
@@ -40,11 +41,20 @@ class Environments(Protocol):
     def poll(self, timeout_seconds: float) -> list[Answer]: ...
 
 
+class Renderer(Protocol):
+    """Makes tokens of what environments say (mrl/agents/render.py)."""
+
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray: ...
+
+    def after(self, last_token: int, observations: Sequence[Observation]) -> np.ndarray: ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """What all episodes of a run share."""
+    """What the episodes of a domain share."""
 
     environment: str
+    renderer: Renderer
     limits: Limits
     retries: int
     format: Format
@@ -59,6 +69,7 @@ class _Open:
     """An episode that has not ended."""
 
     prompt: Prompt
+    rules: Rules
     asked: Request
     """How its turns are drawn."""
     episode: Episode
@@ -68,10 +79,10 @@ class _Open:
     """Of the next request."""
     faults: int = 0
     restarts: int = 0
-    waits: bool = True
-    """For its environment."""
+    waits: bool = False
+    """For an answer of its environment."""
     key: str = ""
-    """Of its environment; no two that it has have the same."""
+    """Of its environment, no two that it has have the same; empty until it is opened."""
 
     def sample(self, status: Status) -> Sample:
         """As it is now."""
@@ -85,28 +96,44 @@ class Episodes:
     """The open episodes of a run. What events lead to is taken with `take_asked` and `take_ended`."""
 
     def __init__(
-        self, environments: Environments, renderer: TurnRenderer, rules: Rules, *, run_seed: int
+        self,
+        environments: Environments,
+        rules_of: Callable[[str], Rules | None],
+        *,
+        run_seed: int,
+        max_open: int | None = None,
     ) -> None:
-        self._environments, self._renderer, self._rules = environments, renderer, rules
-        self._run_seed = run_seed
+        """`rules_of` a domain; None where its samples are no episodes. `max_open`: environments at once."""
+        self._environments, self._rules_of = environments, rules_of
+        self._run_seed, self._max_open = run_seed, max_open
+        self._line: list[tuple[tuple[int, int], str]] = []
+        """A heap of the samples whose environment is still to be opened: (prompt, number), name."""
         self._open: dict[str, _Open] = {}
         self._by_key: dict[str, _Open] = {}
         self._asked: list[tuple[Request, Response | None]] = []
         self._ended: list[Sample] = []
 
+    def include(self, prompt: Prompt) -> bool:
+        """Whether a prompt's samples are episodes."""
+        return self._rules_of(prompt.domain) is not None
+
     # -- events --------------------------------------------------------------------------------------------------
 
     def begin(self, prompt: Prompt, request: Request, record: Sample | None = None) -> None:
-        """Opens the environment of a sample. `request` says how its turns are drawn; `record` is what `partial` gave of it."""
-        opened = _Open(prompt, request, Episode(prompt.tokens, self._rules.limits), record)
+        """Opens the environment of a sample, or puts it in line. `request` says how its turns are drawn; `record` is what
+        `partial` gave of it."""
+        rules = self._rules_of(prompt.domain)
+        assert rules is not None, "only a prompt that is included"
+        opened = _Open(prompt, rules, request, Episode(prompt.tokens, rules.limits), record)
         if record is not None:
             assert record.transcript is not None, "a partial episode has its transcript"
             opened.attempt = _attempts(record)
             opened.faults, opened.restarts = record.transcript.faults, record.transcript.restarts
-            if not self._rules.replayable and record.transcript.turns:
+            if not rules.replayable and record.transcript.turns:
                 opened.record, opened.restarts = None, opened.restarts + 1
         self._open[request.request_id] = opened
-        self._begin(opened)
+        self._put_in_line(opened)
+        self._open_next()
 
     def poll(self, timeout_seconds: float) -> None:
         """Takes the answers of environments that are there, or the first ones within the time."""
@@ -150,6 +177,8 @@ class Episodes:
     def told(self, name: str, engine: str) -> str:
         """A sample that is not whole, with its turn and what it waits for: its environment, or the engine; for people."""
         opened = self._open[name]
+        if not opened.key:
+            return f"{name} in line for an environment (agent.max_open = {self._max_open})"
         waits_for = "waiting for its environment" if opened.waits else engine
         return f"{name} at turn {len(opened.episode.turns)}, {waits_for}"
 
@@ -163,15 +192,25 @@ class Episodes:
 
     # -- an episode's way ----------------------------------------------------------------------------------------
 
+    def _put_in_line(self, opened: _Open) -> None:
+        opened.episode, opened.key = Episode(opened.prompt.tokens, opened.rules.limits), ""
+        name = opened.asked.request_id
+        heapq.heappush(self._line, (sample_of(name), name))
+
+    def _open_next(self) -> None:
+        """Opens as many environments as may be open, for those that are first in line."""
+        while self._line and (self._max_open is None or len(self._by_key) < self._max_open):
+            self._begin(self._open[heapq.heappop(self._line)[1]])
+
     def _begin(self, opened: _Open) -> None:
         index, _ = sample_of(opened.asked.request_id)
-        opened.episode, opened.waits = Episode(opened.prompt.tokens, self._rules.limits), True
+        opened.waits = True
         opened.key = f"{opened.asked.request_id}/{opened.faults + opened.restarts}"
         self._by_key[opened.key] = opened
         # All samples of a prompt begin alike.
         seed = seed_of_request(self._run_seed, request_id(index, 0)) & 0x7FFFFFFF
         task = dict(opened.prompt.metadata)
-        self._environments.open(opened.key, self._rules.environment, task, seed)
+        self._environments.open(opened.key, opened.rules.environment, task, seed)
 
     def _answer(self, opened: _Open, answer: Answer) -> None:
         if answer.ended_by is not None and answer.ended_by.is_ours:
@@ -189,9 +228,9 @@ class Episodes:
     def _opened(self, opened: _Open, answer: Answer) -> None:
         """The first observation, where there is one, is the prompt."""
         if answer.messages:
-            tokens = self._renderer.opening(answer.messages)
+            tokens = opened.rules.renderer.opening(answer.messages)
             said = "\n".join(message["content"] for message in answer.messages)
-            opened.episode = Episode(tokens, self._rules.limits, opening=said)
+            opened.episode = Episode(tokens, opened.rules.limits, opening=said)
         if opened.episode.budget < 1:
             opened.episode.end(EndedBy.CONTEXT_LIMIT, "the prompt leaves no token for a turn")
         self._go_on(opened)
@@ -203,7 +242,8 @@ class Episodes:
         if episode.state is State.ENDED:
             self._end(opened)
             return
-        calls = calls_in(text, self._rules.format, self._rules.tools) if self._rules.tools else []
+        rules = opened.rules
+        calls = calls_in(text, rules.format, rules.tools) if rules.tools else []
         if bad := [call.reason for call in calls if isinstance(call, BadCall)]:
             episode.answered("\n".join(bad))
             episode.bad_call()
@@ -215,7 +255,7 @@ class Episodes:
     def _observe(self, opened: _Open, said: Sequence[Observation]) -> None:
         episode = opened.episode
         if episode.state is not State.ENDED:
-            episode.observe(self._renderer.after(episode.last_token, said))
+            episode.observe(opened.rules.renderer.after(episode.last_token, said))
         self._go_on(opened)
 
     def _go_on(self, opened: _Open) -> None:
@@ -250,7 +290,7 @@ class Episodes:
 
     def _fault(self, opened: _Open, by: EndedBy, reason: str) -> None:
         """Something of ours failed: the episode begins anew, or is given up."""
-        if opened.faults >= self._rules.retries:
+        if opened.faults >= opened.rules.retries:
             opened.episode.end(by, reason)
             self._end(opened)
         else:
@@ -259,7 +299,8 @@ class Episodes:
 
     def _begin_anew(self, opened: _Open) -> None:
         self._close(opened)
-        self._begin(opened)
+        self._put_in_line(opened)
+        self._open_next()
 
     def _end(self, opened: _Open) -> None:
         ended_by = opened.episode.ended_by
@@ -267,6 +308,7 @@ class Episodes:
         self._close(opened)
         del self._open[opened.asked.request_id]
         self._ended.append(opened.sample(ended_by.status))
+        self._open_next()
 
     def _close(self, opened: _Open) -> None:
         opened.waits = False

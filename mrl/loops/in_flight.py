@@ -53,7 +53,7 @@ class InFlight:
         arrivals: Arrivals | None = None,
     ) -> None:
         """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it. `episodes`:
-        where samples are such. `arrivals`: who decides what is taken next; by default all that is there."""
+        of the prompts that they include. `arrivals`: who decides what is taken next; by default all that is there."""
         self.arrivals = arrivals or AsTheyCome()
         self._clock, self._lengths, self._episodes = clock, lengths, episodes
         self._rollout, self._reward_workers = rollout, reward_workers
@@ -93,14 +93,25 @@ class InFlight:
         self._submit([*self._drafts.resubmit(), *turns], prompts, sampling)
 
     def _submit(self, parked: Sequence[Request], prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        requested = self._remember(prompts, sampling)
-        if self._episodes is None:
-            self._drafts.ask(requested.requests())
-            self._rollout.submit([*parked, requested])
-            return
-        self._rollout.submit(parked)
-        for request in requested.requests():
-            self._episodes.begin(self._making[sample_of(request.request_id)[0]].prompt, request)
+        acting = [prompt for prompt in prompts if self._acts(prompt)]
+        requested = self._remember([prompt for prompt in prompts if not self._acts(prompt)], sampling)
+        self._drafts.ask(requested.requests())
+        self._rollout.submit([*parked, requested] if requested.prompts else parked)
+        self._begin_episodes(self._remember(acting, sampling).requests(), {})
+
+    def _acts(self, prompt: Prompt) -> bool:
+        """Whether a prompt's samples are episodes."""
+        return self._episodes is not None and self._episodes.include(prompt)
+
+    def _is_episode(self, name: str) -> bool:
+        return self._acts(self._making[sample_of(name)[0]].prompt)
+
+    def _begin_episodes(self, requests: Iterable[Request], before: Mapping[str, Sample]) -> None:
+        """Those that were begun `before` go on from there."""
+        for request in requests:
+            assert self._episodes is not None, "only where samples are episodes"
+            prompt = self._making[sample_of(request.request_id)[0]].prompt
+            self._episodes.begin(prompt, request, before.get(request.request_id))
 
     def _remember(self, prompts: Sequence[Prompt], sampling: Sampling) -> Round:
         self._making |= {prompt.index: _Making(prompt, sampling.num_samples) for prompt in prompts}
@@ -185,15 +196,15 @@ class InFlight:
         whole = self._drafts.take(responses)
         versions = [response.segments[-1].version for response in whole if response.segments]
         self.newest_version = max([self.newest_version, *versions])
-        if self._episodes is not None:
-            self._episodes.turns(whole)
-            self._go_on_with_episodes()
-            return
         samples = []
         for response in whole:
             index, number = sample_of(response.request_id)
-            samples.append(whole_sample(self._making[index].prompt, number, response))
+            if not self._acts(prompt := self._making[index].prompt):
+                samples.append(whole_sample(prompt, number, response))
         self._arrived(samples)
+        if self._episodes is not None:
+            self._episodes.turns(response for response in whole if self._is_episode(response.request_id))
+            self._go_on_with_episodes()
 
     def _arrived(self, samples: Sequence[Sample]) -> None:
         arrived = []
@@ -236,7 +247,7 @@ class InFlight:
         """Where a sample without a response is."""
         put_off = any(request.request_id == name for request, _ in self._put_off)
         engine = "parked, in no engine" if put_off else f"on {self._rollout.where(sample_of(name)[0])}"
-        if self._episodes is not None:
+        if self._episodes is not None and self._is_episode(name):
             return self._episodes.told(name, engine)
         so_far = self._drafts.so_far(name)
         return f"{name} {engine}" + (f" after {len(so_far.tokens)} tokens" if so_far else "")
@@ -272,7 +283,7 @@ class InFlight:
             if name in making.samples:
                 sample, verdict = making.samples[name], making.verdicts.get(name)
                 samples.append(sample if verdict is None else sample.with_verdict(verdict))
-            elif self._episodes is not None:
+            elif self._episodes is not None and self._is_episode(name):
                 begun = {request.request_id: so_far for request, so_far in self._put_off}
                 samples.append(self._episodes.partial(name, self._drafts.so_far(name) or begun.get(name)))
             elif so_far := self._drafts.so_far(name):
@@ -299,11 +310,9 @@ class InFlight:
 
     def _go_on_from(self, before: Mapping[str, Sample], requests: Sequence[Request]) -> None:
         """What these requests are to become was so far in `before`."""
-        if self._episodes is not None:
-            for request in requests:
-                prompt = self._making[sample_of(request.request_id)[0]].prompt
-                self._episodes.begin(prompt, request, before.get(request.request_id))
-            return
+        acting = [request for request in requests if self._is_episode(request.request_id)]
+        self._begin_episodes(acting, before)
+        requests = [request for request in requests if not self._is_episode(request.request_id)]
         names = [request.request_id for request in requests]
         self._drafts.ask(requests)
         self._drafts.take(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrl.config.root import Config
+from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
 
 FIXED = ("loop.schedule", "agent")
@@ -17,12 +18,23 @@ def settings_of(config: Config) -> dict[str, Any]:
     """What a checkpoint keeps of them, by name."""
     return {
         "loop.schedule": config.loop.schedule,
-        "agent": "no section" if config.agent is None else "a section",
+        "agent": _episodes(config.agent),
         "loop.prompts_per_step": config.loop.prompts_per_step,
         "loop.samples_per_prompt": config.loop.samples_per_prompt,
         "stream.max_age": config.stream.max_age,
         "stream.sync_every": config.stream.sync_every,
     }
+
+
+def _episodes(section: AgentSection | None) -> str:
+    """Which samples are episodes."""
+    if section is None:
+        return "no section"
+    domains = {name: own.environment is not None for name, own in sorted(section.domains.items())}
+    named = [name for name, acts in domains.items() if acts is (section.environment is None)]
+    if not named:
+        return "a section"
+    return f"a section {'for' if section.environment is None else 'not for'} {', '.join(named)}"
 
 
 def require_resumable(state: Mapping[str, Any], config: Config) -> None:

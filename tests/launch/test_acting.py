@@ -9,7 +9,7 @@ import pytest
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.launch.commands.acting import look_at
+from mrl.launch.commands.acting import look_at, require_known_domains
 from tests.support import chat_tokenizers
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +22,11 @@ def acting(environment: str, *words: str) -> Config:
 
 def test_what_an_environment_says_of_itself() -> None:
     found = look_at(acting("calculator"), chat_tokenizers.qwen())
-    assert found is not None and [tool["function"]["name"] for tool in found.tools] == ["calculator"]
-    assert set(found.rules.tools) == {"calculator"} and found.rules.replayable
-    assert (found.rules.limits.max_context, found.rules.limits.max_tokens) == (64, 6)
+    assert found is not None
+    rules, tools = found.rules_of("any"), found.tools_of("any")
+    assert tools is not None and [tool["function"]["name"] for tool in tools] == ["calculator"]
+    assert rules is not None and set(rules.tools) == {"calculator"} and rules.replayable
+    assert (rules.limits.max_context, rules.limits.max_tokens) == (64, 6)
     assert look_at(load([ROOT / "configs/quickstart.yaml"]), None) is None
 
 
@@ -36,3 +38,34 @@ def test_a_template_that_rewrites_history_and_an_environment_that_is_none() -> N
         look_at(acting("guess"), forgetful)
     with pytest.raises(ConfigError, match=r"agent.environment = 'guest'"):
         look_at(acting("guest"), forgetful)
+
+
+DOMAINS = "agent.domains={riddles: {environment: guess, options: {highest: 9}}, prose: {}}"
+
+
+def test_each_domain_has_its_environment_and_its_tools() -> None:
+    found = look_at(acting("calculator", DOMAINS), chat_tokenizers.qwen())
+    assert found is not None
+    rules = {domain: found.rules_of(domain) for domain in ("sums", "riddles", "prose")}
+    assert rules["sums"] is not None and rules["sums"].environment == "calculator"
+    assert rules["riddles"] is not None and rules["riddles"].environment == "guess of riddles"
+    assert set(rules["sums"].tools) == {"calculator"} and not rules["riddles"].tools
+    assert rules["prose"] is None and found.tools_of("prose") is None
+    assert found.tools_of("riddles") == [] and found.tools_of("sums")
+
+
+def test_domains_that_no_row_has_and_rewards_that_nobody_gives() -> None:
+    config = acting("calculator", DOMAINS, "reward={kind: environment}")
+    found = look_at(config, chat_tokenizers.qwen())
+    assert found is not None
+    with pytest.raises(ConfigError, match=r"agent.domains names prose; the rows are of riddles, sums"):
+        require_known_domains(found, config.reward, ["sums", "riddles"])
+    with pytest.raises(ConfigError, match=r"domain 'prose', which have no environment.*reward.domains"):
+        require_known_domains(found, config.reward, ["prose", "sums", "riddles"])
+    judged = acting("calculator", DOMAINS, "reward={kind: environment, domains: {prose: {kind: maths}}}")
+    require_known_domains(found, judged.reward, ["prose", "sums", "riddles"])
+
+
+def test_a_section_without_any_environment() -> None:
+    with pytest.raises(ConfigError, match="names no environment"):
+        load([ROOT / "configs/quickstart.yaml"], ["agent={domains: {prose: {}}}"])

@@ -40,6 +40,33 @@ def test_episodes_are_trained_on_policy(acting: Path, tmp_path: Path) -> None:
     assert any(len(s["turns"]) > 2 for s in samples)
 
 
+def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_path: Path) -> None:
+    """Single responses beside episodes of two environments, of which four are open at most; each in its domain's curves."""
+    file = Path(__file__).parent / "environments.py"
+    sets = [
+        f"{{path: {acting}/{name}.jsonl, domain: {domain}}}"
+        for name in ("train", "validation")
+        for domain in ("plain", "counted", "slow")
+    ]
+    own = f"{{environment: '{file}:Counting', options: {{seconds: 0.1}}}}"
+    more = words(acting, tmp_path, "run", "loop.schedule=stream", "stream.max_age=1", "loop.steps=2")
+    more += [
+        f"data={{train: [{', '.join(sets[:3])}], validation: [{', '.join(sets[3:])}], max_prompt_tokens: 64}}",
+        f"agent={{domains: {{plain: {{}}, slow: {own}}}, max_open: 4}}",
+        f"reward={{kind: environment, domains: {{plain: {{kind: plugin, path: '{file}:letters'}}}}}}",
+        "loop.prompts_per_step=6",
+        "logging.samples_per_step=1000",
+    ]
+    run("train", *more, log=tmp_path / "run.log", seconds=500)
+    rows = [row for row in read(tmp_path / "run/metrics.jsonl") if row["step"]]
+    assert len(rows) == 2 and all(0 < row["agent/episodes"] < 24 for row in rows)
+    assert all(row["reward/no_reward_frac"] == row["agent/retries"] == 0 for row in rows)
+    samples = [sample for sample in rows_of(tmp_path / "run") if sample["kind"] == "train"]
+    assert {sample["domain"] for sample in samples} == {"plain", "counted", "slow"}
+    for sample in samples:
+        assert bool(sample.get("turns")) == (sample["domain"] != "plain")
+
+
 @pytest.mark.slow
 def test_a_killed_stream_goes_on_with_its_episodes(acting: Path, tmp_path: Path) -> None:
     """The driver dies in its third sync: what a checkpoint has of episodes is repeated before fresh environments, none differs."""

@@ -16,7 +16,7 @@ from mrl.agents.render import Observation
 from mrl.agents.tool_calls import ToolCall
 from mrl.rewards.contract import no_reward
 from mrl.rewards.kinds.environment import return_of
-from mrl.samples import Prompt, Sample, Status, Verdict
+from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
 
 @dataclasses.dataclass
@@ -100,8 +100,11 @@ class Returns:
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
         for sample, _ in pairs:
             failed = sample.status is Status.FAILED
-            verdict = no_reward("failed") if failed else return_of(sample)
-            assert verdict is not None, "every sample is an episode"
+            if sample.transcript is None:  # a single response
+                verdict = Verdict(VerdictKind.SCORED, float(len(sample.response_tokens)))
+            else:
+                verdict = no_reward("failed") if failed else return_of(sample)
+            assert verdict is not None
             self._verdicts.append((sample.sample_id, verdict))
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:

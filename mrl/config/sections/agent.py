@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mrl.section import Section
 
 
-class AgentSection(Section):
-    """The environment that answers the policy's turns. Where this section is present, every sample is an episode."""
+class EnvironmentSection(Section):
+    """What answers the policy's turns on some rows."""
 
-    environment: str
-    """A shipped environment by its name, the entry point of one in the group mrl.environments, or package.module:Class."""
+    environment: str | None = None
+    """A shipped environment by its name, the entry point of one in the group mrl.environments, or package.module:Class; none
+    where a response is all there is."""
     options: dict[str, Any] = {}
     """Keywords of its class."""
+
+
+class AgentSection(EnvironmentSection):
+    """The environments that answer the policy's turns; a sample of a row that has one is an episode."""
+
+    domains: dict[str, EnvironmentSection] = {}
+    """What answers on the rows of some domains, instead of the environment above."""
     tool_calls: Literal["hermes", "json"] = "hermes"
     """How the policy writes calls: each between <tool_call> and </tool_call>, or all of a turn that is seen as JSON."""
     max_turns: int = Field(default=8, ge=1)
@@ -36,7 +44,23 @@ class AgentSection(Section):
     """Longest work of an environment before the first turn."""
     close_seconds: float = Field(default=5.0, gt=0)
     """Longest work of an environment after the last one."""
+    episode_seconds: float | None = Field(default=None, gt=0)
+    """Work of an environment on all turns of an episode together; the turn after which it has taken as long is the last."""
+    max_open: int | None = Field(default=None, ge=1)
+    """Most environments that are open at once; the other samples wait in line, in the order of their prompts."""
     answer_kib: int = Field(default=256, ge=1)
     """Longest answer of an environment; a longer one is a fault of ours."""
     memory_mib: int = Field(default=2048, ge=64)
     """Private memory of the process of one episode's environment, and of each that it starts."""
+
+    @model_validator(mode="after")
+    def _something_answers(self) -> AgentSection:
+        if all(each.environment is None for each in (self, *self.domains.values())):
+            raise ValueError(
+                "the section agent names no environment; give it one (agent.environment, agent.domains) or remove the section"
+            )
+        return self
+
+    def of_domain(self, domain: str) -> EnvironmentSection:
+        """What answers on a domain's rows."""
+        return self.domains.get(domain, self)

@@ -27,11 +27,11 @@ SCHEDULES = {
     "shared": STREAM,
     "own": (*STREAM, "launch.engine_slots=1", "rollout.tp=1", "stream.sync_every=2"),
 }
-RULES = Rules("table", Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
+RULES = Rules("table", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
 
 
 def episodes() -> Episodes:
-    return Episodes(TableEnvironments(lateness=2), DigitRenderer(), RULES, run_seed=0)  # type: ignore[arg-type]
+    return Episodes(TableEnvironments(lateness=2), lambda _: RULES, run_seed=0)
 
 
 def died_thrice(

@@ -23,12 +23,13 @@ from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
 from tests.support.table_environment import DigitRenderer, Returns, TableEnvironments, digits
 
 LIMITS = Limits(max_turns=8, max_context=200, max_tokens=200, max_turn_tokens=4, max_bad_calls=1)
-RULES = Rules("table", LIMITS, retries=2, format="json", tools={})
+RULES = Rules("table", DigitRenderer(), LIMITS, retries=2, format="json", tools={})
 PROMPTS = [Prompt(n, np.array([n], np.int32), "", None, metadata={"row": n}) for n in range(4)]
 
 
 def episodes_over(environments: TableEnvironments, **rules: Any) -> Episodes:
-    return Episodes(environments, DigitRenderer(), dataclasses.replace(RULES, **rules), run_seed=0)  # type: ignore[arg-type]
+    changed = dataclasses.replace(RULES, **rules)
+    return Episodes(environments, lambda _: changed, run_seed=0)
 
 
 def in_flight_over(
@@ -281,3 +282,106 @@ def test_a_failed_generation_begins_anew(tmp_path: Path) -> None:
     samples = [s for group in finished(in_flight) for s in group.samples]
     assert sum(s.transcript.faults for s in samples if s.transcript) == 1
     assert all(s.status is Status.FINISHED for s in samples)
+
+
+PLAIN = 2
+"""The first prompts of a mixed run; the others' samples are single responses."""
+MIXED = [dataclasses.replace(p, domain="game" if n < PLAIN else "plain") for n, p in enumerate(PROMPTS)]
+
+
+def mixed_over(config: Any, environments: TableEnvironments, engines: TableEngines | None = None) -> InFlight:
+    """Engines that speak digits, and episodes of the domain game alone."""
+    if engines is None:
+        engines = TableEngines(config)
+        engines.sync(0)
+    engines.speaks = digits
+    episodes = Episodes(environments, {"game": RULES}.get, run_seed=0)
+    return InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
+
+
+def check_mixed(groups: Sequence[Group]) -> None:
+    for group in groups:
+        for sample in group.samples:
+            if sample.domain == "game":
+                check_tokens(sample)
+            else:
+                assert sample.transcript is None and sample.loss_mask.all() and len(sample.response_tokens)
+
+
+def test_rows_without_an_environment_beside_others(tmp_path: Path) -> None:
+    """Single responses are what they are in a run without episodes, token for token."""
+    config = config_of(tmp_path, {})
+    mixed = mixed_over(config, environments := TableEnvironments(lateness=2))
+    mixed.ask(MIXED, sampling_of(config))
+    groups = finished(mixed)
+    check_mixed(groups)
+    assert {name.partition(".")[0] for name, *_ in environments.opened} == {"0", "1"}
+    engines = TableEngines(config)
+    engines.sync(0)
+    engines.speaks = digits
+    alone = InFlight(engines, Returns(), PhaseClock(), run_seed=0)
+    alone.ask(MIXED[PLAIN:], sampling_of(config))
+    for _ in range(60):
+        alone.poll(0.0)
+    assert [encode(alone.take(p.index)) for p in MIXED[PLAIN:]] == [encode(g) for g in groups[PLAIN:]]
+
+
+def test_both_kinds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {})
+    engines = TableEngines(config)
+    engines.sync(0)
+    engines.tokens_per_poll, engines.at_once = 1, 6
+    one = mixed_over(config, TableEnvironments(), engines)
+    one.ask(MIXED, sampling_of(config))
+    for _ in range(4):
+        one.poll(0.0)
+    one.park()
+    made = [one.partial(prompt.index) for prompt in MIXED]
+    parked = [s for group in made for s in group.samples if s.status is Status.PARKED]
+    assert {s.domain for s in parked} == {"game", "plain"}
+    other = mixed_over(config, TableEnvironments(lateness=3))
+    other.restore([decode(encode(group), MIXED.__getitem__) for group in made], sampling_of(config))
+    one.go_on([], sampling_of(config))
+    other.go_on([], sampling_of(config))
+    ours, theirs = finished(one), finished(other)
+    check_mixed(theirs)
+    assert [encode(group) for group in ours] == [encode(group) for group in theirs]
+
+
+def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
+    """Samples in line are opened in their prompts' order, those that begin anew with the others of their prompt."""
+    most: list[int] = []
+
+    class Counted(TableEnvironments):
+        def poll(self, timeout_seconds: float) -> list[Any]:
+            most.append(len(self.open_games))
+            return super().poll(timeout_seconds)
+
+    config = config_of(tmp_path, {})
+    engines = TableEngines(config)
+    engines.sync(0)
+    engines.speaks = digits
+    environments = Counted(faults={"0.1/0": EndedBy.ENV_CRASHED})
+    episodes = Episodes(environments, lambda _: RULES, run_seed=0, max_open=3)
+    in_flight = InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
+    in_flight.ask(PROMPTS, sampling_of(config))
+    assert "in line for an environment (agent.max_open = 3)" in in_flight.late(3)
+    for group in finished(in_flight, polls=400):
+        for sample in group.samples:
+            check_tokens(sample)
+    assert max(most) == 3 and not environments.open_games
+    names = [key.partition("/")[0] for key, *_ in environments.opened]
+    begun = [int(name.partition(".")[0]) for name in names]
+    assert len(names) == len(set(names)) + 1 and begun == sorted(begun)
+
+
+def test_the_environments_work_on_an_episode_has_a_limit(tmp_path: Path) -> None:
+    """A turn is answered in half a second here, so that the second turn is the last."""
+    limits = dataclasses.replace(LIMITS, max_seconds=1.0)
+    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), TableEnvironments(), limits=limits)
+    in_flight.ask(PROMPTS, sampling_of(config))
+    samples = [s for group in finished(in_flight) for s in group.samples]
+    ends = {(s.transcript.ended_by, len(s.transcript.turns), s.status) for s in samples if s.transcript}
+    cut = ("time_limit", 2, Status.TRUNCATED)
+    assert cut in ends and ends <= {cut, ("env_done", 1, Status.FINISHED), ("env_done", 2, Status.FINISHED)}
+    assert all(s.verdict and s.verdict.value is not None for s in samples), "the policy's end is scored"

@@ -32,7 +32,7 @@ from tests.support.table_environment import DigitRenderer
 STEPS = 12
 STREAM = ("loop.schedule=stream", "stream={max_age: 2, pool: {memory_bytes: 0}}", f"loop.steps={STEPS}")
 STREAM += ("loop.checkpoint={every_steps: 2, keep: 99}", "loop.phase_deadline_seconds=300")
-RULES = Rules("game", Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
+RULES = Rules("game", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
 SECONDS = 800.0
 SPAWNED = multiprocessing.get_context("spawn")
 """The fork server of multiprocessing is the ranks' (tests/ranks.py), one in a process, with the imports that its first user named."""
@@ -65,7 +65,7 @@ def drive(folder: Path) -> None:
         run = TableRun(
             config,
             first_step=state["next_step"],
-            episodes=lambda: Episodes(pool, DigitRenderer(), RULES, run_seed=0),  # type: ignore[arg-type]
+            episodes=lambda: Episodes(pool, lambda _: RULES, run_seed=0),
         )
         run.engines.tokens_per_poll, run.engines.at_once = 2, 20
         if table is not None:

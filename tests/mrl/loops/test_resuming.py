@@ -11,7 +11,7 @@ import pytest
 
 from mrl.errors import CheckpointError, ConfigError
 from mrl.launch.commands.check import check_resume
-from mrl.loops.resuming import require_resumable
+from mrl.loops.resuming import require_resumable, settings_of
 from mrl.report.audit import audit, text
 from mrl.training.checkpoint.folder import EXTRA_FILE, read_extra
 from tests.mrl.loops.table_policy import TableRun, config_of
@@ -89,6 +89,21 @@ def test_another_schedule_is_refused_before_anything_starts(tmp_path: Path) -> N
     del state["settings"]
     with pytest.raises(ConfigError, match="Go on with stream"):
         require_resumable(state, config_of(tmp_path, FILTER))
+
+
+def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:
+    """Whether a domain has an environment is fixed; which one it has is not."""
+    plain = "agent={environment: guess, domains: {prose: {}}}"
+    state = {"supply": {}, "settings": settings_of(config_of(tmp_path, FILTER, plain))}
+    assert state["settings"]["agent"] == "a section not for prose"
+    require_resumable(state, config_of(tmp_path, FILTER, plain, "agent.environment=calculator"))
+    for agent in ("{environment: guess}", "{environment: guess, domains: {prose: {environment: guess}}}"):
+        with pytest.raises(
+            ConfigError, match=r"agent: .* was saved with a section not for prose, this is a section,"
+        ):
+            require_resumable(state, config_of(tmp_path, FILTER, f"agent={agent}"))
+    alone = config_of(tmp_path, FILTER, "agent={domains: {riddles: {environment: guess}}}")
+    assert settings_of(alone)["agent"] == "a section for riddles"
 
 
 def test_a_state_of_classes_that_are_gone_says_what_can_be_done(tmp_path: Path) -> None:

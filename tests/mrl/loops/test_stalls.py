@@ -15,12 +15,12 @@ from tests.support.table_environment import DigitRenderer, TableEnvironments
 
 STREAM = ("loop.schedule=stream", "stream.max_age=1")
 OWN = (*STREAM, "launch.engine_slots=1", "rollout.tp=1")
-RULES = Rules("table", Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
+RULES = Rules("table", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
 
 
 def of_episodes(folder: Path, environments: TableEnvironments) -> TableRun:
     config = config_of(folder, {"estimator": {"name": "grpo"}}, *STREAM, "loop.phase_deadline_seconds=0.2")
-    made = lambda: Episodes(environments, DigitRenderer(), RULES, run_seed=0)  # type: ignore[arg-type]  # noqa: E731
+    made = lambda: Episodes(environments, lambda _: RULES, run_seed=0)  # noqa: E731
     return TableRun(config, episodes=made)
 
 
