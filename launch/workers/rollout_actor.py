@@ -92,6 +92,7 @@ class RolloutActor:
             deterministic=self._config.loop.deterministic,
             trust_remote_code=trusted,
             routes=self._config.routing.replay == "engine",
+            keeps=self._config.keeps_caches,
             on_worker_lost=self._leave,
         )
 

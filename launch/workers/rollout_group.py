@@ -211,7 +211,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             over[engine] = [*self._rounds[engine], parks]
             self._rounds[engine].clear()
         responses = [r for engine, rounds in over.items() for r in self._brought(engine, rounds)]
-        self._router.hold()
+        parked = {sample_of(r.request_id)[0] for r in responses if r.status is Status.PARKED}
+        self._router.hold(parked if self._config.keeps_caches else ())
         self._resting, self._homeless = self._resting + self._homeless, []
         return self._take_returned() + responses
 

@@ -187,6 +187,27 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _caches_can_be_kept(self) -> "Config":
+        if not self.keeps_caches:
+            return self
+        limit = self.loop.max_rollout_mismatch
+        without = {
+            "engines on the trainer's slots, which give their caches away; set launch.engine_slots": (
+                not self.launch.engine_slots
+            ),
+            "stream.clock = logical: no test has shown that such a run repeats itself": self.repeats_itself,
+            f"rollout.dp = {self.rollout.dp}; set 1": self.rollout.dp > 1,
+            "routing.replay = engine: a route belongs to one version's pass over a prompt": (
+                self.routing.replay == "engine"
+            ),
+            f"loop.max_rollout_mismatch = {limit}: tokens over an earlier version's cache differ by what training changes; set "
+            "null, and an algorithm.correction": limit is not None,
+        }
+        if found := [said for said, holds in without.items() if holds]:
+            raise ValueError(f"stream.in_flight = keep with {found[0]}, or in_flight recompute")
+        return self
+
+    @model_validator(mode="after")
     def _lost_engines_can_be_replaced(self) -> "Config":
         if not self.rollout.replace:
             return self
@@ -244,9 +265,16 @@ class Config(Section):
         return self.loop.deterministic or self.stream.clock == "logical"
 
     @property
+    def keeps_caches(self) -> bool:
+        """Whether unfinished responses go on over the KV cache of the weights before a weight sync."""
+        return self.loop.schedule == "stream" and self.stream.in_flight == "keep"
+
+    @property
     def records_schedule(self) -> bool:
-        """Whether the run writes a record that can be replayed: when environments answer is in none."""
-        return self.loop.schedule == "stream" and self.stream.record and self.agent is None
+        """Whether the run writes a record that can be replayed: when environments answer is in none, and nor is what a cache
+        was computed by."""
+        streams = self.loop.schedule == "stream" and self.stream.record
+        return streams and self.agent is None and not self.keeps_caches
 
     @property
     def warnings(self) -> list[str]:

@@ -191,7 +191,8 @@ class Producer:
         parked = self._in_flight.park()
         self._book()
         self._count("stream/parked", len(parked))
-        self._count("stream/reprefill_tokens", sum(self._in_flight.num_context(r) for r in parked))
+        if not self._config.keeps_caches:
+            self._count("stream/reprefill_tokens", sum(self._in_flight.num_context(r) for r in parked))
         self._count("stream/park_seconds", time.monotonic() - start)
 
     def commit(self, version: int) -> None:

@@ -21,6 +21,7 @@ from mrl.resharding.planner.agreement import as_one_rank, require_agreement, req
 from mrl.resharding.planner.manifest import RankManifest, replicas
 from mrl.resharding.transfer.session import Session
 from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
+from mrl.rollout.kept import Kept
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response
 from mrl.rollout.waiting import Waiting
@@ -33,6 +34,17 @@ _MEMORY = ("weights", "kv_cache")
 """vLLM's tags of what sleeps and wakes."""
 _RECEIVE_DEADLINES = 20
 """Longest weight sync, in units of sync.deadline_seconds (which bounds each single wait)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Running:
+    """A request that vLLM has."""
+
+    name: str
+    """vLLM's."""
+    request: Request
+    first: int = 0
+    """Tokens of it that vLLM had drawn for the requests before this one."""
 
 
 class RolloutEngine:
@@ -53,13 +65,15 @@ class RolloutEngine:
         real_weights: bool = False,
         trust_remote_code: bool = False,
         routes: bool = False,
+        keeps: bool = False,
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`part`, `meeting`: which process of an engine of several this is, and where they find each other.
         `stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
         `trust_remote_code`: the folder's tokenizer, which the engine needs for `rollout.stop`, may be the folder's own code.
-        `routes`: responses bring theirs.
+        `routes`: responses bring theirs. `keeps`: what a park takes back stays in vLLM with its cache, to go on where it is asked
+        again before anything else is.
         `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
         started = time.monotonic()
         self.part = part
@@ -89,8 +103,9 @@ class RolloutEngine:
         self._not_serving = "it never received weights"
         """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
         self._waiting = Waiting()
-        self._running: dict[str, tuple[str, Request]] = {}
-        """Id of what vLLM has -> vLLM's name of it, the request; at most rollout.max_num_seqs."""
+        self._running: dict[str, _Running] = {}
+        """What vLLM works at, by its id; at most rollout.max_num_seqs."""
+        self._keeps, self._kept = keeps, Kept()
         self._ended: list[Response] = []
         """What ended outside of a step, for the next one."""
         self._round_started = self._busy = False
@@ -121,13 +136,23 @@ class RolloutEngine:
         self._waiting.add(requests)
 
     def _begin(self) -> None:
-        """Hands vLLM as many of the waiting requests as it can run beside those that it has."""
+        """Hands vLLM as many of the waiting requests as it can run beside those that it has; what it kept and is not among
+        them it loses."""
         for request in self._waiting.take(self._rollout.max_num_seqs - len(self._running)):
-            parameters = exchange.parameters(request, stop=self._stop, texts=self._rollout.stop)
-            internal = self._engine.add_request(request.request_id, exchange.prompt(request), parameters)
-            self._running[request.request_id] = internal, request
-            if parameters.stop and len(request.own_tokens):
-                exchange.remember_text(self._state(internal), self._engine.tokenizer, request.own_tokens)
+            again = self._kept.again(request)
+            name, first = again or (self._add(request), 0)
+            self._running[request.request_id] = _Running(name, request, first)
+        if self._kept:
+            self._engine.abort_request(self._kept.drop(), internal=True)
+
+    def _add(self, request: Request) -> str:
+        """vLLM's name of a request that is new to it."""
+        parameters = exchange.parameters(request, stop=self._stop, texts=self._rollout.stop)
+        salt = str(self.policy_version) if self._keeps else ""
+        name = self._engine.add_request(request.request_id, exchange.prompt(request, salt), parameters)
+        if parameters.stop and len(request.own_tokens):
+            exchange.remember_text(self._state(name), self._engine.tokenizer, request.own_tokens)
+        return name
 
     def poll(self, max_seconds: float = 0.0) -> list[Response]:
         """Steps the engine until something finished or the time is over (at least one step); finished responses. Not for dp
@@ -165,13 +190,19 @@ class RolloutEngine:
         ranks of an engine call it together with the same number, and decide that together.
         """
         self._waiting.hold()
-        left = max((exchange.num_left(self._state(i)) for i, _ in self._running.values()), default=0)
+        left = max((exchange.num_left(self._state(own.name)) for own in self._running.values()), default=0)
         if self.part.dp > 1:
             with lockstep.together(self.part.name, alone=False):
                 left = lockstep.largest(left, self._engine.dp_group)
         ended = self.step(max_steps if left <= max_steps else 0) + self._settle()
-        parked = self._take([exchange.unfinished(self._state(i)) for i, _ in self._running.values()])
-        self._engine.abort_request([internal for internal, _ in self._running.values()], internal=True)
+        outputs = [exchange.unfinished(self._state(own.name)) for own in self._running.values()]
+        parked = self._take(outputs)
+        if self._keeps:
+            for (request_id, own), output in zip(self._running.items(), outputs, strict=True):
+                drawn = output.outputs[0].token_ids
+                self._kept.keep(request_id, own.name, output.prompt_token_ids, drawn)
+        else:
+            self._engine.abort_request([own.name for own in self._running.values()], internal=True)
         self._running.clear()
         self._round_started = False
         return ended + [dataclasses.replace(response, status=Status.PARKED) for response in parked]
@@ -184,7 +215,7 @@ class RolloutEngine:
         """Stops requests; each comes back from the next poll as ABORTED without tokens. Unknown ids are ignored."""
         request_ids = list(request_ids)
         running = [i for i in request_ids if i in self._running]
-        self._engine.abort_request([self._running.pop(i)[0] for i in running], internal=True)
+        self._engine.abort_request([self._running.pop(i).name for i in running], internal=True)
         stopped = running + self._waiting.remove(request_ids)
         self._ended += [Response.empty(i, Status.ABORTED) for i in stopped]
         self._round_started &= bool(self.num_unfinished)
@@ -229,13 +260,17 @@ class RolloutEngine:
         running = [self._running[output.request_id] for output in outputs]
         responses = [
             exchange.response(
-                output, version=self.policy_version, engine=self.part.engine, attempt=request.attempt
+                output,
+                version=self.policy_version,
+                engine=self.part.engine,
+                attempt=own.request.attempt,
+                first=own.first,
             )
-            for output, (_, request) in zip(outputs, running, strict=True)
+            for output, own in zip(outputs, running, strict=True)
         ]
         if self._routes is None:
             return responses
-        asked = [(name, own.first_row, out) for (name, own), out in zip(running, outputs, strict=True)]
+        asked = [(own.name, own.request.first_row, out) for own, out in zip(running, outputs, strict=True)]
         routes = self._routes.take(asked)
         return [dataclasses.replace(r, routes=own) for r, own in zip(responses, routes, strict=True)]
 
@@ -318,8 +353,9 @@ class RolloutEngine:
         self._on_workers("mrl_release_sync")
 
     def _become_visible(self, version: int) -> None:
-        """The engine serves what its workers committed."""
-        if not self._engine.reset_prefix_cache():
+        """The engine serves what its workers committed. While vLLM keeps requests its prefix cache cannot be emptied; new
+        requests do not find what stands there, because theirs is salted with another version."""
+        if not self._kept and not self._engine.reset_prefix_cache():
             raise RolloutError(f"{self.part.name}: the prefix cache of the old version could not be reset")
         self._engine.set_weight_version(str(version))
         self.policy_version, self._not_serving = version, ""

@@ -17,9 +17,11 @@ from mrl.samples import Segment, Status
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
-def prompt(request: Request) -> dict[str, Any]:
-    """What the engine computes before it draws a token: the prompt, and the response so far."""
-    return {"type": "token", "prompt_token_ids": request.engine_prompt().tolist()}
+def prompt(request: Request, salt: str = "") -> dict[str, Any]:
+    """What the engine computes before it draws a token: the prompt, and the response so far. It finds in the prefix cache
+    what requests of the same salt left there."""
+    inputs = {"type": "token", "prompt_token_ids": request.engine_prompt().tolist()}
+    return inputs | ({"cache_salt": salt} if salt else {})
 
 
 def parameters(request: Request, *, stop: Sequence[int], texts: Sequence[str]) -> Any:
@@ -69,18 +71,19 @@ def num_left(state: Any) -> int:
     return state.max_tokens_param - state.detokenizer.num_output_tokens()
 
 
-def response(output: Any, *, version: int, engine: int, attempt: int) -> Response:
-    """What came of one request. RolloutError where vLLM's log-probs are not those of the tokens, or where vLLM says that
-    other weights than `version` produced some of them."""
+def response(output: Any, *, version: int, engine: int, attempt: int, first: int = 0) -> Response:
+    """What came of one request: the tokens from `first` on. RolloutError where vLLM's log-probs are not those of the tokens, or
+    where vLLM says that other weights than `version` produced some of them."""
     result = output.outputs[0]
-    tokens = np.asarray(result.token_ids, np.int32)
-    _require_version(output.request_id, result.weight_versions or [], len(tokens), version)
-    digest = prompt_digest(np.asarray(output.prompt_token_ids, np.int32))
+    drawn = np.asarray(result.token_ids, np.int32)
+    _require_version(output.request_id, result.weight_versions or [], first, len(drawn), version)
+    before = np.concatenate([np.asarray(output.prompt_token_ids, np.int32), drawn[:first]])
+    tokens, digest = drawn[first:], prompt_digest(before)
     segment = Segment(0, len(tokens), version, attempt, engine, digest)
     return Response(
         output.request_id,
         tokens,
-        _logprobs(output.request_id, result.logprobs, tokens),
+        _logprobs(output.request_id, result.logprobs, drawn)[first:],
         (segment,) if len(tokens) else (),
         _STATUS.get(result.finish_reason, Status.FAILED),
     )
@@ -96,11 +99,11 @@ def _logprobs(request_id: str, flat: Any, tokens: np.ndarray) -> np.ndarray:
     return logprobs
 
 
-def _require_version(request_id: str, spans: Sequence[Any], num_tokens: int, version: int) -> None:
-    """vLLM's spans (version, first token, one past the last) say that `version` made all tokens."""
-    made = [(span.version, span.start, span.end) for span in spans if span.start < span.end]
-    if made != ([(str(version), 0, num_tokens)] if num_tokens else []):
+def _require_version(request_id: str, spans: Sequence[Any], first: int, end: int, version: int) -> None:
+    """vLLM's spans (version, first token, one past the last) say that `version` made the tokens `first` to `end`."""
+    made = [(s.version, max(s.start, first), s.end) for s in spans if max(s.start, first) < s.end]
+    if made != ([(str(version), first, end)] if first < end else []):
         raise RolloutError(
-            f"request {request_id}: its {num_tokens} tokens were to be of version {version}, and vLLM says (version, from, to): "
+            f"request {request_id}: its {end - first} tokens from {first} were to be of version {version}, and vLLM says (version, from, to): "
             f"{made or 'nothing'}"
         )

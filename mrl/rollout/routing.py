@@ -4,6 +4,7 @@ by their index, no engine."""
 from __future__ import annotations
 
 import collections
+from collections.abc import Collection
 
 
 class Router:
@@ -47,9 +48,9 @@ class Router:
         """Unfinished requests that an engine works at."""
         return self._load[engine]
 
-    def hold(self) -> None:
-        """All unfinished requests wait in their engines, until `go_on`."""
-        self._home.clear()
+    def hold(self, at_home: Collection[int] = ()) -> None:
+        """All unfinished requests wait in their engines, until `go_on`. Caches are emptied but for these prompts'."""
+        self._home = {prompt: self._home[prompt] for prompt in at_home if prompt in self._home}
         self._held = [held + load for held, load in zip(self._held, self._load, strict=True)]
         self._load = [0] * len(self._load)
 

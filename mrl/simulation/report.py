@@ -98,8 +98,10 @@ def _require_simulated(config: Config) -> None:
             "mrl plan --stream knows no environments: turns and their latencies are not simulated; remove the section agent to "
             "see single responses"
         )
-    if config.loop.schedule == "stream" and config.stream.in_flight == "drain":
-        raise ConfigError("mrl plan --stream simulates stream.in_flight=recompute alone, not drain")
+    if config.loop.schedule == "stream" and config.stream.in_flight != "recompute":
+        raise ConfigError(
+            f"mrl plan --stream simulates stream.in_flight=recompute alone, not {config.stream.in_flight}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,9 +41,10 @@ class StreamSection(Section):
     sync_every: int = Field(default=1, ge=1)
     """Most steps between two weight syncs; n adds n - 1 versions to the largest age. A checkpoint, a validation and, on shared
     slots, a batch that is not complete bring the sync forward."""
-    in_flight: Literal["recompute", "drain"] = "recompute"
+    in_flight: Literal["recompute", "keep", "drain"] = "recompute"
     """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
-    new version computes; drain: it waits for them."""
+    new version computes; keep: they go on over the cache as it is, of earlier versions in part, so that their log-probs are of no
+    version exactly; drain: it waits for them."""
     clock: Literal["wall", "logical"] = "wall"
     """wall: what is there is taken. logical: time counts in engine steps, so that the same seed, configuration and machine give the same
     run to the bit, resumed or not; whoever is late by the wall is waited for."""
