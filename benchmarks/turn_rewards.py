@@ -20,11 +20,11 @@ from mrl.observe import metrics_log
 from mrl.prepare.arithmetic import write_rows
 from mrl.prepare.tokenizer import END
 
-HIGHEST, TURNS = 31, 5
+HIGHEST, TURNS = 15, 4
 """Who halves what is left finds each of these numbers in so many turns."""
 ARMS = {"turns": "true", "outcome": "false"}
 """Name of a run -> the environment's turn_rewards."""
-KNOWING = 0.5
+KNOWING = 0.7
 """Share of the demonstrated guesses that heed what was said."""
 LAST = 5
 """Steps that make a figure."""
@@ -92,7 +92,8 @@ def trained(folder: Path, arm: str, options: argparse.Namespace) -> Path:
             f"data={{train: {folder}/train.jsonl, validation: null}}",
             f"agent={{environment: guess, options: {{highest: {HIGHEST}, tries: {TURNS + 1}, turn_rewards: {ARMS[arm]}}}, "
             f"max_turns: {TURNS}, max_turn_tokens: 6}}",
-            "training.layout={ep: 1, dp: 1}",
+            "training={layout: {ep: 1, dp: 1}, optimizer: {lr: 5.0e-4, min_lr: 5.0e-5}}",
+            "algorithm.minibatches=4",
             f"loop={{steps: {options.steps}, checkpoint: {{every_steps: 0, at_end: false}}}}",
         ]
         files = [ROOT / "configs/calculator.yaml", ROOT / f"configs/algorithm/{options.recipe}.yaml"]

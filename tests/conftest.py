@@ -21,6 +21,11 @@ SERVANTS = ("resource_tracker", "multiprocessing.forkserver", "mrl.rewards.code.
 """multiprocessing's own, and the one that forks the exams of code tasks."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Every report says how many rows the tests of data sets have."""
     terminalreporter.write_line(data_sets.summary())

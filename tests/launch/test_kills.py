@@ -38,6 +38,7 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.remove()
 
 
+@pytest.mark.long
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
     chain.killed("sync", "vllm-0")
     chain.killed("update", "train-1")

@@ -153,6 +153,7 @@ def gain(rows: list[dict[str, float]]) -> float:
     return rows[-1]["val/accuracy"] - rows[0]["val/accuracy"]
 
 
+@pytest.mark.long
 def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid]) -> None:
     rows = run(*started, "real")
     assert 0.05 < rows[0]["val/accuracy"] < 0.9, (

@@ -90,6 +90,7 @@ def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
         assert slurm.run("scontrol", "show", "hostnames", nodes).split() == names
 
 
+@pytest.mark.long
 def test_a_job_trains_on_one_node_and_generates_on_the_other(slurm: LocalSlurm, tmp_path: Path) -> None:
     pools = ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4")
     number = submit(slurm, tmp_path, write_run(tmp_path), *pools)
@@ -107,6 +108,7 @@ def test_a_job_trains_on_one_node_and_generates_on_the_other(slurm: LocalSlurm, 
     assert ray_processes(slurm, number) == []
 
 
+@pytest.mark.long
 def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, write_run(tmp_path, steps=4), "loop.steps=400")
     slurm.wait_until(lambda: steps_done(tmp_path) != [], SECONDS, "the first step")

@@ -84,6 +84,7 @@ STREAM_OF_SIX = (
 )
 
 
+@pytest.mark.long
 def test_by_the_logical_clock_a_killed_run_that_resumes_is_the_whole_one(task: Path, tmp_path: Path) -> None:
     """Samples, and digests of the weights of each step, to the bit; responses were parked in the checkpoint. Its record is replayed from
     there."""
@@ -117,6 +118,20 @@ def gone_on_by_the_clock(task: Path, folder: Path, steps: int, *settings: str) -
 def samples_of(run_folder: Path, *, after: int) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run_folder / "samples.jsonl").read_text().splitlines()]
     return [line for line in lines if line["step"] > after and line["kind"] == "train"]
+
+
+def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
+    """Parked in every sync and gone on with after it, over the cache as it is: several versions in one sample, none computed again."""
+    more = ("stream={max_age: 2, in_flight: keep}", "loop.schedule=stream", "loop.steps=4", *LONG)
+    more += ("rollout.max_num_seqs=2", "logging.samples_per_step=1000")  # far more work than an update
+    rows = trained(task, tmp_path, "run", *more, *SPLITS["own"], "loop.max_rollout_mismatch=null")[1:]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["optim/grad_norm"] > 0 for row in rows)
+    assert sum(row["stream/parked"] for row in rows) > 0 and not any(
+        row["stream/reprefill_tokens"] for row in rows
+    )
+    versions = [set(line["policy_versions"]) for line in samples_of(tmp_path / "run", after=0)]
+    assert max(map(len, versions)) > 1, "no response went on after a sync"
+    assert not (tmp_path / "run/schedule").exists(), "a record that no replay repeats"
 
 
 @pytest.mark.slow

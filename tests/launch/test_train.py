@@ -42,6 +42,7 @@ def moved_otherwise(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return [{name: value for name, value in row.items() if not name.startswith("sync/")} for row in rows]
 
 
+@pytest.mark.long
 def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
     whole: Path, task: Path, tmp_path: Path
 ) -> None:
