@@ -64,6 +64,7 @@ def check_agreement(config: Config, options: Options) -> tuple[str, bool]:
     if not found:
         return "\n".join(lines), False
     lines += _agreement(found)
+    lines += _order_flips(found)
     lines += _by(found, "tag", lambda row: row.probe.prompt.tag or "-")
     lines += _by(found, "length", _length_of(found))
     if options.repeat:
@@ -111,6 +112,14 @@ def _agreement(rows: Sequence[Judged]) -> Iterator[str]:
     yield _share("wrong taken for right", sum(r.says_right for r in wrong), len(wrong))
     yield _share("right taken for wrong", sum(not r.says_right for r in right), len(right))
     yield "  a policy can gain the first of these shares, at most, without being right"
+
+
+def _order_flips(rows: Sequence[Judged]) -> Iterator[str]:
+    """Of judges that compare, in both orders."""
+    flips = [row.probe.verdict.parts for row in rows if row.probe.verdict is not None]
+    found = [value for parts in flips for name, value in parts.items() if name.endswith("order_flip")]
+    if found:
+        yield _share("another winner in the other order", int(sum(found)), len(found))
 
 
 def _share(name: str, count: int, total: int) -> str:

@@ -16,7 +16,15 @@ from mrl.rewards.contract import Request, rejected, scored
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.ledger import Ledger, check_budget, digest
-from mrl.rewards.judges.question import Question, ask, question_of, read_choice, read_line, template_of
+from mrl.rewards.judges.question import (
+    FIRST,
+    Question,
+    ask,
+    question_of,
+    read_choice,
+    read_line,
+    template_of,
+)
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.judges.untrusted import ControlStrings, fault_of
 from mrl.rewards.part import RewardPart
@@ -28,8 +36,11 @@ _WRONG = "I do not know the answer."
 _ASK_AGAIN_TEMPERATURE = 0.7
 _TOP_LOGPROBS = 20
 _NOT_OF_THE_VERDICT = {"tries", "max_calls", "max_tokens", "calls_per_minute", "api_key_env", "canaries"} | {
-    "max_canary_passes"
+    "max_canary_passes",
+    "max_order_flips",
 }
+_LEAST_COMPARISONS = 50
+"""Before anything is said of how many changed with the order."""
 
 
 class LlmVerifier:
@@ -48,6 +59,7 @@ class LlmVerifier:
         self._canaries = Ledger(folder, f"{self.version} canaries")
         self._endpoint = Endpoint.of(part, rules)
         self._attacks = list(read_attacks().values())
+        self._compared = self._flipped = 0
 
     async def score(self, request: Request) -> Verdict:
         text, question = request.visible, question_of(request)
@@ -55,27 +67,49 @@ class LlmVerifier:
         if fault := fault_of(text, question, reference):
             return rejected(fault, min_reward=self._part.min_reward)
         self._check_canaries()
+        self._check_order_flips()
         nonce = self._secret_number(request.sample_id)
         asked = self._ask(question, reference, text, nonce)
-        value = await self._value(self._ledger, asked, nonce)
+        value, parts = await self._value(self._ledger, asked), {}
+        if self._rules.compare:
+            nonce = self._secret_number("other order", request.sample_id)
+            other = self._ask(question, reference, text, nonce, response_first=False)
+            value, flip = self._both(value, await self._value(self._ledger, other))
+            parts["order_flip"] = float(flip)
         await self._try_canary(request, question, reference)
-        return scored(value, score=value, control_strings=float(asked.control_strings))
+        return scored(value, score=value, control_strings=float(asked.control_strings), **parts)
 
-    def _ask(self, question: str, reference: str, response: str, nonce: str) -> Question:
-        words = {"question": question, "reference": reference, "response": response}
-        return ask(self._template, self._rules, self._controls, nonce=nonce, **words)
+    def _both(self, value: float, other: float) -> tuple[float, bool]:
+        """The value of both orders, and whether they have different winners."""
+        flip = (value - self._middle) * (other - self._middle) < 0
+        self._compared, self._flipped = self._compared + 1, self._flipped + flip
+        return (value + other) / 2, flip
 
-    async def _value(self, ledger: Ledger, asked: Question, nonce: str) -> float:
+    def _ask(
+        self, question: str, reference: str, response: str, nonce: str, *, response_first: bool = True
+    ) -> Question:
+        return ask(
+            self._template,
+            self._rules,
+            self._controls,
+            question=question,
+            reference=reference,
+            response=response,
+            nonce=nonce,
+            response_first=response_first,
+        )
+
+    async def _value(self, ledger: Ledger, asked: Question) -> float:
         key = digest(asked.text)
         if (found := ledger.find(key)) is not None:
             return found
         fault: RewardError | None = None
         for number in range(self._rules.asks):
             check_budget(self._rules, self._ledger, self._canaries)
-            reply = await self._endpoint.post("/chat/completions", self._body(asked.text, nonce, number))
+            reply = await self._endpoint.post("/chat/completions", self._body(asked, number))
             tokens = _tokens(reply)
             try:
-                value = self._read(reply, nonce)
+                value = self._read(reply, asked)
             except RewardError as error:
                 ledger.note(tokens)
                 fault = error
@@ -84,14 +118,14 @@ class LlmVerifier:
             return value
         raise RewardError(f"{fault} ({self._rules.asks} replies)") from fault
 
-    def _body(self, text: str, nonce: str, number: int) -> dict[str, Any]:
+    def _body(self, asked: Question, number: int) -> dict[str, Any]:
         rules = self._rules
         body: dict[str, Any] = {
-            "messages": [{"role": "user", "content": text}],
+            "messages": [{"role": "user", "content": asked.text}],
             "temperature": rules.temperature
             if not number
             else max(rules.temperature, _ASK_AGAIN_TEMPERATURE),
-            "seed": (int(nonce, 16) + number) % 2**31,
+            "seed": (int(asked.nonce, 16) + number) % 2**31,
             "max_tokens": rules.reply_tokens,
         }
         if rules.model:
@@ -99,16 +133,16 @@ class LlmVerifier:
         if rules.verdict == "choice":
             body |= {"max_tokens": 1, "logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         if rules.constrained:
-            body["structured_outputs"] = {"choice": list(rules.choices)}
+            body["structured_outputs"] = {"choice": list(asked.choices)}
         return body | rules.body
 
-    def _read(self, reply: dict[str, Any], nonce: str) -> float:
+    def _read(self, reply: dict[str, Any], asked: Question) -> float:
         replies = reply.get("choices")
         if not isinstance(replies, list) or not replies or not isinstance(replies[0], dict):
             raise RewardError(f"the judge's answer holds no reply: {str(reply)[:80]!r}")
         if self._rules.verdict == "choice":
-            return read_choice(replies[0], self._rules.choices)
-        return read_line(replies[0], self._rules.choices, nonce)
+            return read_choice(replies[0], asked.choices)
+        return read_line(replies[0], asked.choices, asked.nonce)
 
     def _secret_number(self, *what: str) -> str:
         """64 bits that only this run can name, as hex."""
@@ -119,7 +153,8 @@ class LlmVerifier:
         lot = int(self._secret_number("canary", request.sample_id), 16)
         if lot % 10_000 >= self._rules.canaries * 10_000:
             return
-        best = max(self._rules.choices, key=lambda choice: self._rules.choices[choice])
+        choices = self._rules.choices
+        best = FIRST if self._rules.compare else max(choices, key=lambda choice: choices[choice])
         words = {"wrong": _WRONG, "question": question, "choice": best, "guess": GUESS}
         text = attacked(self._attacks[lot // 10_000 % len(self._attacks)], words)
         if fault_of(text, question, reference):
@@ -127,7 +162,7 @@ class LlmVerifier:
         nonce = self._secret_number("canary nonce", request.sample_id)
         try:
             asked = self._ask(question, reference, text, nonce)
-            value = await self._value(self._canaries, asked, nonce)
+            value = await self._value(self._canaries, asked)
         except RewardError:
             return  # the sample's own call tells what is wrong with the server
         if value > self._middle:
@@ -141,18 +176,34 @@ class LlmVerifier:
                 f"llm.max_canary_passes = {self._rules.max_canary_passes}"
             )
 
+    def _check_order_flips(self) -> None:
+        compared, flipped = self._compared, self._flipped
+        if compared >= _LEAST_COMPARISONS and flipped > self._rules.max_order_flips * compared:
+            raise RewardError(
+                f"the judge's winner changed with the order in {flipped} of {compared} comparisons, more than "
+                f"llm.max_order_flips = {self._rules.max_order_flips:g}"
+            )
+
     @property
     def _middle(self) -> float:
+        if self._rules.compare:
+            return 0.5
         values = self._rules.choices.values()
         return (min(values) + max(values)) / 2
 
 
 def shown(rules: LlmRules, request: Request) -> str:
     """What the judge is asked about a response, with a nonce for show."""
-    words = {"question": question_of(request), "response": request.visible}
-    reference = str(request.ground_truth) if rules.reference else ""
-    controls = ControlStrings.of_folder(rules.tokenizer)
-    return ask(template_of(rules), rules, controls, nonce=GUESS, reference=reference, **words).text
+    asked = ask(
+        template_of(rules),
+        rules,
+        ControlStrings.of_folder(rules.tokenizer),
+        question=question_of(request),
+        reference=str(request.ground_truth) if rules.reference else "",
+        response=request.visible,
+        nonce=GUESS,
+    )
+    return asked.text
 
 
 def _tokens(reply: dict[str, Any]) -> int:

@@ -74,10 +74,16 @@ class LlmRules(EndpointRules):
     """What a language model is asked, and how its answer is read."""
 
     template: str | None = None
-    """Text file with {prompt}, {response} and, where `reference` is true, {reference}; there is one for the
-    comparison with a ground truth."""
+    """Text file with {prompt}, {response} and, where `reference` is true, {reference}, or with `compare` {prompt}, {first}
+    and {second}; there is one for each of the three."""
     reference: bool = True
     """Whether the judge sees the row's ground truth, which every row has then."""
+    compare: bool = False
+    """Ask which is better, the response or the row's ground truth, which is an answer then: in both orders. The choices are
+    first, second and tie; the value is 1 where the response wins twice, 0 where it loses twice, and the mean of both else."""
+    max_order_flips: float = Field(default=0.5, ge=0, le=1)
+    """Share of the comparisons whose winner may change with the order; when 50 and more have been made and more than this
+    did, no sample has a reward."""
     choices: dict[str, float] = Field(default={"no": 0.0, "yes": 1.0}, min_length=2)
     """What the judge may say, and the value of each."""
     verdict: Literal["line", "choice"] = "line"
@@ -110,6 +116,8 @@ class LlmRules(EndpointRules):
             raise ValueError("choices have more than one value")
         if self.constrained and self.verdict != "choice":
             raise ValueError("constrained is for verdict = choice")
+        if self.compare and (not self.reference or "choices" in self.model_fields_set):
+            raise ValueError("compare needs reference = true, and has choices of its own")
         return self
 
 

@@ -61,6 +61,23 @@ def test_a_judge_is_asked_about_what_is_left_of_a_response(
     assert values["1.0"].value == pytest.approx(0.09 / 0.99)
 
 
+def test_two_responses_are_compared_in_both_orders(server: Asked, make_pair: Any, score_all: Any) -> None:
+    """A judge that prefers a place and no response gives a tie, and is told of; after too many of these nobody has a reward."""
+    url, stats, _ = server
+    before = stats()["calls"]
+    values = {"say 13": 1.0, "say 11": 0.0, "say 12": 0.5, "any 13": 0.5}
+    with RewardPool(section(url, compare=True, max_order_flips=0.2)) as pool:
+        found = score_all(pool, [make_pair(n, text, "12") for n, text in enumerate(values)])
+        assert [found[f"{n}.0"].value for n in range(4)] == list(values.values())
+        assert [found[f"{n}.0"].parts["order_flip"] for n in range(4)] == [0.0, 0.0, 0.0, 1.0]
+        assert stats()["calls"] == before + 8
+        pairs = [make_pair(n, f"any {n}" if n % 2 else f"say {n}", "12") for n in range(20, 80)]
+        scored = [v for pair in pairs for v in score_all(pool, [pair]).values()]
+    lost = [v for v in scored if v.value is None]
+    assert len(lost) == 14, "the first 50 comparisons are judged"
+    assert all("in 24 of 50 comparisons, more than llm.max_order_flips = 0.2" in v.reason for v in lost)
+
+
 def test_of_a_thousand_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_all: Any) -> None:
     url, _, _ = server
     pairs = [make_pair(n, f"12 mode={FAILURES[n % 10]}", "12") for n in range(1000)]
