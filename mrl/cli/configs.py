@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mrl.cli.common import answer, config_command, load
+from mrl.cli.common import CONFIG_HELP, answer, config_command, load
 from mrl.errors import ConfigError
 
 
@@ -63,11 +63,19 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _make_command(commands) -> None:
-    make = commands.add_parser("make", help="make task files or a tokenizer")
-    make.add_argument("what", choices=["arithmetic", "calculator", "domains", "tokenizer"])
+    make = commands.add_parser("make", help="make task files, pairs of responses, or a tokenizer")
+    make.add_argument("what", choices=["arithmetic", "calculator", "domains", "preferences", "tokenizer"])
+    make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
     make.add_argument("--pairs", type=int, help="arithmetic: pairs of a right and a wrong answer; 2000")
+    make.add_argument(
+        "--samples",
+        type=int,
+        default=0,
+        help="preferences: responses of model.path to each row; 0, and no engine",
+    )
+    make.add_argument("--rows", type=int, help="preferences: first rows of each file; all")
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
@@ -89,11 +97,23 @@ def _make(options: argparse.Namespace) -> int:
 
         print(f"wrote {domains.write(options.out)}")
         return 0
+    if options.what == "preferences":
+        return _preferences(options)
     from mrl.prepare import tokenizer
 
     size = tokenizer.write_bpe(options.files, options.out, vocab_size=options.vocab_size)
     print(f"wrote {options.out}: {size} tokens")
     return 0
+
+
+def _preferences(options: argparse.Namespace) -> int:
+    from mrl.rollout.environment import quiet
+
+    quiet()
+    from mrl.launch.commands.preferences import Options, make
+
+    asked = Options(Path(options.out), samples=options.samples, rows=options.rows)
+    return answer(make(load(options), asked))
 
 
 def _data_command(commands) -> None:

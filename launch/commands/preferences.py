@@ -1,0 +1,151 @@
+"""`mrl make preferences`: pairs of a better and a worse response to the rows of a configuration, as its rewards see them.
+
+Without a model the better response is the right one, where a verifier says what is right, and the worse ones are made of it
+(mrl/prepare/corruptions.py). With samples both are the model's own: the best and the worst of a group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.data.load import load_data
+from mrl.data.tokenise import load_tokenizer
+from mrl.errors import ConfigError, DataError
+from mrl.launch.commands.one_engine import collecting
+from mrl.loops.collect import has_reward, sampling_of
+from mrl.prepare.arithmetic import write_rows
+from mrl.prepare.corruptions import corrupted
+from mrl.rewards.trials.probes import Probe, judged, right_response
+from mrl.samples import Group, Prompt
+
+FILES = {"train": "pairs.jsonl", "validation": "pairs_validation.jsonl"}
+_RIGHT = "right"
+_OTHERS = 64
+"""Rows of whose right responses a row's worse ones may be made."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for."""
+
+    out: Path
+    samples: int = 0
+    """Responses of model.path to each row; 0: none, no engine is started."""
+    rows: int | None = None
+    """Most rows of each file's use."""
+    deadline_seconds: float = 3600.0
+
+
+def make(config: Config, options: Options) -> str:
+    """Writes the pairs of data.train and of data.validation; what was made, in sentences. A pair's better response has the higher
+    reward, by the pair's margin.
+
+    ConfigError for episodes and for too few samples, DataError where no row gives a pair.
+    """
+    if config.agent is not None:
+        raise ConfigError("mrl make preferences knows single responses; remove the section agent")
+    if options.samples == 1:
+        raise ConfigError("--samples 1: one response is no pair; ask for 2 or more, or for none")
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    dataset = load_data(config.data, config.reward, tokenizer)
+    print(dataset.report.text(), file=sys.stderr, flush=True)
+    numbers = itertools.count()
+    prompts = {
+        use: [
+            dataclasses.replace(row, index=next(numbers))
+            for source in sources
+            for row in source.rows[: options.rows]
+        ]
+        for use, sources in (("train", dataset.train), ("validation", dataset.validation))
+    }
+    pairs = _sampled(config, tokenizer, prompts, options) if options.samples else _made(config, prompts, options)
+    if not any(pairs.values()):
+        raise DataError("no row gave a pair: no two responses to one row have different rewards")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for use, rows in pairs.items():
+        if rows:
+            write_rows(options.out / FILES[use], rows)
+    return "\n".join(f"{options.out / FILES[use]}: {_told(rows)}" for use, rows in pairs.items() if rows)
+
+
+def _told(rows: Sequence[dict[str, Any]]) -> str:
+    kinds = Counter(row["tag"] for row in rows)
+    longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
+    shorter = sum(len(row["chosen"]) < len(row["rejected"]) for row in rows)
+    of_kinds = ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
+    return f"{len(rows)} pairs ({of_kinds}); the better response is longer in {longer} and shorter in {shorter}"
+
+
+def _row(prompt: Prompt, better: str, worse: str, margin: float, tag: str) -> dict[str, Any]:
+    asked = list(prompt.messages) if prompt.messages else prompt.text
+    told = {"prompt": asked, "chosen": better, "rejected": worse, "margin": margin, "tag": tag}
+    return told | {"domain": prompt.domain}
+
+
+# -- made of right ones --------------------------------------------------------------------------------------------
+
+
+def _made(config: Config, prompts: dict[str, list[Prompt]], options: Options) -> dict[str, list[dict[str, Any]]]:
+    rng = random.Random(config.run.seed)
+    return {use: list(_of_right(config, rows, rng, options)) for use, rows in prompts.items()}
+
+
+def _of_right(
+    config: Config, prompts: Sequence[Prompt], rng: random.Random, options: Options
+) -> Iterator[dict[str, Any]]:
+    """One pair of each row that has one: a worse response at random among those that the rewards find worse."""
+    right = {p.index: text for p in prompts if (text := right_response(config.reward, p)) is not None}
+    by_domain: dict[str, list[str]] = {}
+    for prompt in prompts:
+        if prompt.index in right:
+            by_domain.setdefault(prompt.domain, []).append(right[prompt.index])
+    probes = []
+    for prompt in (p for p in prompts if p.index in right):
+        own, others = right[prompt.index], by_domain[prompt.domain]
+        probes.append(Probe(_RIGHT, prompt, own))
+        near = rng.sample(others, min(_OTHERS, len(others)))
+        probes += [Probe(name, prompt, text) for name, text in corrupted(own, near, rng).items()]
+    found = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
+    for _, group in itertools.groupby(found, key=lambda probe: probe.prompt.index):
+        best, *rest = group
+        worse = [p for p in rest if None not in (p.value, best.value) and (p.value or 0.0) < (best.value or 0.0)]
+        if worse:
+            other = rng.choice(worse)
+            margin = (best.value or 0.0) - (other.value or 0.0)
+            yield _row(best.prompt, best.response, other.response, margin, other.name)
+
+
+# -- a model's own -------------------------------------------------------------------------------------------------
+
+
+def _sampled(
+    config: Config, tokenizer: Any, prompts: dict[str, list[Prompt]], options: Options
+) -> dict[str, list[dict[str, Any]]]:
+    rng, sampling = random.Random(config.run.seed), sampling_of(config)
+    sampling = dataclasses.replace(sampling, num_samples=options.samples)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with collecting(config, tokenizer, None, group_size=options.samples) as collector:
+        for use, rows in prompts.items():
+            groups = collector.round(rows, sampling) if rows else []
+            found[use] = [pair for group in groups for pair in _best_and_worst(group, rng)]
+    return found
+
+
+def _best_and_worst(group: Group, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """A pair at random among the best and the worst responses; none where all have the same reward."""
+    values = {s.response_text: s.verdict.value for s in group.samples if s.verdict and has_reward(s)}
+    known = {text: value for text, value in values.items() if value is not None and text}
+    if not known or min(known.values()) == max(known.values()):
+        return
+    most, least = max(known.values()), min(known.values())
+    better = rng.choice(sorted(text for text, value in known.items() if value == most))
+    worse = rng.choice(sorted(text for text, value in known.items() if value == least))
+    yield _row(group.prompt, better, worse, most - least, "sampled")
