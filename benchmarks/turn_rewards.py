@@ -20,10 +20,10 @@ from mrl.observe import metrics_log
 from mrl.prepare.arithmetic import write_rows
 from mrl.prepare.tokenizer import END
 
-HIGHEST, TURNS = 15, 4
+HIGHEST, TURNS = 63, 6
 """Who halves what is left finds each of these numbers in so many turns."""
-ARMS = {"turns": "true", "outcome": "false"}
-"""Name of a run -> the environment's turn_rewards."""
+ARMS = {"turns": ("true", 0.7), "outcome": ("false", 1.0)}
+"""Name of a run -> the environment's turn_rewards, and the discount of a token: a turn has three, and is to be blamed for its own."""
 KNOWING = 0.7
 """Share of the demonstrated guesses that heed what was said."""
 LAST = 5
@@ -90,10 +90,10 @@ def trained(folder: Path, arm: str, options: argparse.Namespace) -> Path:
             f"run={{name: {run.name}, folder: {folder}, seed: {folder.name.rpartition('-')[2]}}}",
             f"model.path={folder}/sft",
             f"data={{train: {folder}/train.jsonl, validation: null}}",
-            f"agent={{environment: guess, options: {{highest: {HIGHEST}, tries: {TURNS + 1}, turn_rewards: {ARMS[arm]}}}, "
+            f"agent={{environment: guess, options: {{highest: {HIGHEST}, tries: {TURNS + 1}, turn_rewards: {ARMS[arm][0]}}}, "
             f"max_turns: {TURNS}, max_turn_tokens: 6}}",
             "training={layout: {ep: 1, dp: 1}, optimizer: {lr: 5.0e-4, min_lr: 5.0e-5}}",
-            "algorithm.minibatches=4",
+            f"algorithm={{minibatches: 4, estimator: {{gamma: {ARMS[arm][1]}}}}}",
             f"loop={{steps: {options.steps}, checkpoint: {{every_steps: 0, at_end: false}}}}",
         ]
         files = [ROOT / "configs/calculator.yaml", ROOT / f"configs/algorithm/{options.recipe}.yaml"]

@@ -35,6 +35,8 @@ class TuneRow:
     sides: tuple[bool, ...]
     weight: float = 1.0
     label: PairLabel = CERTAIN
+    tag: str = ""
+    """Splits figures; nothing is trained by it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,15 +141,16 @@ def _preferences(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
     shape: Callable[..., Iterator[Responses]] = preferences if section.objective.takes_pairs else labelled
-    tools = tools_of(columns, place=place)
+    tools, tag = tools_of(columns, place=place), str(columns.get("tag") or "")
     for found in shape(columns, place=place):
         encoded = tuple(_encode(found.prompt, each, encoder, place, tools) for each in found.responses)
         if len(encoded) == 2 and np.array_equal(encoded[0].tokens, encoded[1].tokens):
             raise DataError(f"{place}: chosen and rejected are the same {len(encoded[0].tokens)} tokens")
         if section.objective.is_reward_model:
-            yield TuneRow(place, encoded, found.sides, found.weight, label_of(columns, place=place))
+            label = label_of(columns, place=place)
+            yield TuneRow(place, encoded, found.sides, found.weight, label, tag)
         else:
-            yield TuneRow(place, encoded, found.sides, found.weight)
+            yield TuneRow(place, encoded, found.sides, found.weight, tag=tag)
 
 
 def scored(rows: TuneRows) -> TuneRows:

@@ -370,6 +370,10 @@ METRICS = {
     "val/no_reward": Metric("samples", "Greedy samples without a reward."),
     "val/loss": Metric("nats", "Of `mrl tune`: the validation rows' loss, sft's per token."),
     "val/rows": Metric("1", "Validation rows of `mrl tune`; a pair is one."),
+    "val/preference/accuracy/<tag>": Metric(
+        "share",
+        "Validation pairs of one tag that are ordered as their labels say, where there are several tags.",
+    ),
     "val/preference/<name>": Metric("1", "The figure of that name below, over the validation rows."),
     "preference/pair_loss": Metric("1", "The loss of pairs, without the chosen responses' own."),
     "preference/accuracy": Metric(

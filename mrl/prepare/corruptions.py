@@ -4,7 +4,7 @@
 |---|---|
 | off by one | the last number one more or one less |
 | another digit | one digit of a number replaced |
-| another row's | the right response to another row |
+| another row | the right response to another row |
 | cut off | the first half |
 | all answers | the right one among those of other rows |
 | with a doubt | the right one, and another row's after it |
@@ -35,7 +35,7 @@ def corrupted(right: str, others: Sequence[str], rng: random.Random) -> dict[str
         several = [*rng.sample(others, min(_OTHERS, len(others))), right]
         rng.shuffle(several)
         found |= {
-            "another row's": other,
+            "another row": other,
             "all answers": "\n".join(several),
             "with a doubt": f"{right}\n{other}",
         }

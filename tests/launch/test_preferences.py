@@ -17,7 +17,7 @@ from tests.launch.tiny_runs import words
 from tests.mrl.data.conftest import make_tokenizer
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
-NAMES = {"off by one", "another digit", "another row's", "cut off", "all answers", "with a doubt"}
+NAMES = {"off by one", "another digit", "another row", "cut off", "all answers", "with a doubt"}
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:

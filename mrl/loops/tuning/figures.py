@@ -44,7 +44,8 @@ def preference_figures(
         f"val/{name}": float(value) for name, value in pair_metrics(section, chosen, rejected, share).items()
     }
     margin = (rewards(section, chosen) - rewards(section, rejected)).numpy()
-    return found | _margin_figures(margin, (chosen.length - rejected.length).numpy())
+    found |= _margin_figures(margin, (chosen.length - rejected.length).numpy())
+    return found | _tag_figures(rows, margin)
 
 
 def score_figures(
@@ -71,7 +72,8 @@ def score_figures(
         "val/preference/score_std": float(both.std(correction=0)),
     }
     longer = [len(row.responses[0].tokens) - len(row.responses[1].tokens) for row in rows]
-    return found | _margin_figures((chosen - rejected).numpy(), np.array(longer))
+    found |= _margin_figures((chosen - rejected).numpy(), np.array(longer))
+    return found | _tag_figures(rows, (chosen - rejected).numpy())
 
 
 def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]]) -> dict[str, Any]:
@@ -84,6 +86,14 @@ def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]])
         "pairs": len(rows),
         "accuracy": float(right.mean()),
         "accuracy_interval": wilson(float(right.sum()), len(rows)),
+        "by_tag": {
+            tag: {
+                "pairs": int(own.sum()),
+                "accuracy": float(right[own].mean()),
+                "accuracy_interval": wilson(float(right[own].sum()), int(own.sum())),
+            }
+            for tag, own in _tags(rows).items()
+        },
         "score_mean": float(both.mean()),
         "score_std": float(both.std()),
         "calibration": calibration.report(difference, probability),
@@ -114,6 +124,19 @@ def _margin_figures(margin: np.ndarray, longer: np.ndarray) -> dict[str, float]:
     if (longer < 0).any():
         found["val/preference/accuracy_shorter_chosen"] = float((margin[longer < 0] > 0).mean())
     return found
+
+
+def _tag_figures(rows: Sequence[TuneRow], margin: np.ndarray) -> dict[str, float]:
+    """Of [P] margins: the accuracy of the pairs of each tag, ties half."""
+    right = (np.sign(margin) + 1) / 2
+    return {f"val/preference/accuracy/{tag}": float(right[own].mean()) for tag, own in _tags(rows).items()}
+
+
+def _tags(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
+    """Tag -> which rows have it, [R] bool; none where all are alike."""
+    tags = np.array([row.tag for row in rows])
+    names = sorted(set(tags.tolist()))
+    return {name or "untagged": tags == name for name in names} if len(names) > 1 else {}
 
 
 def _label_figures(section: ObjectiveSection, side: Side, wanted: np.ndarray) -> dict[str, float]:
