@@ -35,7 +35,9 @@ def test_each_tag_has_its_accuracy() -> None:
     }
     assert report["near"]["accuracy_interval"][0] < 0.5 < report["near"]["accuracy_interval"][1]
     section = ObjectiveSection(name="dpo")
-    implied = preference_figures(section, PAIR_LOSSES["dpo"], rows, SCORES, {n: (0.0, 0.0) for n in range(4)})
+    implied = preference_figures(
+        section, PAIR_LOSSES["dpo"], rows, SCORES, dict.fromkeys(range(4), (0.0, 0.0))
+    )
     assert {name.rpartition("/")[2]: v for name, v in implied.items() if "accuracy/" in name} == by_tag
 
 
