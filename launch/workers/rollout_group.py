@@ -1,5 +1,5 @@
 """All engines as one: submit, take, park. A prompt's samples go to one engine, or to one dp rank of an engine
-(mrl/rollout/routing.py).
+(mrl/rollout/request_book.py, routing.py).
 
 An engine steps only inside a call. Two rounds of calls are under way on each engine that has work: while the driver looks at
 what the first brought, the engine runs the second; a call carries the requests that came in the meantime. A round is one call
@@ -32,9 +32,8 @@ from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.part import Part
-from mrl.rollout.request import Request, Response, ResponseBatch, Round, sample_of
-from mrl.rollout.routing import Router
-from mrl.samples import Status
+from mrl.rollout.request import Request, Response, ResponseBatch, Round
+from mrl.rollout.request_book import RequestBook
 from mrl.training.hf.folder import read_config
 
 if TYPE_CHECKING:
@@ -88,25 +87,15 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         )
         self._sleeps, self.tick_steps = sleeps, tick_steps
         num_ranks = len(self.actors)
-        self._router = Router(num_ranks, by_index=by_index)
-        self._outbox: list[list[Round | Request]] = [[] for _ in range(num_ranks)]
-        self._goes_on = [False] * num_ranks
-        """Whether the next call tells a rank to begin what waited since a park."""
+        self._book = RequestBook(num_ranks, by_index=by_index)
+        """Of ranks."""
         self._rounds: list[collections.deque[dict[int, ObjectRef[ResponseBatch]]]] = [
             collections.deque() for _ in range(num_ranks // self._dp)
         ]
         """The rounds under way on each engine, each a call of each of its ranks."""
         self._since = [0.0] * len(self._rounds)
         """When the driver began to wait for the first of them (monotonic)."""
-        self._open: list[dict[str, None]] = [{} for _ in range(num_ranks)]
-        """Requests that a rank has, by id."""
-        self._returned: list[Response] = []
-        """What engines had that were lost, for whoever takes next."""
-        self._homeless: list[Round | Request] = []
-        self._resting: list[Round | Request] = []
-        """Requests that no engine has, since none is left; those that were there at a park."""
         self._digests: list[list[str]] = []
-        self.num_started_over = 0
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
         self._fleet = Fleet(
@@ -144,19 +133,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         requested = [requested] if isinstance(requested, Round) else list(requested)
         for each in requested:
             each.require_fits(self._config.model.max_length)
-        requested, self._homeless = self._homeless + requested, []
-        if not self._fleet.serving:
-            self._homeless = requested
-            return
-        for each in requested:
-            if isinstance(each, Round):
-                for rank, share in self._shares(each).items():
-                    self._outbox[rank].append(share)
-                    self._open[rank] |= dict.fromkeys(share.request_ids())
-            else:
-                rank = self._router.send(sample_of(each.request_id)[0], 1)
-                self._outbox[rank].append(each)
-                self._open[rank][each.request_id] = None
+        self._book.hand_in(requested, serves=bool(self._fleet.serving))
         self._call()
 
     def at_work(self) -> list[int]:
@@ -191,7 +168,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self._since[engine] = time.monotonic()
         responses = [r for engine, round_ in over.items() for r in self._brought(engine, [round_])]
         self._call()
-        return self._take_returned() + responses
+        return self._book.take_returned() + responses
 
     def under_way(self) -> list[ObjectRef[ResponseBatch]]:
         """The calls of each engine's next round; when one ends, a poll has something to take."""
@@ -199,7 +176,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def where(self, prompt: int) -> str:
         """The engine, or its dp rank, that has a prompt's requests, by name."""
-        rank = self._router.engine_of(prompt)
+        rank = self._book.engine_of(prompt)
         return "no engine" if rank is None else self.name(rank)
 
     def park(self) -> list[Response]:
@@ -211,22 +188,18 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             over[engine] = [*self._rounds[engine], parks]
             self._rounds[engine].clear()
         responses = [r for engine, rounds in over.items() for r in self._brought(engine, rounds)]
-        parked = {sample_of(r.request_id)[0] for r in responses if r.status is Status.PARKED}
-        self._router.hold(parked if self._config.keeps_caches else ())
-        self._resting, self._homeless = self._resting + self._homeless, []
-        return self._take_returned() + responses
+        self._book.hold(responses, caches_stay=self._config.keeps_caches)
+        return self._book.take_returned() + responses
 
     def go_on(self) -> None:
         """The engines go on with what waits since a park, beside what the next `submit` brings."""
-        self._router.go_on()
-        self._goes_on = [True] * len(self._goes_on)
-        self._homeless, self._resting = self._resting + self._homeless, []
+        self._book.go_on()
 
     def _call(self) -> None:
         """Keeps two rounds under way on every engine that has work; what waits to be sent goes with the next one."""
         for engine, rounds in enumerate(self._rounds):
             ranks = self._ranks(engine)
-            while any(map(self._router.load, ranks)) and len(rounds) < CALLS_UNDER_WAY:
+            while self._book.has_work(ranks) and len(rounds) < CALLS_UNDER_WAY:
                 self._since[engine] = self._since[engine] if rounds else time.monotonic()
                 rounds.append({rank: self._tick(rank) for rank in ranks})
 
@@ -234,13 +207,11 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return range(engine * self._dp, (engine + 1) * self._dp)
 
     def _tick(self, rank: int) -> ObjectRef[ResponseBatch]:
-        asked, self._outbox[rank] = self._outbox[rank], []
-        goes_on, self._goes_on[rank] = self._goes_on[rank], False
+        asked, goes_on = self._book.to_send(rank), self._book.to_go_on(rank)
         return self.start_on(rank, RolloutActor.tick, asked, self.tick_steps, goes_on)
 
     def _park(self, rank: int) -> ObjectRef[ResponseBatch]:
-        asked, self._outbox[rank] = self._outbox[rank], []
-        return self.start_on(rank, RolloutActor.park, asked, self.tick_steps)
+        return self.start_on(rank, RolloutActor.park, self._book.to_send(rank), self.tick_steps)
 
     def _brought(self, engine: int, rounds: Sequence[dict[int, ObjectRef[ResponseBatch]]]) -> list[Response]:
         """What these rounds of an engine bring, in order; waits for their end. Nothing where it is lost meanwhile."""
@@ -254,18 +225,13 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
         responses = [response for batch in batches for response in batch.responses()]
-        for response in responses:
-            prompt = sample_of(response.request_id)[0]
-            rank = self._router.engine_of(prompt)
-            self._router.ended(prompt)
-            if rank is not None:
-                self._open[rank].pop(response.request_id, None)
+        self._book.arrived(responses)
         return responses
 
     def generate(self, requested: Round, deadline_seconds: float) -> list[ResponseBatch]:
         """All responses by one blocking call of each engine; for measurements."""
-        shares = self._shares(requested)
-        ranks = [r for r in range(len(self._outbox)) if any(s // self._dp == r // self._dp for s in shares)]
+        shares = self._book.shares(requested)
+        ranks = [r for r in range(len(self.actors)) if any(s // self._dp == r // self._dp for s in shares)]
         nothing = Round((), requested.sampling)
         calls = {
             self.name(rank): self.start_on(
@@ -306,7 +272,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             number = self._ranks(engine)[0]
             self._lose(number, f"{self.name(number)}, started in the place of a lost one, {why}")
         if told := self._fleet.metrics():
-            self._clock.note(told | {"rollout/started_over": float(self.num_started_over)})
+            self._clock.note(told | {"rollout/started_over": float(self._book.num_started_over)})
 
     def _lose_late(self, engines: Collection[int]) -> None:
         seconds, now = self._seconds(1), time.monotonic()
@@ -324,13 +290,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         the run survives no more."""
         engine, said = number // self._dp, last_word(self._log_folder, self.name(number))
         told = self._fleet.lose(engine, cause + (f" ({said})" if said else ""))
-        count = sum(len(self._open[rank]) for rank in self._ranks(engine))
+        count = self._book.lose(self._ranks(engine))
         log.warning("%s; of its requests %d are started over", told, count)
-        self.num_started_over += count
-        for rank in self._ranks(engine):
-            self._returned += [Response.empty(name, Status.PARKED) for name in self._open[rank]]
-            self._open[rank], self._outbox[rank], self._goes_on[rank] = {}, [], False
-            self._router.lose(rank)
         self._rounds[engine].clear()
 
     def _replace(self, engine: int) -> Start:
@@ -341,10 +302,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         ray.kill(self.actors[rank])
         self.actors[rank] = self._make(rank)
         return self.start_on(rank, RolloutActor.start, None), self.start_on(rank, RolloutActor.prepare_sync)
-
-    def _take_returned(self) -> list[Response]:
-        returned, self._returned = self._returned, []
-        return returned
 
     def _await_engine(self, timeout_seconds: float) -> None:
         """While none serves: waits for one that is started, and has it brought in where that is possible now."""
@@ -367,7 +324,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
                 raise WeightSyncError(
                     f"{self.name(engine)}, started in the place of a lost one, holds other tensors: {digests}, before {self._digests[engine]}"
                 )
-            self._router.regain(engine)
+            self._book.regain(engine)
             addresses |= {engine * tp + n: address for n, (address, _, _) in enumerate(told)}
         return addresses
 
@@ -393,16 +350,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         for name in names:
             if name in by_name:
                 self._lose(by_name[name], f"{name} {why} in phase {self._clock.current}")
-
-    # -- requests of each engine ---------------------------------------------------------------------------------
-
-    def _shares(self, requested: Round) -> dict[int, Round]:
-        """The prompts of each rank that has any; the router counts their requests."""
-        shares: dict[int, list[Any]] = {}
-        for prompt in requested.prompts:
-            rank = self._router.send(prompt[0], requested.sampling.num_samples)
-            shares.setdefault(rank, []).append(prompt)
-        return {rank: Round(tuple(share), requested.sampling) for rank, share in shares.items()}
 
     # -- weight sync ---------------------------------------------------------------------------------------------
 
@@ -455,7 +402,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def memory_use(self) -> dict[str, float]:
         """The tightest figures of all engine ranks (observe/memory_use.py); none while one generates, because the question
         would wait for the calls under way."""
-        if any(map(self._router.load, range(len(self.actors)))):
+        if self._book.has_work(range(len(self.actors))):
             return {}
         calls = self.start_on_all(lambda actor: actor.engine.memory_use())
         names = [self.name(number) for number in self.numbers()]
