@@ -106,7 +106,9 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     spoken = load_tokenizer(str(folder))
     engines = StubEngines(options.turn_seconds, options.turn_tokens, len(spoken))
     budget = 16 * (options.turn_tokens + 64)
-    rules = Rules("guess", Limits(8, 2 * budget, budget, options.turn_tokens), 0, "json", {})
+    rules = Rules(
+        "guess", TurnRenderer(spoken), Limits(8, 2 * budget, budget, options.turn_tokens), 0, "json", {}
+    )
     specs = {"guess": EnvironmentSpec("guess", {"seconds": options.answer_seconds})}
     prompts = [Prompt(n, np.zeros(1, np.int32), "", None) for n in range(options.prompts)]
     sampling = Sampling(options.samples, 1.0, options.turn_tokens, 0)
@@ -114,7 +116,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         EnvironmentPool(specs) as pool,
         RewardPool(RewardSection.model_validate({"kind": "environment"})) as rewards,
     ):
-        episodes = Episodes(pool, TurnRenderer(spoken), rules, run_seed=0)
+        episodes = Episodes(pool, lambda _: rules, run_seed=0)
         in_flight = InFlight(engines, rewards, PhaseClock(), run_seed=0, episodes=episodes)
         start, worked = time.monotonic(), time.thread_time()
         in_flight.ask(prompts, sampling)
