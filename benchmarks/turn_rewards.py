@@ -5,7 +5,7 @@
 A start is a seed: rows, model, supervised demonstrations (a guess at random among the numbers that are still possible, or among all)
 and run are made from it. Each start is trained twice from the same weights: a turn is worth the share of the doubt that it removed, or
 finding the number is worth 1 and nothing else is worth anything. A run's figure is the share of its episodes that found the number
-within the turns they have, as sampled in training: the mean of the last five steps. What is done already is not run again.
+within the turns they have, as sampled in training: the mean of the last ten steps. What is done already is not run again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARMS = {"turns": ("true", 0.7), "outcome": ("false", 1.0)}
 """Name of a run -> the environment's turn_rewards, and the discount of a token: a turn has three, and is to be blamed for its own."""
 KNOWING = 0.7
 """Share of the demonstrated guesses that heed what was said."""
-LAST = 5
+LAST = 10
 """Steps that make a figure."""
 
 
