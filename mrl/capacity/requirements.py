@@ -30,6 +30,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
         lambda: lengths(config, hf),
         lambda: biases(config, hf),
         lambda: replay(config, hf, gpus=gpus),
+        lambda: messages(config) if gpus else [],
         lambda: divisions(config, hf) or _names(config, hf),
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
@@ -78,6 +79,17 @@ def replay(config: Config, hf: dict[str, Any], *, gpus: bool) -> list[str]:
     if wanted != "engine" or not gpus:
         return []
     return _errors_of(lambda: engine_routes.require_prefix_cache(config.rollout, deterministic=deterministic))
+
+
+def messages(config: Config) -> list[str]:
+    """Says that NCCL cannot carry weights between two processes of one GPU: a communicator refuses a second rank on a device
+    ("Duplicate GPU detected", ncclInvalidUsage in NCCL's src/init.cc)."""
+    if config.launch.engine_slots or config.sync.transport != "distributed":
+        return []
+    return [
+        "sync.transport = distributed with engines on the trainer's GPUs: NCCL takes one process of a GPU into a group; set auto, which "
+        "goes through the GPU's own memory, or launch.engine_slots"
+    ]
 
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:

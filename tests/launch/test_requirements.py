@@ -56,6 +56,15 @@ def test_an_engine_of_a_pool_over_two_nodes_is_refused_with_a_way_out(task: Path
     assert "divides the slots of a node and the 2 slots of the trainer before them" in line
 
 
+def test_messages_between_processes_of_one_gpu_are_refused(task: Path) -> None:
+    words = ("training.layout={ep: 1, dp: 2}", "rollout.tp=1", "sync.transport=distributed")
+    (line,) = found(task / "model", *words, nodes=[0, 0], gpus=True)
+    assert "sync.transport = distributed with engines on the trainer's GPUs" in line and "set auto" in line
+    assert found(task / "model", *words, nodes=[0, 0], gpus=False) == []
+    own = (*words, "launch.engine_slots=1")
+    assert found(task / "model", *own, nodes=[0, 0, 0], gpus=True) == []
+
+
 def test_nodes_are_filled_one_after_the_other() -> None:
     assert node_numbers(5, 2) == [0, 0, 1, 1, 2]
 
