@@ -57,7 +57,9 @@ def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterab
     """ConfigError for a domain of agent.domains that no row has, and for one whose reward is an environment's and that has none."""
     known = set(domains)
     if unknown := sorted(acting.section.domains.keys() - known):
-        raise ConfigError(f"agent.domains names {', '.join(unknown)}; the rows are of {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"agent.domains names {', '.join(unknown)}; the rows are of {', '.join(sorted(known))}"
+        )
     for domain in sorted(known):
         kinds = {part.kind for part in reward.for_domain(domain).verifiers()}
         if "environment" in kinds and acting.rules_of(domain) is None:
@@ -87,7 +89,9 @@ def _specs(section: AgentSection) -> dict[str, EnvironmentSpec]:
     found: dict[str, EnvironmentSection] = {}
     if section.environment is not None:
         found[section.environment] = section
-    found |= {key: own for domain, own in section.domains.items() if (key := _key(section, domain)) is not None}
+    found |= {
+        key: own for domain, own in section.domains.items() if (key := _key(section, domain)) is not None
+    }
     return {key: EnvironmentSpec(str(own.environment), own.options) for key, own in found.items()}
 
 

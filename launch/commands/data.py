@@ -56,9 +56,7 @@ def preview(config: Config, *, rows: int) -> Preview:
 
         acting = look_at(config, tokenizer)
         tools = acting.tools_of if acting else None
-        notes.append(
-            "an episode opens with what its environment makes of its row; rows are shown here"
-        )
+        notes.append("an episode opens with what its environment makes of its row; rows are shown here")
     dataset = load_data(section, config.reward, tokenizer, tools=tools)
     files = [
         file

@@ -66,7 +66,9 @@ def make(config: Config, options: Options) -> str:
         ]
         for use, sources in (("train", dataset.train), ("validation", dataset.validation))
     }
-    pairs = _sampled(config, tokenizer, prompts, options) if options.samples else _made(config, prompts, options)
+    pairs = (
+        _sampled(config, tokenizer, prompts, options) if options.samples else _made(config, prompts, options)
+    )
     if not any(pairs.values()):
         raise DataError("no row gave a pair: no two responses to one row have different rewards")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,9 @@ def _told(rows: Sequence[dict[str, Any]]) -> str:
     longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
     shorter = sum(len(row["chosen"]) < len(row["rejected"]) for row in rows)
     of_kinds = ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
-    return f"{len(rows)} pairs ({of_kinds}); the better response is longer in {longer} and shorter in {shorter}"
+    return (
+        f"{len(rows)} pairs ({of_kinds}); the better response is longer in {longer} and shorter in {shorter}"
+    )
 
 
 def _row(prompt: Prompt, better: str, worse: str, margin: float, tag: str) -> dict[str, Any]:
@@ -93,7 +97,9 @@ def _row(prompt: Prompt, better: str, worse: str, margin: float, tag: str) -> di
 # -- made of right ones --------------------------------------------------------------------------------------------
 
 
-def _made(config: Config, prompts: dict[str, list[Prompt]], options: Options) -> dict[str, list[dict[str, Any]]]:
+def _made(
+    config: Config, prompts: dict[str, list[Prompt]], options: Options
+) -> dict[str, list[dict[str, Any]]]:
     rng = random.Random(config.run.seed)
     return {use: list(_of_right(config, rows, rng, options)) for use, rows in prompts.items()}
 
@@ -116,7 +122,9 @@ def _of_right(
     found = judged(config.reward, probes, deadline_seconds=options.deadline_seconds)
     for _, group in itertools.groupby(found, key=lambda probe: probe.prompt.index):
         best, *rest = group
-        worse = [p for p in rest if None not in (p.value, best.value) and (p.value or 0.0) < (best.value or 0.0)]
+        worse = [
+            p for p in rest if None not in (p.value, best.value) and (p.value or 0.0) < (best.value or 0.0)
+        ]
         if worse:
             other = rng.choice(worse)
             margin = (best.value or 0.0) - (other.value or 0.0)
