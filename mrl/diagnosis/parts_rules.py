@@ -14,8 +14,10 @@ MISMATCH_TIMES, MISMATCH_NATS = 10.0, 0.01
 """Growth over its start, and nats a token below which no growth counts."""
 ERROR_TIMES = 2.0
 """Growth of a critic's squared error over its start."""
-EXPLAINED, SETTLED = 0.02, 20
-"""Share of the returns' variance below which a critic explains nothing, and rows in which it should have learned to."""
+EXPLAINED, LEAST_EXPLAINED, SETTLED = 0.02, 0.002, 20
+"""Share of the returns' variance above which a critic explains something, share below which nothing, and rows in which it should have
+learned to. Between the two it has twice as many rows where the mean is above 0 by two standard errors: returns that hardly vary take
+longer to learn."""
 NO_REWARD = 0.02
 """Share of samples without a reward."""
 
@@ -58,7 +60,9 @@ def critic_lost(run: Run) -> Signs:
     first, now, lately = start(errors), recent(errors), recent(explained, SETTLED)
     after = run.curves.steps - (run.number("critic.warmup_steps") or 0)
     diverged = (recent(explained) < 0) & (now > ERROR_TIMES * first) & (after > 0)
-    useless = (lately < EXPLAINED) & (after > SETTLED)
+    chance = np.sqrt(np.maximum(recent(explained**2, SETTLED) - lately**2, 0.0) / SETTLED)
+    begins = (lately > np.maximum(LEAST_EXPLAINED, 2 * chance)) & (after <= 2 * SETTLED)
+    useless = (lately < EXPLAINED) & (after > SETTLED) & ~begins
     evidence = [
         f"critic/explained_variance is {lately[-1]:.2g} (mean of {SETTLED} rows): 0 is what a constant explains",
         f"critic/error_squared is {now[-1]:.3g} (mean of the last rows), {first:.3g} at the start",

@@ -153,6 +153,16 @@ def test_what_is_not_measured_is_said() -> None:
     assert "reward_hacked" not in [f.rule for f in told.findings]
 
 
+def test_a_critic_that_explains_little_has_more_time_where_it_is_no_chance() -> None:
+    """As from a start that solves most rows already: 0.8 % of the variance, the rows apart by as much."""
+    rng = np.random.default_rng(0)
+    rows = made({"critic/explained_variance": (0.001, 0.001)})
+    for mean, early, late in ((0.008, [], ["critic_lost"]), (0.0, ["critic_lost"], ["critic_lost"])):
+        for row in rows[1:61]:
+            row["critic/explained_variance"] = float(rng.normal(mean, 0.008))
+        assert (names(rows[:46]), names(rows[:61])) == (early, late)
+
+
 def test_a_critic_that_explains_nothing_is_lost_also_without_a_growing_error() -> None:
     rows = made({"critic/explained_variance": (0.001, 0.001)})
     assert names(rows) == ["critic_lost"]
