@@ -20,6 +20,7 @@ from mrl.capacity.estimate import Estimate
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config
 from mrl.rollout.engine import RolloutEngine
+from mrl.rollout.kept import Kept
 from mrl.rollout.part import Part
 from mrl.samples import TrainBatch
 from mrl.training.optimizer import Optimizer
@@ -188,7 +189,7 @@ class PretendedEngine(RolloutEngine):
         devices = range(number * config.rollout.tp, (number + 1) * config.rollout.tp)
         self._engine: Any = PretendedVllm(f"engine {number}", devices, estimate, ledger)
         self.policy_version, self._not_serving, self._running = -1, "it never received weights", {}
-        self._awake = {"weights", "kv_cache"}
+        self._awake, self._kept = {"weights", "kv_cache"}, Kept()
 
     def trace(self) -> None:
         """Where its weights lie, which is read from mapped modules."""

@@ -16,7 +16,7 @@ from mrl.samples import Prompt
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.mrl.rollout.conftest import SYNC
-from tests.mrl.rollout.test_park import asked, folders_of, gaps, in_three_versions
+from tests.mrl.rollout.versions import asked, folders_of, gaps, in_three_versions
 from tests.resharding.feeding import Feeder, read
 
 pytestmark = pytest.mark.integration
