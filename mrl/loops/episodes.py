@@ -103,11 +103,14 @@ class Episodes:
         run_seed: int,
         max_open: int | None = None,
     ) -> None:
-        """`rules_of` a domain; None where its samples are no episodes. `max_open`: environments at once."""
+        """`rules_of` a domain; None where its samples are no episodes. `max_open`: environments at once, of training and
+        of a validation each."""
         self._environments, self._rules_of = environments, rules_of
         self._run_seed, self._max_open = run_seed, max_open
-        self._line: list[tuple[tuple[int, int], str]] = []
-        """A heap of the samples whose environment is still to be opened: (prompt, number), name."""
+        self._lines: dict[bool, list[tuple[tuple[int, int], str]]] = {True: [], False: []}
+        """Heaps of the samples whose environment is still to be opened, (prompt, number) and name: of a validation, which is not to
+        wait for episodes that rest meanwhile, and of training."""
+        self._num_open = {True: 0, False: 0}
         self._open: dict[str, _Open] = {}
         self._by_key: dict[str, _Open] = {}
         self._asked: list[tuple[Request, Response | None]] = []
@@ -195,18 +198,20 @@ class Episodes:
     def _put_in_line(self, opened: _Open) -> None:
         opened.episode, opened.key = Episode(opened.prompt.tokens, opened.rules.limits), ""
         name = opened.asked.request_id
-        heapq.heappush(self._line, (sample_of(name), name))
+        heapq.heappush(self._lines[opened.prompt.index < 0], (sample_of(name), name))
 
     def _open_next(self) -> None:
         """Opens as many environments as may be open, for those that are first in line."""
-        while self._line and (self._max_open is None or len(self._by_key) < self._max_open):
-            self._begin(self._open[heapq.heappop(self._line)[1]])
+        for validates, line in self._lines.items():
+            while line and (self._max_open is None or self._num_open[validates] < self._max_open):
+                self._begin(self._open[heapq.heappop(line)[1]])
 
     def _begin(self, opened: _Open) -> None:
         index, _ = sample_of(opened.asked.request_id)
         opened.waits = True
         opened.key = f"{opened.asked.request_id}/{opened.faults + opened.restarts}"
         self._by_key[opened.key] = opened
+        self._num_open[opened.prompt.index < 0] += 1
         # All samples of a prompt begin alike.
         seed = seed_of_request(self._run_seed, request_id(index, 0)) & 0x7FFFFFFF
         task = dict(opened.prompt.metadata)
@@ -313,6 +318,7 @@ class Episodes:
     def _close(self, opened: _Open) -> None:
         opened.waits = False
         del self._by_key[opened.key]
+        self._num_open[opened.prompt.index < 0] -= 1
         self._environments.close(opened.key)
 
 

@@ -47,7 +47,8 @@ class AgentSection(EnvironmentSection):
     episode_seconds: float | None = Field(default=None, gt=0)
     """Work of an environment on all turns of an episode together; the turn after which it has taken as long is the last."""
     max_open: int | None = Field(default=None, ge=1)
-    """Most environments that are open at once; the other samples wait in line, in the order of their prompts."""
+    """Most environments that are open at once, of training and of a validation each; other samples wait in line, in the order of
+    their prompts."""
     answer_kib: int = Field(default=256, ge=1)
     """Longest answer of an environment; a longer one is a fault of ours."""
     memory_mib: int = Field(default=2048, ge=64)

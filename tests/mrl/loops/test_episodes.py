@@ -375,6 +375,27 @@ def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
     assert len(names) == len(set(names)) + 1 and begun == sorted(begun)
 
 
+def test_a_validation_does_not_wait_for_environments_of_episodes_that_rest(tmp_path: Path) -> None:
+    """All that may be open are of parked groups, whose turns are asked after it."""
+    config = config_of(tmp_path, {})
+    engines = TableEngines(config)
+    engines.sync(0)
+    engines.speaks, engines.tokens_per_poll, engines.at_once = digits, 1, 3
+    episodes = Episodes(TableEnvironments(), lambda _: RULES, run_seed=0, max_open=3)
+    in_flight = InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
+    in_flight.ask(PROMPTS, sampling_of(config))
+    for _ in range(2):
+        in_flight.poll(0.0)
+    in_flight.park()
+    held_out = [dataclasses.replace(prompt, index=-1 - prompt.index) for prompt in PROMPTS[:2]]
+    in_flight.ask(held_out, sampling_of(config))
+    for _ in range(200):
+        in_flight.poll(0.0)
+    assert {-1, -2} <= set(in_flight.whole()), in_flight.late(-1)
+    in_flight.go_on([], sampling_of(config))
+    finished(in_flight, polls=400)
+
+
 def test_the_environments_work_on_an_episode_has_a_limit(tmp_path: Path) -> None:
     """A turn is answered in half a second here, so that the second turn is the last."""
     limits = dataclasses.replace(LIMITS, max_seconds=1.0)
