@@ -196,14 +196,16 @@ class InFlight:
         whole = self._drafts.take(responses)
         versions = [response.segments[-1].version for response in whole if response.segments]
         self.newest_version = max([self.newest_version, *versions])
-        samples = []
+        samples, turns = [], []
         for response in whole:
             index, number = sample_of(response.request_id)
-            if not self._acts(prompt := self._making[index].prompt):
+            if self._acts(prompt := self._making[index].prompt):
+                turns.append(response)
+            else:
                 samples.append(whole_sample(prompt, number, response))
         self._arrived(samples)
         if self._episodes is not None:
-            self._episodes.turns(response for response in whole if self._is_episode(response.request_id))
+            self._episodes.turns(turns)
             self._go_on_with_episodes()
 
     def _arrived(self, samples: Sequence[Sample]) -> None:

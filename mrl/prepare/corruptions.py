@@ -27,7 +27,7 @@ def corrupted(right: str, others: Sequence[str], rng: random.Random) -> dict[str
     >>> corrupted("7", [], random.Random(0))
     {'off by one': '6', 'another digit': '3'}
     """
-    found = dict(_numbers(right, rng))
+    found = _numbers(right, rng)
     if len(right) > 1:
         found["cut off"] = right[: len(right) // 2]
     if others := [text for text in others if text != right]:

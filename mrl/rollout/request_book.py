@@ -76,8 +76,8 @@ class RequestBook:
     def hold(self, parked: Iterable[Response], *, caches_stay: bool) -> None:
         """All engines have parked, which brought these; what they have not begun waits for `go_on`. `caches_stay`: what was parked
         has its cache still."""
-        prompts = {sample_of(r.request_id)[0] for r in parked if r.status is Status.PARKED}
-        self._router.hold(prompts if caches_stay else ())
+        began = (r for r in parked if caches_stay and r.status is Status.PARKED)
+        self._router.hold({sample_of(r.request_id)[0] for r in began})
         self._resting, self._homeless = self._resting + self._homeless, []
 
     def go_on(self) -> None:
