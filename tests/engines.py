@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -64,8 +65,10 @@ class EngineHost:
 
 def _serve(pipe: Any, engine_arguments: dict[str, Any], parent: int) -> None:
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    gc.disable()  # a fifth of the time that imports take
     from mrl.rollout.engine import RolloutEngine
 
+    gc.enable()
     engine = None
     call: Any = (lambda _: engine.start_seconds, ())
     try:

@@ -139,6 +139,8 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
     """
     clock, servers = PhaseClock(), None
     with contextlib.ExitStack() as stack:
+        gc.disable()  # a start imports and keeps; looking for what it could drop takes a fifth of its imports' time
+        stack.callback(gc.enable)
         if not address_of(config.launch):
             servers = ForkServers(config, environment=_environment(config), log_folder=log_folder)
             stack.callback(servers.close)
@@ -165,6 +167,7 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, servers))
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
+        gc.enable()
         stack.callback(gc.unfreeze)
         data = inputs.dataset, prompts, store
         yield Parts(config, hybrid, reward_workers, *data, episodes, clock, inputs.pieces)

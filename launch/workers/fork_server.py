@@ -110,6 +110,7 @@ class Request:
         """Becomes what the client was: this process runs the script as its main program."""
         import numpy as np
 
+        gc.enable()
         os.setpgid(0, 0)  # Ray ends the group of a worker that died, and the others' is the server's
         np.random.seed()  # Python's own generator is seeded by the fork
         for target, stream in enumerate(self.streams):
@@ -179,6 +180,7 @@ def main(served: Mapping[str, tuple[int, str]], owner: IO[bytes]) -> Request | N
     the workers that they fork. `served`: kind -> descriptor of its listening socket, its module; `owner`: has the
     configuration, and ends with its process."""
     config, own = pickle.load(owner), os.getpid()
+    gc.disable()  # thousands of modules leave next to nothing to collect, and looking for it is a fifth of their imports
     import torch
 
     if torch.cuda.device_count():

@@ -20,13 +20,13 @@ from tests.launch.tiny_runs import ROOT
 
 SECONDS = 240
 SCRIPT = """
-import json, os, random, sys
+import gc, json, os, random, sys
 import numpy as np
 print("to standard error", file=sys.stderr)
 told = dict(
     pid=os.getpid(), parent=os.getppid(), words=sys.argv, environment=dict(os.environ), folder=os.getcwd(), first=sys.path[0],
     threads=len(os.listdir("/proc/self/task")), imported=list(sys.modules), main=sys.modules["__main__"].__file__,
-    draws=[random.random(), float(np.random.random())], read=sys.stdin.read(), name=__name__,
+    draws=[random.random(), float(np.random.random())], read=sys.stdin.read(), name=__name__, collects=gc.isenabled(),
     score=open("/proc/self/oom_score_adj").read(),
 )
 print(json.dumps(told))
@@ -74,7 +74,7 @@ def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started
     environment = told["environment"]
     assert (environment["X"], "PYTHONPATH" in environment) == ("a b", False)
     assert (told["folder"], told["first"]) == (str(tmp_path), str(tmp_path))
-    assert told["read"] == "a line" and told["threads"] == 1
+    assert told["read"] == "a line" and told["threads"] == 1 and told["collects"]
     assert told["score"] == Path("/proc/self/oom_score_adj").read_text()
     server = psutil.Process(told["parent"])
     assert "mrl.launch.workers.fork_server" in server.cmdline()

@@ -30,7 +30,7 @@ from mrl.samples import Prompt, Sample, Verdict
 from tests.launch import command
 from tests.launch.hybrid_runs import running
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 STEPS = 24
@@ -153,7 +153,6 @@ def gain(rows: list[dict[str, float]]) -> float:
     return rows[-1]["val/accuracy"] - rows[0]["val/accuracy"]
 
 
-@pytest.mark.long
 def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid]) -> None:
     rows = run(*started, "real")
     assert 0.05 < rows[0]["val/accuracy"] < 0.9, (

@@ -18,7 +18,7 @@ from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
 from tests.tiny_models import batch_of_tokens, reference_logprobs
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
@@ -42,7 +42,6 @@ def moved_otherwise(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return [{name: value for name, value in row.items() if not name.startswith("sync/")} for row in rows]
 
 
-@pytest.mark.long
 def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
     whole: Path, task: Path, tmp_path: Path
 ) -> None:

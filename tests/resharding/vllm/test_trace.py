@@ -98,7 +98,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("family", "tp"),
     [
-        ("qwen3_moe", 1),
+        pytest.param("qwen3_moe", 1, marks=pytest.mark.slow),
         ("qwen3_moe", 2),
         ("deepseek_v3", 2),
         *(
