@@ -16,7 +16,15 @@ from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_o
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
-from mrl.capacity.step_time import Generation, TrainingTime, generation, microbatches, training_time, work_of
+from mrl.capacity.step_time import (
+    Generation,
+    TrainingTime,
+    generation,
+    microbatches,
+    to_host_and_back,
+    training_time,
+    work_of,
+)
 from mrl.capacity.traffic import Traffic, traffic
 from mrl.capacity.training_memory import GRADIENT_BYTES, RankMemory, StageMemory, stage_memory
 from mrl.config.root import Config
@@ -81,8 +89,9 @@ class Estimate:
     def _critic(self) -> list[StageMemory]:
         """The critic's stages, zeros without one; it needs no activations beside the policy's."""
         if self.config.critic is None:
-            return [StageMemory(0, 0, 0, 0, 0)] * self.layout.pp
-        return stage_memory(self._critic_facts, self.config.training, value_head=True)
+            return [StageMemory(0, 0, 0, 0, 0, 0)] * self.layout.pp
+        training = self.config.training.model_copy(update={"optimizer": self.config.critic.optimizer})
+        return stage_memory(self._critic_facts, training, value_head=True)
 
     @property
     def _critic_facts(self) -> Facts:
@@ -137,7 +146,8 @@ class Estimate:
         exports = self.config.export.every_steps > 0
         return host_moments(
             memory=self.hardware.host_memory_bytes,
-            offloaded=(slot.weights + slot.optimizer + slot.critic) * self.offloads * ranks,
+            offloaded=((slot.weights + slot.optimizer + slot.critic) * self.offloads + self.resting_bytes)
+            * ranks,
             reference=slot.weights * self._earlier_weights * ranks,
             teachers=slot.weights * self.config.algorithm.num_teachers * ranks,
             saving=self.saving.host_bytes * saves(self.config),
@@ -223,7 +233,14 @@ class Estimate:
             training=self.config.training,
             num_microbatches=self.microbatches[1],
             exchanged_bytes=sent,
+            resting_bytes=self.resting_bytes // (1 if self.config.critic is None else 2),
         )
+
+    @property
+    def resting_bytes(self) -> int:
+        """Optimizer state of the fullest rank in the host's memory, of policy and critic."""
+        rank = self.stages[self.fullest_stage]
+        return rank.policy.resting + rank.critic.resting
 
     @property
     def sync_seconds(self) -> float:
@@ -235,8 +252,8 @@ class Estimate:
         """The time in which weights, optimizer state and critic go to the host's memory and come back."""
         if not self.offloads:
             return 0.0
-        moved = 2 * (self.slot.weights + self.slot.optimizer + self.slot.critic)
-        return moved / (self.hardware.host_bytes_per_second * self.hardware.link_efficiency)
+        moved = self.slot.weights + self.slot.optimizer + self.slot.critic
+        return to_host_and_back(moved, self.hardware)
 
     @property
     def seconds(self) -> dict[str, float]:

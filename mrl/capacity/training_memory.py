@@ -5,7 +5,7 @@ Every model chunk has one buffer for its dense parameters and one for its expert
 Parameters start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size
 (with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer). Gradients are float32 and
 whole; the optimizer state (float32 master weights where parameters are not float32, two moments) is split
-over the data-parallel ranks. With bfloat16 moments the master weights are the 2 bytes that a bfloat16
+over the data-parallel ranks; what rests in the host's memory comes in pieces of PIECE_BYTES or one parameter. With bfloat16 moments the master weights are the 2 bytes that a bfloat16
 parameter lacks of them.
 
 With adapters (training.lora) only those have gradients and optimizer state; weights are frozen and lie in buffers of
@@ -25,6 +25,7 @@ from mrl.models.facts import Facts
 from mrl.models.layout import Layout, Place
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.manifest import DTYPE_BYTES
+from mrl.training.platform.host_copies import PIECE_BYTES
 
 GRADIENT_BYTES = 4
 
@@ -40,10 +41,13 @@ class StageMemory:
     weights: int
     gradients: int
     optimizer: int
+    """State on the device: what stays there, and the piece that is there at a time."""
+    resting: int
+    """State in the host's memory (optimizer.offload_fraction)."""
 
     @property
     def total(self) -> int:
-        """Bytes of weights, gradients and optimizer state."""
+        """Bytes of weights, gradients and optimizer state on the device."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -119,6 +123,7 @@ def _adapted_memory(
         weights=frozen + trained.weights,
         gradients=trained.gradients + largest * element,
         optimizer=trained.optimizer,
+        resting=trained.resting,
     )
 
 
@@ -130,15 +135,18 @@ def _trained_memory(
     state = {"bfloat16": 6, "float32": 8 if training.dtype == "float32" else 12}[
         training.optimizer.moments_dtype
     ]
-    weights, gradients, optimizer = 0, 0, 0
+    weights, gradients, optimizer, largest = 0, 0, 0, PIECE_BYTES
     for (_, expert), group in sizes.items():
         replicas = layout.edp if expert else layout.dp * layout.cp
         padded = buffer_elements(group, replicas)
         weights += padded * element
         gradients += padded * GRADIENT_BYTES
         optimizer += min(padded // replicas, sum(group)) * state
+        largest = max(largest, min(padded // replicas, max(group, default=0)) * state)
     held = sum(map(sum, sizes.values()))
-    return StageMemory(held, held, weights, gradients, optimizer)
+    resting = int(optimizer * training.optimizer.offload_fraction)
+    on_device = optimizer - resting + min(resting, largest)
+    return StageMemory(held, held, weights, gradients, on_device, resting)
 
 
 def buffer_elements(sizes: list[int], replicas: int) -> int:

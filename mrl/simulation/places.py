@@ -91,7 +91,7 @@ class Places:
         config, first = self.configs[engine_slots], self._first
         typical, speed = self._estimates[self._typical[shares]], self._speed
         trained = first.stages[first.fullest_stage].policy.trained
-        replicas = estimate.layout.dp * estimate.layout.cp
+        replicas, of_first = (e.layout.dp * e.layout.cp for e in (estimate, first))
         sent = trained * (GRADIENT_BYTES + DTYPE_BYTES[config.training.dtype]) * (replicas - 1) / replicas
         times = training_time(
             first.facts,
@@ -101,6 +101,7 @@ class Places:
             training=config.training,
             num_microbatches=microbatches(config, work)[1],
             exchanged_bytes=sent,
+            resting_bytes=first.resting_bytes * of_first // replicas,
         )
         return Leaves(
             engine=speed,

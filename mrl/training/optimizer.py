@@ -17,6 +17,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.errors import ConfigError
+from mrl.training.host_state import HostState, allocate, free, own_tensors
 from mrl.training.platform.host_copies import HostCopies
 
 
@@ -99,13 +100,21 @@ class Optimizer:
         self.megatron: Any = get_megatron_optimizer(
             config, models, use_gloo_process_groups=device.type == "cuda"
         )
+        self._driven = self.chained()
+        """Megatron's optimizers, or what stands for one whose state rests in the host's memory."""
+        if (fraction := section.offload_fraction) > 0:
+            self._driven = [
+                HostState(part, fraction, device=device, prime=prime) if part in self.parts() else part
+                for part in self.chained()
+            ]
 
     def zero_grad(self) -> None:
         self.megatron.zero_grad()
 
     def take_parameters(self) -> None:
         """Copies model parameters into the float32 master weights (after loading)."""
-        self.megatron.reload_model_params()
+        for part in self._driven:
+            part.reload_model_params()
 
     @torch.no_grad()
     def step(self, *, finite: bool, lr: float | None = None) -> StepResult:
@@ -123,7 +132,8 @@ class Optimizer:
         if not good.item():
             return StepResult(grad_norm=norm, skipped=True, lr=rate)
         self._clip(norm)
-        self.megatron.step_with_ready_grads()
+        for part in self._driven:  # those that hold nothing here too: all gather parameters
+            part.step_with_ready_grads()
         self.steps += 1
         return StepResult(grad_norm=norm, skipped=False, lr=rate)
 
@@ -160,17 +170,14 @@ class Optimizer:
         """Makes the moments exist (as zeros) before the first step: a checkpoint holds them."""
         for part in self.parts():
             for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
-                if part.optimizer.state.get(parameter):
-                    continue
-                if isinstance(part.optimizer, torch.optim.Adam):
-                    part.optimizer.state[parameter] = {
-                        "step": torch.tensor(0.0),
-                        "exp_avg": torch.zeros_like(parameter),
-                        "exp_avg_sq": torch.zeros_like(parameter),
-                    }
-                else:  # Transformer Engine's, master weights included; not yet run on a GPU
-                    narrow = part.optimizer.store_param_remainders and parameter.dtype == torch.bfloat16
-                    part.optimizer.initialize_state(parameter, narrow)
+                prime(part, parameter)
+
+    def resting(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with a state's bytes: itself, or its copy where it rests in the host's memory (offload_fraction)."""
+        for part in self._driven:
+            if isinstance(part, HostState) and (found := part.resting(tensor)) is not None:
+                return found
+        return tensor
 
     def common(self) -> list[dict[str, Any]]:
         """What all ranks share of each of Megatron's optimizers: the groups' settings and the step count."""
@@ -186,10 +193,10 @@ class Optimizer:
         parts = self.chained()
         if isinstance(states, dict):
             states = [states] if len(parts) == 1 else [states[number] for number in sorted(states)]
-        for part, own in zip(parts, states, strict=True):
+        for part, driven, own in zip(parts, self._driven, states, strict=True):
             for group in own.get("optimizer", {}).get("param_groups", []):
                 group |= {"max_lr": self.section.lr, "min_lr": self.section.min_lr}
-            part.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})
+            driven.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})
             for moments in part.optimizer.state.values():
                 if torch.is_tensor(count := moments.get("step")):
                     moments["step"] = count.clone()
@@ -201,25 +208,23 @@ class Optimizer:
         self._away = self._own_tensors()
         self._copies.start(self._away)
         self._copies.wait()
-        for tensor in self._away:  # in place, so that every reference stays valid
-            tensor.untyped_storage().resize_(0)
+        free(self._away)
 
     def reload(self) -> None:
         """Brings back what offload() moved."""
-        for tensor in self._away:
-            tensor.untyped_storage().resize_(tensor.nbytes)
+        allocate(self._away)
         self._copies.restore(self._away)
         self._away = []
 
     def _own_tensors(self) -> list[torch.Tensor]:
-        """The device tensors with storage of their own: in float32 master weights are parameters and do not
-        count."""
-        tensors: list[torch.Tensor] = []
-        for part in self.parts():
-            for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
-                values = [parameter, *part.optimizer.state.get(parameter, {}).values()]
-                tensors += [v for v in values if torch.is_tensor(v) and v.device == self._device]
-        return [t for t in tensors if t.untyped_storage().size() == t.nbytes]
+        """The master weights and moments that are on the device."""
+        return [
+            tensor
+            for part in self.parts()
+            for group in part.optimizer.param_groups
+            for parameter in group["params"]
+            for tensor in own_tensors(part.optimizer, parameter)
+        ]
 
     def parts(self) -> list[Any]:
         """Megatron's optimizers that hold something here."""
@@ -228,3 +233,18 @@ class Optimizer:
     def chained(self) -> list[Any]:
         """Megatron keeps dense and expert parameters in optimizers of their own."""
         return list(getattr(self.megatron, "chained_optimizers", [self.megatron]))
+
+
+def prime(part: Any, parameter: torch.Tensor) -> None:
+    """Makes a parameter's moments exist, as zeros, in one of Megatron's optimizers."""
+    if part.optimizer.state.get(parameter):
+        return
+    if isinstance(part.optimizer, torch.optim.Adam):
+        part.optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    else:  # Transformer Engine's, master weights included; not yet run on a GPU
+        narrow = part.optimizer.store_param_remainders and parameter.dtype == torch.bfloat16
+        part.optimizer.initialize_state(parameter, narrow)

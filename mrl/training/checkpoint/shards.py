@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,21 +36,24 @@ def sharded_weights(state: Mapping[str, Any]) -> dict[str, list[ShardedTensor]]:
 
 
 def sharded_states(
-    part: Any, places: Mapping[Tensor, Any], held: list[tuple[Tensor, dict[str, Tensor]]]
+    part: Any,
+    places: Mapping[Tensor, Any],
+    held: list[tuple[Tensor, dict[str, Tensor]]],
+    resting: Callable[[Tensor], Tensor],
 ) -> dict[str, list[ShardedTensor]]:
     """Master weights and moments that one of Megatron's distributed optimizers holds here, by their key.
 
     `places` are the parameters' own ShardedTensors and factories; `held` gets each parameter's states, for
-    restore_states() once they were loaded into.
+    restore_states() once they were loaded into; `resting` gives the tensor that has a state's bytes.
     """
     shards: dict[str, list[ShardedTensor]] = {}
     for parameter in part.model_param_gbuf_map:
         span, place = part._get_model_param_range_map(parameter)["param"], places[parameter]
-        states = _states(part, parameter)
+        states = {name: resting(state) for name, state in _states(part, parameter).items()}
         held.append((parameter, states))
         own = dataclasses.replace(place, replica_id=(*place.replica_id[:2], 0))
         for name, flat in states.items():
-            boxes = boxes_of(own, flat, range(span.start, span.end), prefix=f"{STATE}.{name}.")
+            boxes = boxes_of(own, flat.detach(), range(span.start, span.end), prefix=f"{STATE}.{name}.")
             shards.setdefault(f"{STATE}.{name}.{place.key}", []).extend(boxes)
     return shards
 
@@ -60,8 +63,6 @@ def restore_states(part: Any, held: list[tuple[Tensor, dict[str, Tensor]]]) -> N
     """Hands loaded states to an optimizer that keeps them in another form; else they are in place already."""
     for parameter, states in held if _narrow(part) else ():
         part._set_main_param_and_optimizer_states(parameter, states)
-    if sync := getattr(part.optimizer, "_sync_hdo_state_to_sub_optimizers", None):
-        sync()  # states that Megatron's CPU off-load keeps twice
 
 
 def sharded_places(state: Mapping[str, Any]) -> Iterator[tuple[Tensor, Place]]:
@@ -82,9 +83,7 @@ def _states(part: Any, parameter: Tensor) -> dict[str, Tensor]:
     """Master weight and moments [elements held] of a parameter by Megatron's names; "step" is in the groups."""
     states = part._get_main_param_and_optimizer_states(parameter)
     to_host = _narrow(part)
-    return {
-        name: state.cpu() if to_host else state.detach() for name, state in states.items() if state.dim() == 1
-    }
+    return {name: state.cpu() if to_host else state for name, state in states.items() if state.dim() == 1}
 
 
 def _narrow(part: Any) -> bool:

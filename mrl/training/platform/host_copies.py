@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PIECE_BYTES = 512 << 20
+"""Of an optimizer's state that rests in the host's memory, on the device at a time; or the state of one parameter, where it has
+more."""
 _ALIGNMENT = 512
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every context of the process."""
@@ -64,6 +67,10 @@ class HostCopies:
         if not self._keep:
             self.wait()
             self.free()
+
+    def copy_of(self, tensor: Tensor) -> Tensor | None:
+        """The buffer of a tensor that was copied, with its shape and type."""
+        return self._places.get(tensor)
 
     def free(self) -> None:
         """Gives the buffers' memory back to the host."""

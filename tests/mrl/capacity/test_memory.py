@@ -3,6 +3,7 @@
 import pytest
 
 from mrl.capacity.activations import activations, in_flight
+from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.memory_timeline import SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
@@ -15,6 +16,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.training import TrainingSection
 from mrl.files import CONFIGS
 from mrl.models.layout import Layout
+from mrl.training.platform.host_copies import PIECE_BYTES
 
 GB = 1e9
 
@@ -62,6 +64,36 @@ def test_bfloat16_moments_halve_the_optimizer() -> None:
         stage_memory(facts, s) for s in (section, section.model_copy(update={"optimizer": optimizer}))
     )
     assert half.optimizer * 2 == wide.optimizer and half.weights == wide.weights
+
+
+def test_state_in_the_hosts_memory_is_not_on_the_device() -> None:
+    """Of 44 GB of optimizer state: half, all, and what comes at a time."""
+    hardware, words = load_hardware("8x80gb"), ["training.optimizer.moments_dtype=float32"]
+    whole, half, none = (
+        Estimate(
+            load(
+                [CONFIGS / "qwen3_30b_a3b.yaml"], [*words, f"training.optimizer.offload_fraction={fraction}"]
+            ),
+            hardware,
+        )
+        for fraction in (0, 0.5, 1)
+    )
+    piece = none.slot.optimizer  # the state of the embedding, where a rank has a run of it
+    assert PIECE_BYTES < piece < 2 * PIECE_BYTES
+    assert whole.resting_bytes == 0 and whole.slot.optimizer > 20 * GB
+    assert half.resting_bytes == whole.slot.optimizer // 2
+    assert half.slot.optimizer == pytest.approx(whole.slot.optimizer / 2 + piece, abs=2)
+    assert none.resting_bytes == whole.slot.optimizer
+    moments = [{event.name: event.parts["off-loaded"] for event in e.host} for e in (whole, none)]
+    assert moments[1]["engines serve"] == moments[0]["engines serve"] + 8 * piece, (
+        "beside the piece the host has the same bytes"
+    )
+    moved = 2 * whole.slot.optimizer / hardware.host_bytes_per_second / hardware.link_efficiency
+    times = [e.seconds["update"] for e in (whole, half, none)]
+    assert times[2] - times[0] == pytest.approx(none.work.updates * moved, rel=1e-6)
+    assert times[1] - times[0] == pytest.approx(none.work.updates * moved / 2, rel=1e-6)
+    placed = [e.seconds["offload"] for e in (whole, none)]
+    assert placed[0] - placed[1] == pytest.approx(moved * (1 - piece / whole.slot.optimizer), rel=1e-6)
 
 
 def test_parameters_of_all_ranks_are_the_model_and_its_replicas() -> None:
@@ -249,16 +281,18 @@ def test_a_critic_is_the_backbone_with_one_number_a_token() -> None:
 
 
 def test_ppo_counts_its_critic_on_every_rank() -> None:
-    words = ["algorithm.estimator.name=gae", "critic.optimizer.lr=1e-5", "training.layout.dp=4"]
-    plain, ppo = (
+    words = ["training.layout.dp=4", "algorithm.estimator.name=gae", "critic.optimizer.moments_dtype="]
+    plain, ppo, wide = (
         capacity_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb")).tree
-        for more in (words[2:], words)
+        for more in (words[:1], [*words[:2], words[2] + "bfloat16"], [*words[:2], words[2] + "float32"])
     )
     for before, after in zip(plain["training"]["stages"], ppo["training"]["stages"], strict=True):
         assert before["critic_bytes"] == 0
         same = after["weights_bytes"] + after["gradients_bytes"] + after["optimizer_bytes"]
         assert 0.9 * same < after["critic_bytes"] < same
         assert after["total_bytes"] == before["total_bytes"] + after["critic_bytes"]
+    stages = [report["training"]["stages"][0]["critic_bytes"] for report in (ppo, wide)]
+    assert stages[1] - stages[0] > 10 * GB, "its moments are of its own section's type"
     events_with_critic = {event["event"] for event in ppo["memory_timeline"] if "critic" in event["parts"]}
     assert events_with_critic == {"trainer back", "log-probs", "update", "save"}
     assert ppo["step"]["seconds"]["update"] == pytest.approx(2 * plain["step"]["seconds"]["update"])
