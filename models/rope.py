@@ -73,6 +73,16 @@ def turned_share(hf: HfConfig, *, default: float = 1.0) -> float:
     return newer or older or default
 
 
+def positions(hf: HfConfig) -> int | None:
+    """How long a sequence may be; None where config.json does not say. YaRN's factor stretches the original length, which is
+    what vLLM makes a table of, also where a user has added the settings and left `max_position_embeddings` as it was."""
+    settings, length = parameters(hf), hf.get("max_position_embeddings")
+    original = settings.get("original_max_position_embeddings")
+    if kind(hf) == "yarn" and original:
+        return int(original * float(field(settings, "factor")))
+    return None if length is None else int(length)
+
+
 def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[str]:
     """The kind of the embedding where it is none of `kinds`, the keys of its settings that are not read, and a
     share of the head where it is not `partial`; as text."""

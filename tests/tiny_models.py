@@ -62,6 +62,9 @@ LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 64,
     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
 }  # fmt: skip
+YARN: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
 MINIMAX: dict[str, Any] = {
     "num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 8, "num_mtp_modules": 0,
     "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
@@ -105,10 +108,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS | SHARED | {"norm_topk_prob": False}),
     "llama": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama_yarn": ("Llama", {"rope_parameters": YARN}),
     "llama_tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS),
+    "qwen3_moe_yarn": ("Qwen3Moe", EXPERTS | {"rope_parameters": YARN}),
     "qwen3_next": ("Qwen3Next", EXPERTS | SHARED | DELTA_NET),
+    "qwen3_next_yarn": (
+        "Qwen3Next",
+        EXPERTS | SHARED | DELTA_NET | {"rope_parameters": YARN | {"partial_rotary_factor": 0.25}},
+    ),
     "qwen3_5": ("Qwen3_5", SECTIONS | {"tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5Moe", QWEN35_EXPERTS | SHARED | SECTIONS),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),

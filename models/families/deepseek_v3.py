@@ -119,7 +119,7 @@ class DeepseekV3(SigmoidMoe):
                 "rope_type": "yarn",
                 "rope_theta": 10000.0,
                 "factor": 4.0,
-                "original_max_position_embeddings": max(1, max_length // 4),
+                "original_max_position_embeddings": -(-max_length // 4),
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
             },

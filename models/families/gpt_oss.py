@@ -70,7 +70,7 @@ class GptOss(Family):
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         """Windows of an eighth of the length, YaRN that stretches half of it twofold."""
-        stretched = {"factor": 2.0, "original_max_position_embeddings": max(max_length // 2, 1)}
+        stretched = {"factor": 2.0, "original_max_position_embeddings": -(-max_length // 2)}
         return {
             "intermediate_size": new.expert_size,
             "num_local_experts": new.num_experts,

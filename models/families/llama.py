@@ -11,4 +11,4 @@ class Llama(Family):
 
     model_type = "llama"
     implemented = {"mlp_bias": (None, False)}
-    rope_kinds = ("default", "llama3")
+    rope_kinds = ("default", "llama3", "yarn")

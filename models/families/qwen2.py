@@ -17,6 +17,7 @@ class Qwen2(Family):
     model_type = "qwen2"
     implemented = {"use_sliding_window": (None, False), "use_mrope": (None, False)}
     harmless = ("sliding_window", "max_window_layers")
+    rope_kinds = ("default", "yarn")
 
     def qkv_bias(self, hf: HfConfig) -> bool:
         return True

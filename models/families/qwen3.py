@@ -16,6 +16,7 @@ class Qwen3(Family):
     model_type = "qwen3"
     implemented = {"use_sliding_window": (None, False)}
     harmless = ("sliding_window", "max_window_layers")
+    rope_kinds = ("default", "yarn")
 
     def qk_norm(self, hf: HfConfig) -> bool:
         return True

@@ -38,6 +38,7 @@ class Qwen35(Qwen3Next):
         "mamba_ssm_dtype",  # of an engine's states, which reads it itself
         "mlp_only_layers",
     )  # fmt: skip
+    rope_kinds = ("default",)
     exported = {"mtp_num_hidden_layers": 0}
     carried = ("model.visual.",)
 

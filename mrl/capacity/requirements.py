@@ -16,6 +16,7 @@ from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
+from mrl.models.rope import kind, positions
 from mrl.rollout import cpu_limits, engine_arguments, engine_routes, quantised
 
 
@@ -48,10 +49,11 @@ def node_numbers(num_slots: int, slots_per_node: int) -> list[int]:
 def lengths(config: Config, hf: dict[str, Any]) -> list[str]:
     """Names sequences that are longer than the model, or model.max_length, allows."""
     longest, lines = config.model.max_length, []
-    if longest > (positions := int(hf.get("max_position_embeddings", longest))):
-        lines.append(
-            f"model.max_length = {longest} exceeds the model's {positions} positions (max_position_embeddings)"
+    if longest > (known := positions(hf) or longest):
+        said = (
+            "factor x original_max_position_embeddings" if kind(hf) == "yarn" else "max_position_embeddings"
         )
+        lines.append(f"model.max_length = {longest} exceeds the model's {known} positions ({said})")
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     if prompt + response > longest:
         lines.append(

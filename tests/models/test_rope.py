@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mrl.models import rope
 from mrl.models.family import Family
+from mrl.models.hf_config import language_model
 from mrl.models.kernels.rotary import RotaryTable, inverse_frequencies, rotate, rotate_pairs
 
 PUBLISHED = json.loads(
@@ -100,3 +101,15 @@ def test_turned_pairs_have_the_products_of_transformers() -> None:
     # The halves of a head in which even dimensions come first are its pairs.
     evens_first = torch.cat((q[..., 0::2], q[..., 1::2]), -1)
     torch.testing.assert_close(rotate(evens_first, angles.cos(), angles.sin()), ours[0])
+
+
+def test_a_sequence_may_be_as_long_as_yarn_stretches_the_model() -> None:
+    """As vLLM counts, also where a user added the settings to a published config.json; every published one agrees."""
+    settings = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    hf = {"max_position_embeddings": 40960, "rope_scaling": settings}
+    assert rope.positions(hf) == 131072
+    assert rope.positions({"max_position_embeddings": 40960}) == 40960 and rope.positions({}) is None
+    folders = Path(__file__).parents[2] / "configs/models"
+    for path in folders.glob("*/config.json"):
+        published = language_model(json.loads(path.read_text()))
+        assert rope.positions(published) == published["max_position_embeddings"], path

@@ -34,6 +34,9 @@ OLMOE, MINIMAX, GPT_OSS = (
     json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
     for name in ("OLMoE-1B-7B", "MiniMax-M2", "gpt-oss-20b")
 )
+QWEN35 = language_model(
+    json.loads((PUBLISHED / "Qwen3.5-35B-A3B" / "config.json").read_text(encoding="utf-8"))
+)
 KIMI, GLM, FLASH = (
     json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
     for name in ("Kimi-K2-Instruct", "GLM-4.5", "GLM-4.7-Flash")
@@ -54,7 +57,9 @@ def test_published_models_are_implemented(folder: str) -> None:
         (QWEN3, {"attention_dropout": 0.1}, "attention_dropout = 0.1"),
         (QWEN3, {"use_sliding_window": True}, "use_sliding_window = True"),
         (QWEN3, {"attention_bias": True}, "attention_bias = True"),
-        (QWEN3, {"rope_scaling": YARN}, "rope_type = 'yarn' (only 'default')"),
+        (QWEN3, {"rope_scaling": {"type": "dynamic"}}, "rope_type = 'dynamic' (only 'default' or 'yarn')"),
+        (QWEN3, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
+        (QWEN35, {"rope_parameters": YARN}, "rope_type = 'yarn' (only 'default')"),
         (QWEN3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 (only 1)"),
         (LLAMA, {"mlp_bias": True}, "mlp_bias = True (only None or False)"),
         (LLAMA, {"rope_scaling": LLAMA3 | {"mscale": 1.0}}, "mscale of rope_type 'llama3'"),

@@ -56,4 +56,5 @@ class ModelSection(Section):
     """Whether the folder's own Python code is run where its tokenizer is one (Kimi-K2's); a model is never read from
     such code. Read it first: it runs with the rights of the run, on every node."""
     max_length: int = Field(default=512, ge=2)
-    """Longest prompt plus response, in tokens."""
+    """Longest prompt plus response, in tokens: at most max_position_embeddings of config.json, or what YaRN's settings there
+    (rope_scaling or rope_parameters; Qwen2, Qwen3, Llama, DeepSeek, gpt-oss) stretch the model to."""

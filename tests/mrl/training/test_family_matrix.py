@@ -48,6 +48,7 @@ SHORT = {
     "qwen2_moe": ("one", "tp2-pp2-ep2"),
     "llama_tied": ("one", "tp2-pp2"),
     "qwen3_moe": ("one", "ep2-dp2"),
+    "qwen3_moe_yarn": ("one",),
     "qwen3_next": ("one", "tp2-pp2-ep2"),
     "qwen3_5": ("one",),
     "qwen3_5_moe": ("tp2-pp2-ep2",),
