@@ -36,6 +36,8 @@ class Floors:
     host_bytes: int = 0
     """What the trainers of a node need of its host's memory at the worst moment of a step, by the capacity
     estimate."""
+    object_store_bytes: int = 0
+    """What a step moves through Ray's object store of a node, by the same estimate; Ray writes the rest to disk."""
     slots_per_node: int | None = None
     """The launcher's setting: that this many slots are meant, also on a node with more GPUs."""
     shared_memory_bytes: int = 256 << 20
@@ -51,12 +53,14 @@ class Floors:
     @classmethod
     def of(cls, config: Config, *, slots: int, gpus: bool) -> Floors:
         """With what the run's model and layout need of a node of `slots` slots."""
-        needed, meant = 0, config.launch.slots_per_node
-        if gpus and (Path(config.model.path) / "config.json").is_file():
-            # What trainers keep depends on the number of slots alone, not on what else the hardware is.
-            hardware = load_hardware("8x80gb").model_copy(update={"gpus_per_node": slots})
-            needed = max(moment.total for moment in Estimate(config, hardware).host)
-        return cls(slots_per_node=meant, host_bytes=needed)
+        meant = config.launch.slots_per_node
+        if not (Path(config.model.path) / "config.json").is_file():
+            return cls(slots_per_node=meant)
+        # What trainers keep depends on the number of slots alone, not on what else the hardware is.
+        hardware = load_hardware("8x80gb").model_copy(update={"gpus_per_node": slots})
+        estimate = Estimate(config, hardware)
+        kept = max(moment.total for moment in estimate.host) if gpus else 0
+        return cls(slots_per_node=meant, host_bytes=kept, object_store_bytes=estimate.object_store_bytes)
 
 
 def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
@@ -107,6 +111,13 @@ def _low(node: NodeFacts, floors: Floors) -> list[str]:
             "free shared memory (/dev/shm), where Ray's object store lies (launch.object_store_bytes),",
             node.shared_memory_bytes,
             node.ray.object_store_bytes,
+            "bytes",
+        ),
+        (
+            "Ray's object store (launch.object_store_bytes; null takes a tenth of the memory, at most half of what is free in "
+            "/dev/shm), through which a step's samples go,",
+            node.ray.object_store_bytes,
+            floors.object_store_bytes,
             "bytes",
         ),
         ("free shared memory (/dev/shm)", node.shared_memory_bytes, floors.shared_memory_bytes, "bytes"),

@@ -11,7 +11,7 @@ from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.host_memory import host_moments
+from mrl.capacity.host_memory import host_moments, object_store_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
@@ -146,6 +146,7 @@ class Estimate:
         exports = self.config.export.every_steps > 0
         return host_moments(
             memory=self.hardware.host_memory_bytes,
+            store=self.object_store_bytes,
             offloaded=((slot.weights + slot.optimizer + slot.critic) * self.offloads + self.resting_bytes)
             * ranks,
             reference=slot.weights * self._earlier_weights * ranks,
@@ -153,6 +154,12 @@ class Estimate:
             saving=self.saving.host_bytes * saves(self.config),
             export=self.exporting.host_bytes * exports,
         )
+
+    @property
+    def object_store_bytes(self) -> int:
+        """What a step has in Ray's object store of one node."""
+        slots = self.hardware.gpus_per_node
+        return object_store_bytes(self.config, self.facts, self.work, slots_per_node=slots)
 
     @property
     def _lessons(self) -> int:

@@ -1,16 +1,37 @@
 """The memory of one node's host over a step: what its trainers keep there, and what saving takes beside it.
 
 What a trainer off-loads has its place in host memory for the whole run (page-locked buffers are made once), and
-so have the reference policy and the teachers.
+so have the reference policy and the teachers. What a step moves between processes lies in the node's object store.
 """
 
 from __future__ import annotations
 
 from mrl.capacity.memory_timeline import Event
+from mrl.capacity.step_time import Work
+from mrl.config.root import Config
+from mrl.models.facts import Facts
+
+TOKEN_BYTES = 8 + 1 + 8 * 4
+"""Of a batch that is dealt out: tokens, the mask, and at most eight arrays of samples.TrainBatch."""
+RESULT_BYTES = 3 * 4
+"""Of what a pass returns: log-probs, entropies, router margins."""
+
+
+def object_store_bytes(config: Config, facts: Facts, work: Work, *, slots_per_node: int) -> int:
+    """The most that one step of mean samples has in Ray's object store of the driver's node: a batch and what passes return
+    of it; with routing.replay = engine the routes of the node's engines, and those that its trainer ranks fetch."""
+    layout, batch = config.training.layout.sizes(), work.tokens * (TOKEN_BYTES + RESULT_BYTES)
+    if config.routing.replay != "engine":
+        return int(batch)
+    numbers = sum(facts.family.is_moe_layer(facts.hf, n) for n in range(facts.num_layers)) * facts.top_k
+    waiting = 1 + (config.stream.max_age if config.loop.schedule == "stream" else 0)
+    generated = waiting * min(1.0, slots_per_node / config.num_slots)
+    fetched = min(1.0, slots_per_node / (layout.tp * layout.cp * layout.dp))
+    return int(batch + work.tokens * (generated + fetched) * numbers * (1 if facts.num_experts <= 256 else 2))
 
 
 def host_moments(
-    *, memory: int, offloaded: int, reference: int, teachers: int, saving: int, export: int
+    *, memory: int, store: int, offloaded: int, reference: int, teachers: int, saving: int, export: int
 ) -> list[Event]:
     """The moments that need most, in bytes of one node.
 
@@ -18,6 +39,7 @@ def host_moments(
     folder of the last one while the run goes on, 0 without.
     """
     kept = {"off-loaded": offloaded, "reference": reference, "teachers": teachers, "export": export}
+    kept |= {"object store": store}
     moments = [("engines serve", kept), ("save", kept | {"copied state": saving})]
     return [_moment(name, parts, memory) for name, parts in moments if name != "save" or saving]
 

@@ -88,6 +88,24 @@ def test_what_a_recipes_trainers_need_is_the_capacity_estimates() -> None:
     assert Floors.of(config, slots=8, gpus=False).host_bytes == 0, "nothing is off-loaded without GPUs"
 
 
+def test_a_store_too_small_for_a_steps_samples_is_named() -> None:
+    """64 MB of /dev/shm, a container's default, leave Ray its least store; a laptop's step needs less."""
+    (fault,) = faults(nodes(), Floors(object_store_bytes=64 << 20))[:1]
+    assert (
+        "Ray's object store (launch.object_store_bytes" in fault
+        and "is 3.36e+07 bytes, needed 6.71e+07" in fault
+    )
+    laptop = load([CONFIGS / "quickstart.yaml", CONFIGS / "quickstart_model.yaml"], ["model.path=/nowhere"])
+    assert Floors.of(laptop, slots=2, gpus=False).object_store_bytes == 0, "its model is yet to be made"
+    recipe = [CONFIGS / "qwen3_30b_a3b.yaml"], ["data.train=/rows", "run.name=r"]
+    model = f"model.path={CONFIGS / 'models' / 'Qwen3-30B-A3B'}"
+    plain, routed = (
+        Floors.of(load(recipe[0], [*recipe[1], model, *more]), slots=8, gpus=True).object_store_bytes
+        for more in ([], ["routing.replay=engine"])
+    )
+    assert 1e7 < plain < 1e9 and 5 * plain < routed < 100 * plain
+
+
 def test_slots_are_enough_and_nodes_without_one_are_named() -> None:
     assert too_few_slots(6, nodes()) == []
     (fault,) = too_few_slots(7, nodes())

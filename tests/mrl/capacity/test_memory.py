@@ -1,10 +1,15 @@
 """Memory formulas: known cases worked by hand, Megatron's padding, pipeline schedules, the events of a step."""
 
+import dataclasses
+import pickle
+
+import numpy as np
 import pytest
 
 from mrl.capacity.activations import activations, in_flight
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
+from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES
 from mrl.capacity.memory_timeline import SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.report import capacity_report
@@ -17,6 +22,7 @@ from mrl.config.sections.training import TrainingSection
 from mrl.files import CONFIGS
 from mrl.models.layout import Layout
 from mrl.training.platform.host_copies import PIECE_BYTES
+from tests.tiny_models import random_batch
 
 GB = 1e9
 
@@ -303,3 +309,35 @@ def test_an_engine_that_never_sleeps_is_in_every_event() -> None:
     for event in timeline(SLOT, hardware, sleeps=False, offloads=False):
         assert event.parts["rollout weights"] == 64
         assert event.parts["KV cache"] == 256
+
+
+def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -> None:
+    """A batch with all that PPO with a teacher adds; then the routes of the 94 layers of Qwen3-235B, 8 numbers each."""
+    names = (
+        "rollout_logprobs",
+        "age",
+        "old_logprobs",
+        "ref_logprobs",
+        "teacher_logprobs",
+        "advantages",
+        "returns",
+        "values",
+    )
+    batch = random_batch(64, longest=2000)
+    arrays = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
+    size = len(pickle.dumps(dataclasses.replace(batch, arrays=arrays), protocol=5)) / batch.num_tokens
+    assert 0.95 * TOKEN_BYTES < size < 1.05 * TOKEN_BYTES
+    hardware, words = load_hardware("8x80gb"), ["routing.replay=engine"]
+    plain, routed, ahead = (
+        Estimate(load([CONFIGS / "qwen3_235b_a22b.yaml"], more), hardware)
+        for more in ([], words, [*words, "loop.schedule=stream", "stream.max_age=3"])
+    )
+    tokens, nodes = plain.work.tokens, plain.config.num_slots // 8
+    assert plain.object_store_bytes == pytest.approx(tokens * (TOKEN_BYTES + RESULT_BYTES), abs=2)
+    layout = plain.layout
+    places = min(1.0, 8 / (layout.tp * layout.cp * layout.dp))
+    routes = 94 * 8 * tokens
+    assert routed.object_store_bytes - plain.object_store_bytes == pytest.approx(
+        routes * (1 / nodes + places), rel=1e-6
+    )
+    assert ahead.object_store_bytes - routed.object_store_bytes == pytest.approx(3 * routes / nodes, rel=1e-6)
