@@ -5,8 +5,8 @@ Several faults are separated by commas. Targets: driver, train-N, engine-N (of e
 process of engine N; there is one where rollout.tp is above 1), reward, host (of the environment), guest (an episode's process), tool (a
 tool server of an episode). They must live on the driver's node. The target is stopped as soon as the phase begins, so that its work in
 the phase stays undone, and killed a moment later. With a fourth word, HOW@SECONDS, it is let alone for so long, and then killed
-(`kill`), asked to end (`term`: SIGTERM) or stopped for PAUSE_SECONDS (`pause`). The phase does not end before that. What was done is
-written to faults.jsonl in the run folder just before.
+(`kill`), asked to end (`term`: SIGTERM), stopped for PAUSE_SECONDS (`pause`) or for good (`stop`). The phase does not end before that.
+What was done is written to faults.jsonl in the run folder just before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHILDREN["tool"] = [HOST, HOST, ("",)]
 VLLM_WORKER = ("VLLM::Worker", "spawn_main")
 FIND_SECONDS = 20.0
 """For an episode, or its tool, to begin."""
-SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "pause": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "pause": signal.SIGSTOP, "stop": signal.SIGSTOP}
 
 
 @dataclasses.dataclass

@@ -407,7 +407,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         calls = self.start_on_all(lambda actor: actor.engine.memory_use())
         names = [self.name(number) for number in self.numbers()]
         told = [
-            self._answers(number // self._dp, {name: calls[name]})
+            self._answers(number // self._dp, {name: calls[name]}, deadline_seconds=self._seconds(1))
             for number, name in zip(self.numbers(), names, strict=True)
         ]
         return tightest(rank for answers in told if answers for engine in answers for rank in engine)

@@ -85,7 +85,7 @@ def run_session(
     started = time.monotonic()
     senders = [feed.sender for feed in feeds]
     try:
-        ranks.together(lambda: [feed.sender.open(session, feed.content, lease=lease) for feed in feeds])
+        ranks.together(lambda: _open(session, feeds, lease))
         ranks.together(lambda: _connect(senders, session, mesh))
         moved = move()
         proofs, proving = _timed(prove) if session.full else ([None] * len(senders), 0.0)
@@ -113,6 +113,15 @@ def _timed(prove: Callable[[], Sequence[str]]) -> tuple[Sequence[str], float]:
     """The proofs and the seconds that they took."""
     started = time.monotonic()
     return prove(), time.monotonic() - started
+
+
+def _open(session: Session, feeds: Sequence[Feed], lease: Sequence[dict[str, Any]] | None) -> None:
+    """All receivers are told before any is waited for: one that is gone then leaves nobody waiting for a session that never
+    opens, because the others hear of its end."""
+    for feed in feeds:
+        feed.sender.announce(session, feed.content, lease=lease)
+    for feed in feeds:
+        feed.sender.accepted(feed.content)
 
 
 def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMesh | None) -> None:

@@ -41,8 +41,8 @@ def _announcement(session: Session, content: Whole | Tables) -> m.Message:
 
 
 class WeightSender:
-    """Feeds one engine rank. One session at a time: open, then next_buffer/send in turn, finish, commit or
-    abort."""
+    """Feeds one engine rank. One session at a time: open (announce and accepted), then next_buffer/send in turn, finish, commit
+    or abort."""
 
     def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
         """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by
@@ -81,7 +81,18 @@ class WeightSender:
         *,
         lease: Sequence[dict[str, Any]] | None = None,
     ) -> None:
-        """Announces the session; returns when the receiver accepted it and was told what will come.
+        """Announces the session; returns when the receiver accepted it and was told what will come."""
+        self.announce(session, content, lease=lease)
+        self.accepted(content)
+
+    def announce(
+        self,
+        session: Session,
+        content: Whole | Tables,
+        *,
+        lease: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        """Tells the receiver of the session; `accepted` comes next.
 
         Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory
         (`lease.describe_*`).
@@ -105,9 +116,12 @@ class WeightSender:
                 full=session.full,
             )
         )
+
+    def accepted(self, content: Whole | Tables) -> None:
+        """Returns when the receiver accepted the session and was told what will come."""
         opened = self._next(m.Opened, "the receiver to accept")
         if opened.wants_manifest:
-            self._post(_announcement(session, content))
+            self._post(_announcement(self._open_session(), content))
 
     def connect(self) -> None:
         """Joins the other ends of the link, once every receiver of the session was told to come."""

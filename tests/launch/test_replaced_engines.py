@@ -33,8 +33,8 @@ def finished(chain: Chain, steps: int, fault: str, *more: str) -> tuple[str, lis
     """Output and rows of a start that ends well in spite of the faults, with a clean audit and nothing left."""
     output = chain.finish(f"loop.steps={steps}", *more, fault=fault)
     rows = read(chain.run_folder / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, steps + 1))
-    assert all(row["policy/rollout_logprob_diff_max"] < 1e-4 for row in rows)
+    assert [row["step"] for row in rows if row["step"]] == list(range(1, steps + 1))
+    assert all(row["policy/rollout_logprob_diff_max"] < 1e-4 for row in rows if row["step"])
     return output, rows
 
 
@@ -80,10 +80,13 @@ def test_a_worker_of_an_engine_of_two_ends_the_whole_engine(chain: Chain) -> Non
 
 @pytest.mark.slow
 def test_a_stopped_engine_is_lost_at_its_deadline(chain: Chain) -> None:
-    more = (ONE, "rollout={tp: 1, replace: 2, step_deadline_seconds: 1}")
-    output, rows = finished(chain, 5, "generate:engine-0:3:pause@0.01", *more)
-    assert "engine 0 did not answer within rollout.step_deadline_seconds = 1 s" in output
-    assert rows[-1]["rollout/engines_lost"] >= 1
+    """In a call for samples, or when it is asked for its memory after the last one."""
+    more = (ONE, "rollout={tp: 1, replace: 1, step_deadline_seconds: 20}")
+    output, rows = finished(chain, 3, "generate:engine-0:1:stop@0.01", *more)
+    assert re.search(
+        r"engine 0 did not answer within (rollout.step_deadline_seconds = )?20 s in phase", output
+    )
+    assert rows[-1]["rollout/engines_lost"] == 1
 
 
 @pytest.mark.slow

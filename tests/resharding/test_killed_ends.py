@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from mrl.errors import WeightSyncError
+from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.faults import Faults
 from tests.ranks import FORKED
 from tests.resharding.exchanges import (
     SYNC,
+    Receiving,
     Shelf,
     exchange,
     kill_self,
@@ -83,6 +85,29 @@ def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point
     exchange(again, fresh, plan, values, 0)
     fresh.close()
     again.close()
+
+
+def test_a_receiver_that_is_gone_does_not_keep_the_others_waiting() -> None:
+    """It comes first, and nothing was opened with the other one when its end is noticed."""
+    wire, (ours, theirs) = Wire("shared_memory"), FORKED.Pipe()
+    process = FORKED.Process(target=receive_and_die, args=(wire, "open", theirs), daemon=True)
+    process.start()
+    address, session = ours.recv()
+    process.join(60)
+    plan, values = model()
+    living, shelf = wire.receiver(600.0), Shelf()
+    sync = SYNC.model_copy(update={"deadline_seconds": 600.0})
+    gone, sender = wire.sender(address, sync), wire.sender(living.address, sync)
+    receiving = Receiving(living, session, shelf)
+    with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|connection to .* closed"):
+        gather.send(
+            [gone, sender], session, plan, values, group=None, device=wire.device, deadline_seconds=600.0
+        )
+    error = receiving.end()
+    assert isinstance(error, WeightSyncError) and "the sender gave" in str(error)
+    exchange(sender, living, plan, values, 0)
+    for end in (gone, sender, living):
+        end.close()
 
 
 def send_and_die(wire: Wire, point: str, address: str, session: Session) -> None:
