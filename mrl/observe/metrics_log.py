@@ -41,7 +41,12 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def resume_at(self, step: int) -> None:
-        """Drops rows of `step` and later, and lines that are no rows, so that a resumed run logs no step twice."""
+        """Drops rows of `step` and later, so that a resumed run logs no step twice. Lines that are no rows go to a file beside."""
+        if damaged := [line for line in _lines(self._path) if line.strip() and _row(line) is None]:
+            beside = self._path.with_name(f"{self._path.name}.damaged")
+            with beside.open("ab") as file:
+                file.writelines(line + b"\n" for line in damaged)
+            log.warning("%s: lines that are no rows are now in %s: %d", self._path, beside.name, len(damaged))
         kept = [row for row in read(self._path) if row["step"] < step]
         replace_durably(self._path, "".join(_line(row) for row in kept).encode())
 
@@ -74,10 +79,11 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
 
 def read(path: Path) -> list[dict[str, float]]:
     """Reads the rows of a file, each with its step; an absent file has none. What is no row, torn or damaged, is passed over."""
-    if not path.is_file():
-        return []
-    rows = map(_row, path.read_bytes().splitlines())
-    return [row for row in rows if row is not None]
+    return [row for row in map(_row, _lines(path)) if row is not None]
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.is_file() else []
 
 
 def _row(line: bytes) -> dict[str, float] | None:

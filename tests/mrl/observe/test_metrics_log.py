@@ -54,6 +54,9 @@ def test_what_is_no_row_costs_no_other_row(line: bytes, tmp_path: Path) -> None:
     assert [row["step"] for row in read(path)] == [0, 2, 3]
     MetricsLog(path).resume_at(3)
     assert path.read_bytes() == b'{"step": 0}\n{"step": 2}\n'
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == line + b"\n"
+    MetricsLog(path).resume_at(3)
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == line + b"\n"
 
 
 def test_the_ledger_counts_its_starts_over_a_damaged_line(tmp_path: Path) -> None:
