@@ -145,6 +145,7 @@ def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(
         assert [r["sizes"] == [0] for r in again] == [fraction == 1.0] * 2
 
 
+@pytest.mark.integration
 def test_so_it_is_with_transformer_engines_adam(tmp_path: Path) -> None:
     """Which counts its steps by group, and makes its states anew when it loads."""
     folder = write_model(tmp_path / "model", dtype=torch.bfloat16)
