@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,9 +36,7 @@ class HostState:
         masters = [p for group in part.optimizer.param_groups for p in group["params"]]
         sizes = [_state_bytes(master) for master in masters]
         resting = _first(masters, sizes, fraction * sum(sizes))
-        self._pieces = [
-            Piece(part, own, device) for own in _cut(resting, dict(zip(masters, sizes, strict=True)))
-        ]
+        self._pieces = [Piece(part, own, device) for own in _cut(resting, sizes[: len(resting)])]
         for piece in self._pieces:
             for master in piece.masters:
                 prime(part, master)
@@ -81,7 +79,16 @@ class Piece:
 
     def __init__(self, part: Any, masters: list[Tensor], device: torch.device | None) -> None:
         """On the device, where without `device` it stays."""
-        self._part, self.masters, self._chosen = part, masters, set(masters)
+        self._part, self.masters, chosen = part, masters, set(masters)
+        self._params = [[m for m in group["params"] if m in chosen] for group in part.optimizer.param_groups]
+        """Of each of the optimizer's groups."""
+        self._lists: dict[str, list[list[Tensor]]] = {}
+        """Megatron's lists of this piece alone, by their attribute."""
+        for models, shards in _SHARDS:
+            whole = getattr(part, shards)
+            pairs = zip(getattr(part, models), whole, strict=True)
+            self._lists[models] = [[m for m, s in zip(*both, strict=True) if s in chosen] for both in pairs]
+            self._lists[shards] = [[shard for shard in group if shard in chosen] for group in whole]
         self._copies = None if device is None else HostCopies(device, keep=True)
         self._away: list[Tensor] = []
 
@@ -96,13 +103,11 @@ class Piece:
         self._come()
         part, optimizer = self._part, self._part.optimizer
         groups, states = optimizer.param_groups, optimizer.state
-        lists = {name: getattr(part, name) for pair in _SHARDS for name in pair}
-        optimizer.param_groups = [group | {"params": self._own(group["params"])} for group in groups]
+        lists = {name: getattr(part, name) for name in self._lists}
+        optimizer.param_groups = [g | {"params": own} for g, own in zip(groups, self._params, strict=True)]
         optimizer.state = defaultdict(dict, {m: states[m] for m in self.masters if m in states})
-        for models, shards in _SHARDS:
-            pairs = [self._pairs(*both) for both in zip(lists[models], lists[shards], strict=True)]
-            setattr(part, models, [[model for model, _ in own] for own in pairs])
-            setattr(part, shards, [[shard for _, shard in own] for own in pairs])
+        for name, own in self._lists.items():
+            setattr(part, name, own)
         try:
             yield
         finally:
@@ -112,25 +117,16 @@ class Piece:
                 setattr(part, name, whole)
             self.leave()
 
-    def _own(self, masters: Iterable[Tensor]) -> list[Tensor]:
-        return [master for master in masters if master in self._chosen]
-
-    def _pairs(self, models: list[Tensor], shards: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        return [(m, s) for m, s in zip(models, shards, strict=True) if s in self._chosen]
-
     def leave(self) -> None:
         """To the host's memory, where the piece rests there."""
         if self._copies is None:
             return
         self._away = [t for master in self.masters for t in own_tensors(self._part.optimizer, master)]
-        self._copies.start(self._away)
-        self._copies.wait()
-        free(self._away)
+        self._copies.move_out(self._away)
 
     def _come(self) -> None:
         if self._copies is not None:
-            allocate(self._away)
-            self._copies.restore(self._away)
+            self._copies.move_back(self._away)
             self._away = []
 
 
@@ -140,18 +136,6 @@ def own_tensors(optimizer: Any, master: Tensor) -> list[Tensor]:
     values = [master, *optimizer.state.get(master, {}).values()]
     tensors = [v for v in values if torch.is_tensor(v) and v.dim() and v.device == master.device]
     return [t for t in tensors if t.untyped_storage().size() == t.nbytes]
-
-
-def free(tensors: Iterable[Tensor]) -> None:
-    """Gives their memory back, in place, so that every reference stays valid."""
-    for tensor in tensors:
-        tensor.untyped_storage().resize_(0)
-
-
-def allocate(tensors: Iterable[Tensor]) -> None:
-    """Memory again for what free() emptied; what is in it is undefined."""
-    for tensor in tensors:
-        tensor.untyped_storage().resize_(tensor.nbytes)
 
 
 def _state_bytes(master: Tensor) -> int:
@@ -171,13 +155,14 @@ def _first(masters: list[Tensor], sizes: list[int], wanted: float) -> list[Tenso
     return taken
 
 
-def _cut(masters: list[Tensor], sizes: dict[Tensor, int]) -> Iterator[list[Tensor]]:
+def _cut(masters: list[Tensor], sizes: list[int]) -> Iterator[list[Tensor]]:
     """In runs of PIECE_BYTES at most, or of one."""
-    run: list[Tensor] = []
-    for master in masters:
-        if run and sum(sizes[each] for each in run) + sizes[master] > PIECE_BYTES:
+    run, total = [], 0
+    for master, size in zip(masters, sizes, strict=True):
+        if run and total + size > PIECE_BYTES:
             yield run
-            run = []
+            run, total = [], 0
         run.append(master)
+        total += size
     if run:
         yield run

@@ -17,7 +17,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.errors import ConfigError
-from mrl.training.host_state import HostState, allocate, free, own_tensors
+from mrl.training.host_state import HostState, own_tensors
 from mrl.training.platform.host_copies import HostCopies
 
 
@@ -206,14 +206,11 @@ class Optimizer:
         if self._device.type == "cpu" or self._away:
             return
         self._away = self._own_tensors()
-        self._copies.start(self._away)
-        self._copies.wait()
-        free(self._away)
+        self._copies.move_out(self._away)
 
     def reload(self) -> None:
         """Brings back what offload() moved."""
-        allocate(self._away)
-        self._copies.restore(self._away)
+        self._copies.move_back(self._away)
         self._away = []
 
     def _own_tensors(self) -> list[torch.Tensor]:

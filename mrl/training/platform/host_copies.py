@@ -53,6 +53,19 @@ class HostCopies:
         if self._stream is not None:
             self._stream.synchronize()
 
+    def move_out(self, tensors: Sequence[Tensor]) -> None:
+        """Copies to the host and gives the device's memory back, in place, so that every reference stays valid."""
+        self.start(tensors)
+        self.wait()
+        for tensor in tensors:
+            tensor.untyped_storage().resize_(0)
+
+    def move_back(self, tensors: Sequence[Tensor]) -> None:
+        """Undoes move_out()."""
+        for tensor in tensors:
+            tensor.untyped_storage().resize_(tensor.nbytes)
+        self.restore(tensors)
+
     def restore(self, tensors: Sequence[Tensor]) -> None:
         """Copies back; whatever is queued on the device from now on sees the tensors' old values."""
         pairs = [(t, self._places[t]) for t in tensors]

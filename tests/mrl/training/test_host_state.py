@@ -36,25 +36,22 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def worker(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], fraction: float, **more: Any
-) -> MegatronWorker:
-    host_state.PIECE_BYTES = PIECE
-    section = OptimizerSection(lr=1e-3, warmup_steps=3, weight_decay=0.1, offload_fraction=fraction)
-    return scenarios.worker(rank, world, port, folder, layout, optimizer=section, **more)
-
-
-def trained(
     rank: int,
     world: int,
     port: int,
     folder: str,
     layout: dict[str, int],
     fraction: float,
-    out: str,
-    more: Any,
-) -> dict[str, Any]:
+    more: dict[str, Any],
+) -> MegatronWorker:
+    host_state.PIECE_BYTES = PIECE
+    section = OptimizerSection(lr=1e-3, warmup_steps=3, weight_decay=0.1, offload_fraction=fraction)
+    return scenarios.worker(rank, world, port, folder, layout, optimizer=section, **more)
+
+
+def trained(rank: int, world: int, port: int, out: str, *where: Any) -> dict[str, Any]:
     """Two updates, a checkpoint, an update that is refused, and one more."""
-    at = worker(rank, world, port, folder, layout, fraction, **more)
+    at = worker(rank, world, port, *where)
     sizes = [state_bytes(at)]
     norms = [metrics["grad_norm"] for metrics in scenarios.train(at, 2)]
     at.save_checkpoint(out, {})
@@ -65,21 +62,12 @@ def trained(
     return {"digest": scenarios.digest_parameters(at.policy), "norms": norms, "sizes": sizes}
 
 
-def resumed(
-    rank: int,
-    world: int,
-    port: int,
-    folder: str,
-    layout: dict[str, int],
-    fraction: float,
-    path: str,
-    more: Any,
-) -> dict[str, Any]:
+def resumed(rank: int, world: int, port: int, path: str, *where: Any) -> dict[str, Any]:
     """The third update, from the checkpoint."""
-    at = worker(rank, world, port, folder, layout, fraction, **more)
+    at = worker(rank, world, port, *where)
     at.load_checkpoint(path)
-    norms = [metrics["grad_norm"] for metrics in scenarios.train(at, 1)]
-    return {"digest": scenarios.digest_parameters(at.policy), "norms": norms, "sizes": [state_bytes(at)]}
+    scenarios.train(at, 1)
+    return {"digest": scenarios.digest_parameters(at.policy), "sizes": [state_bytes(at)]}
 
 
 def state_bytes(at: MegatronWorker) -> int:
@@ -130,7 +118,7 @@ def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(
     kinds = {"none": 0.0, "some": 0.4, "all": 1.0}
     more = {"dtype": dtype}
     found = {
-        name: run_ranks(trained, 2, str(folder), layout, fraction, str(tmp_path / name), more)
+        name: run_ranks(trained, 2, str(tmp_path / name), str(folder), layout, fraction, more)
         for name, fraction in kinds.items()
     }
     for rank in range(2):
@@ -140,7 +128,7 @@ def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(
         assert all_["sizes"] == [0, 0]
         assert 0.4 * whole["sizes"][1] <= some["sizes"][1] <= 0.6 * whole["sizes"][1]
     for source, fraction in (("all", 0.0), ("none", 1.0), ("some", 1.0)):
-        again = run_ranks(resumed, 2, str(folder), layout, fraction, str(tmp_path / source), more)
+        again = run_ranks(resumed, 2, str(tmp_path / source), str(folder), layout, fraction, more)
         assert [r["digest"] for r in again] == [r["digest"] for r in found["none"]], (source, fraction)
         assert [r["sizes"] == [0] for r in again] == [fraction == 1.0] * 2
 
@@ -151,11 +139,11 @@ def test_so_it_is_with_transformer_engines_adam(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", dtype=torch.bfloat16)
     more = {"dtype": "bfloat16", "spec": "transformer_engine"}
     whole, host = (
-        run_ranks(trained, 1, str(folder), {}, fraction, str(tmp_path / name), more, stand_ins=FOLDER)[0]
+        run_ranks(trained, 1, str(tmp_path / name), str(folder), {}, fraction, more, stand_ins=FOLDER)[0]
         for name, fraction in (("none", 0.0), ("all", 1.0))
     )
     assert host["digest"] == whole["digest"] and host["sizes"] == [0, 0] < whole["sizes"]
     for source, fraction in (("all", 0.0), ("none", 1.0)):
         path = str(tmp_path / source)
-        (again,) = run_ranks(resumed, 1, str(folder), {}, fraction, path, more, stand_ins=FOLDER)
+        (again,) = run_ranks(resumed, 1, path, str(folder), {}, fraction, more, stand_ins=FOLDER)
         assert again["digest"] == whole["digest"], (source, fraction)
