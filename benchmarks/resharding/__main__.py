@@ -55,7 +55,16 @@ def main(argv: list[str] | None = None) -> int:
     manifests = receiver_manifests(options, hf, rollout)
     require_memory(options, hf, train, manifests, bucket_bytes)
     engine = EngineKind(rollout.tp, options.quantize) if options.receivers == "vllm" else None
-    bench = Rank(hf, train, manifests, rank, engine=engine, deadline_seconds=options.deadline)
+    per_node = options.slots_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    bench = Rank(
+        hf,
+        train,
+        manifests,
+        rank,
+        engine=engine,
+        deadline_seconds=options.deadline,
+        slots_per_node=per_node,
+    )
     report: dict[str, Any] = {
         "command": " ".join(sys.argv if argv is None else argv),
         "model": options.model,
@@ -66,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         "rollout": str(rollout),
         "quantize": options.quantize,
         "slots": world,
+        "transport": transport(world, per_node),
         "receivers": RECEIVERS[options.receivers],
         "bucket_bytes": bucket_bytes,
         "threads": options.threads,
@@ -112,6 +122,11 @@ def arguments() -> argparse.ArgumentParser:
         "--verify", nargs="+", choices=KINDS, default=list(KINDS), help="sync.verify, one after the other"
     )
     parser.add_argument("--receivers", choices=RECEIVERS, default="storage", help="what takes the weights in")
+    parser.add_argument(
+        "--slots-per-node",
+        type=int,
+        help="slots that share memory, by default all of a machine; 1: every slot as on a machine of its own",
+    )
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--bucket-mib", type=float, default=64.0)
     parser.add_argument("--repeats", type=int, default=5, help="sessions measured; medians are reported")
@@ -125,6 +140,17 @@ def arguments() -> argparse.ArgumentParser:
         "--check", action=argparse.BooleanOptionalAction, default=True, help="compare every byte, untimed"
     )
     return parser
+
+
+def transport(slots: int, slots_per_node: int) -> str:
+    """How bytes of other slots come, in both modes.
+
+    >>> transport(4, 1), transport(1, 1)
+    ('gloo', 'memory of the node')
+    """
+    if slots <= slots_per_node:
+        return "memory of the node"
+    return "gloo" if slots_per_node == 1 else "planned: memory inside a node, gloo between; gather: gloo"
 
 
 def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:

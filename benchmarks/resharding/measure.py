@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.resharding.world import Rank, Verify, WeightSync, gathered
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.transfer import gather_plan
-from mrl.resharding.transfer.weight_sync import GatherSync
+from mrl.resharding.transfer.gather_sync import GatherSync
 
 GB = 1e9
 KINDS: tuple[Verify, ...] = ("off", "wire", "full")

@@ -39,8 +39,8 @@ from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.device_digest import weighted_sum
 

@@ -28,7 +28,8 @@ def show(report: dict[str, Any]) -> None:
     console.print(
         f"{report['model']} scale {report['scale']}: {report['weights_bytes'] / GB:.3f} GB of weights, train {report['train']}, "
         f"rollout {report['rollout']} ({report['quantize']}), {report['slots']} slots, buckets {report['bucket_bytes'] / MIB:.0f} MiB, "
-        f"{report['threads']} thread(s) a process, load {report['loadavg']}\nreceivers: {report['receivers']}"
+        f"{report['threads']} thread(s) a process, load {report['loadavg']}\nreceivers: {report['receivers']}; "
+        f"between slots, both modes: {report['transport']}"
     )
     plain = report["plain_copy"]
     console.print(

@@ -12,7 +12,7 @@ from benchmarks.resharding.storage import Storage, WholeTensors, Windows
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.assembly import DTYPES
-from mrl.resharding.transfer.lease import Lease
+from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.wire import memory
@@ -25,6 +25,7 @@ class StorageSlot:
     def __init__(self, manifest: RankManifest, deadline_seconds: float, device: torch.device) -> None:
         self._storage = Storage(manifest, device)
         self._receiver = Receiver(deadline_seconds=deadline_seconds, device=device)
+        self._copied: Lease | None = None
 
     def addresses(self) -> list[str]:
         return [self._receiver.address]
@@ -35,15 +36,14 @@ class StorageSlot:
         return [verified.seconds]
 
     def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
-        """Seconds to write every parameter once by straight copies out of leased memory."""
-        leased = Lease(lease)
+        """Seconds to write every parameter once by straight copies out of leased memory, which stays mapped as a
+        receiver's does."""
+        self._copied = renewed(self._copied, lease)
         memory.synchronize(self._storage.device)
         started = time.monotonic()
-        self._storage.copy_plainly(leased.buffers)
+        self._storage.copy_plainly(self._copied.buffers)
         memory.synchronize(self._storage.device)
-        seconds = time.monotonic() - started
-        leased.close()
-        return seconds
+        return time.monotonic() - started
 
     def load_handles(self, checkpoint: list[CheckpointTensor], handles: list[dict[str, Any]]) -> None:
         """Loads whole checkpoint tensors, each out of a handle of its own."""
@@ -67,4 +67,6 @@ class StorageSlot:
         self._receiver.release()
 
     def close(self) -> None:
+        if self._copied is not None:
+            self._copied.close()
         self._receiver.close()

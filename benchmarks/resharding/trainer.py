@@ -1,7 +1,7 @@
 """A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with
 made-up bytes.
 
-Has what `weight_sync.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to
+Has what `transfer.trainer.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to
 live models'.
 """
 
@@ -36,7 +36,7 @@ class Buffer:
 
 
 class SharedParameters:
-    """Two buffers as Megatron has them, dense parameters and experts (`weight_sync.Memory`)."""
+    """Two buffers as Megatron has them, dense parameters and experts (`transfer.trainer.Memory`)."""
 
     def __init__(self, sizes: list[int], device: torch.device) -> None:
         self._segments = [memory.allocate(max(size, _ALIGN), device) for size in sizes]
@@ -75,7 +75,7 @@ def describe(segments: Sequence[memory.Segment]) -> list[dict[str, Any]]:
 
 
 class BenchTrainer:
-    """One rank of the training layout (`weight_sync.Trainer`)."""
+    """One rank of the training layout (`transfer.trainer.Trainer`)."""
 
     dtype = torch.bfloat16
     spec = TRAINER

@@ -25,8 +25,9 @@ from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer.gather_sync import GatherSync
+from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 
 Verify = Literal["off", "wire", "full"]
 WeightSync = GatherSync | PlannedSync
@@ -45,14 +46,16 @@ class Rank:
         *,
         engine: EngineKind | None,
         deadline_seconds: float,
+        slots_per_node: int,
     ) -> None:
         """`manifests`: of every engine rank. `engine`: they are real vLLM workers, else storages in their
-        layout."""
+        layout. `slots_per_node`: how many slots are told that they share a node's memory."""
         self.rank = rank
         self.trainer = BenchTrainer(hf, train, rank, device=CPU)
         self.trainer.fill(0)
         self.manifests = manifests
         self._deadline, self._engine = deadline_seconds, engine
+        self._topology = Topology.shared(train.world_size, slots_per_node=slots_per_node)
         self.right = "same log-probs after every mode" if engine else "every byte as expected"
         """What `difference` proves where it finds none."""
         self._slots_per_child = engine.tp if engine else 1
@@ -94,17 +97,12 @@ class Rank:
         sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
         self._full = verify == "full"
         started = time.monotonic()
-        world = self.trainer.layout.world_size
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        weight_sync: WeightSync
         if mode == "gather":
-            weight_sync: WeightSync = GatherSync(self.trainer, sync, self._addresses)
+            weight_sync = GatherSync(self.trainer, sync, self._addresses, topology=self._topology)
         else:
             weight_sync = PlannedSync(
-                self.trainer,
-                sync,
-                self._addresses,
-                self.manifests,
-                topology=Topology.shared(world, slots_per_node=per_node),
+                self.trainer, sync, self._addresses, self.manifests, topology=self._topology
             )
         yield weight_sync, time.monotonic() - started
         if self._slot is not None:

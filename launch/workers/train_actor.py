@@ -148,7 +148,8 @@ class TrainActor:
         `topology`: where all ranks of both sides are. WeightSyncError where the slot's engine rank is on another
         GPU.
         """
-        from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
+        from mrl.resharding.transfer.gather_sync import GatherSync
+        from mrl.resharding.transfer.planned_sync import PlannedSync
         from mrl.resharding.wire.cuda_memory import device_uuid
 
         sync, addresses = self._config.sync, [engine.address for engine in engines]
@@ -160,7 +161,9 @@ class TrainActor:
                 "GPU (launch/workers/placement.py): has something changed CUDA_VISIBLE_DEVICES of a worker?"
             )
         if sync.mode == "gather":
-            self._weight_sync = GatherSync(self.worker.policy, sync, addresses, store=self._store)
+            self._weight_sync = GatherSync(
+                self.worker.policy, sync, addresses, topology=topology, store=self._store
+            )
         else:
             self._weight_sync = PlannedSync(
                 self.worker.policy,

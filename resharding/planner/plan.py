@@ -42,12 +42,21 @@ class PlanOptions:
     modules are open at once as there are stages. Without, one module is open at a time (save at window
     edges)."""
 
+    read_neighbours: bool = False
+    """An engine rank copies out of the memory of every trainer rank of its node, not of its own slot's alone: no
+    message and no bucket between slots of one node."""
+
     quantise_block: int = BLOCK
     """Edge of the blocks of what engines need quantised; the engine's manifests say what that is."""
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes = {self.bucket_bytes} must be positive")
+
+    @property
+    def reach(self) -> int:
+        """The distance up to which engine ranks read trainer memory (`Topology.distance`)."""
+        return 1 if self.read_neighbours else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +84,9 @@ class Plan:
         if not 0 <= slot < self.topology.num_slots:
             raise ConfigError(f"slot {slot} is outside the plan's {self.topology.num_slots} slots")
         if slot not in self._parts:
-            builder = PartBuilder(slot, self.items, self.trainers, self.engines, self.topology)
+            builder = PartBuilder(
+                slot, self.items, self.trainers, self.engines, self.topology, reach=self.options.reach
+            )
             self._parts[slot] = builder.build(self.windows)
         return self._parts[slot]
 
@@ -157,7 +168,7 @@ def build_plan(
         require_written_once(group)
     fallback = tuple(sorted({name for manifest in engines for name in manifest.unplanned}))
     listed = items(held, needed, topology, block=options.quantise_block)
-    traffic = SlotTraffic(topology)
+    traffic = SlotTraffic(topology, reach=options.reach)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
     order = ordered(listed, parts, held, needed, interleave_stages=options.interleave_stages)
     return Plan(

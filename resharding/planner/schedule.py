@@ -80,10 +80,12 @@ class Flow:
 
 
 class _RemoteTransfers:
-    """The transfers of a pattern that go from slot to slot, each lane of which has an entry."""
+    """The transfers of a pattern that go from slot to slot by messages, each lane of which has an entry."""
 
-    def __init__(self, pattern: Pattern, trainer_lanes: np.ndarray, engine_lanes: np.ndarray) -> None:
-        remote = np.flatnonzero(pattern.distance)
+    def __init__(
+        self, pattern: Pattern, trainer_lanes: np.ndarray, engine_lanes: np.ndarray, reach: int
+    ) -> None:
+        remote = np.flatnonzero(pattern.distance > reach)
         self._cells = pattern.cells
         self._cell, self._bytes = pattern.cell[remote], WIRE_BYTES[pattern.wire[remote]]
         self._first, self._count, self._turn = (
@@ -110,10 +112,12 @@ class _RemoteTransfers:
 
 
 class SlotTraffic:
-    """Bytes each slot sends and receives for an item, by pattern and ordinal, every cell rounded up to
+    """Bytes each slot sends and receives in messages for an item, by pattern and ordinal, every cell rounded up to
     ALIGN."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, *, reach: int = 0) -> None:
+        """`reach`: the distance up to which engine ranks read trainer memory."""
+        self._reach = reach
         self.num_lanes = 2 * topology.num_slots
         self._trainer_lanes = np.array(topology.trainer_slots, int)
         self._engine_lanes = np.array(topology.engine_slots, int) + topology.num_slots
@@ -122,7 +126,9 @@ class SlotTraffic:
     def of(self, pattern: Pattern, ordinal: int, part: int = 0, parts: int = 1) -> Flow:
         """The flow of one part of an item of this pattern and ordinal."""
         if id(pattern) not in self._remote:
-            self._remote[id(pattern)] = _RemoteTransfers(pattern, self._trainer_lanes, self._engine_lanes)
+            self._remote[id(pattern)] = _RemoteTransfers(
+                pattern, self._trainer_lanes, self._engine_lanes, self._reach
+            )
         return self._remote[id(pattern)].flow(ordinal, part, parts)
 
 

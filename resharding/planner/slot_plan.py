@@ -1,7 +1,7 @@
 """One slot's part of a plan, window by window: what it copies on the slot, packs for peers and unpacks from
 them. Pure.
 
-A slot executes its windows in order. In each: `local` from the trainer's memory to the engine's; `pack` into
+A slot executes its windows in order. In each: `local` from trainers' memory to the engine's; `pack` into
 the send bucket, then one message per peer; `unpack` from the receive bucket into the engine. Message layouts
 are the same on both sides because both walk the same transfers in the same order.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
+from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyList, CopyTable, Side
 from mrl.resharding.planner.forms import BoxPlace
 from mrl.resharding.planner.manifest import Replicas, module_of
@@ -38,7 +39,7 @@ class EngineWindow:
     """What a slot's engine rank does in one window; all of it may be empty."""
 
     local: CopyTable
-    """Trainer tensors -> engine tensors, ordered by module."""
+    """Tensors of the lenders -> engine tensors, ordered by module."""
     unpack: CopyTable
     """Receive bucket -> engine tensors, ordered by module."""
     opens: tuple[int, ...]
@@ -62,7 +63,8 @@ class WindowPart(EngineWindow):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotPart:
-    """One slot's part. Tensor indices of the tables are positions in `trainer_tensors` and `engine_tensors`."""
+    """One slot's part. Tensor indices of the tables are positions in `trainer_tensors` and `engine_tensors`; those that
+    `local` reads are positions among the tensors of all `lenders`, one after the other."""
 
     slot: int
     trainer_rank: int | None
@@ -71,6 +73,10 @@ class SlotPart:
     engine_tensors: tuple[LocalTensor, ...]
     modules: tuple[str, ...]
     windows: tuple[WindowPart, ...]
+    lenders: tuple[int, ...]
+    """Trainer ranks whose memory the engine rank reads: its slot's own first."""
+    num_sources: int
+    """Tensors of all of them."""
 
     @property
     def send_bucket_bytes(self) -> int:
@@ -102,11 +108,18 @@ class PartBuilder:
         trainers: Sequence[Replicas],
         engines: Sequence[Replicas],
         topology: Topology,
+        *,
+        reach: int,
     ) -> None:
-        self._slot, self._items, self._topology = slot, items, topology
+        """`reach`: the distance up to which the engine rank reads trainer memory."""
+        self._slot, self._items, self._topology, self._reach = slot, items, topology, reach
+        self._trainers = trainers
         self._trainer_rank = _index(topology.trainer_slots, slot)
         self._engine_rank = _index(topology.engine_slots, slot)
         self._trainer_tensors = _tensors(trainers, self._trainer_rank)
+        self._lent: dict[int, tuple[int, tuple[LocalTensor, ...]]] = {}
+        if self._trainer_rank is not None:
+            self._lent[self._trainer_rank] = 0, self._trainer_tensors
         self._engine_tensors = _tensors(engines, self._engine_rank)
         self._mine: dict[tuple[int, int], list[Transfer]] = {}
         names = [module_of(tensor.name) for tensor in self._engine_tensors]
@@ -138,7 +151,19 @@ class PartBuilder:
             self._engine_tensors,
             self._modules,
             tuple(parts),
+            tuple(self._lent),
+            self._num_sources,
         )
+
+    @property
+    def _num_sources(self) -> int:
+        return sum(len(tensors) for _, tensors in self._lent.values())
+
+    def _lent_by(self, trainer_rank: int) -> tuple[int, tuple[LocalTensor, ...]]:
+        """(index of its first tensor among all lenders', its tensors)."""
+        if trainer_rank not in self._lent:
+            self._lent[trainer_rank] = self._num_sources, _tensors(self._trainers, trainer_rank)
+        return self._lent[trainer_rank]
 
     def _window(self, window: Window) -> _Draft:
         draft = _Draft()
@@ -156,36 +181,40 @@ class PartBuilder:
         return self._mine[key]
 
     def _add(self, draft: _Draft, item: Item, step: Step, transfer: Transfer) -> None:
-        sending, receiving = transfer.sender == self._trainer_rank, transfer.engine_rank == self._engine_rank
+        receiving = transfer.engine_rank == self._engine_rank
+        sender = self._topology.trainer_slots[transfer.sender]
+        receiver = self._topology.engine_slots[transfer.engine_rank]
+        lent = self._topology.distance(sender, receiver) <= self._reach
         cell = transfer.cell
         cut = slice_of(cell.shape, step.part, step.parts, cell.unit)
-        if cut is None:
+        if cut is None or (lent and not receiving):
             return
         start, shape = cut
-        size, read = _matrix(shape), _matrix(shape)
-        read_at, write_at, module = None, None, -1
-        if sending:
-            from_start, from_shape = transfer.trainer_box(start, shape)
-            origin = tuple(a + b for a, b in zip(transfer.origin, from_start, strict=True))
-            read_at = _side(item.holds[transfer.hold], self._trainer_tensors, origin)
-            read = _matrix(from_shape)
-        if receiving:
-            target = tuple(a + b for a, b in zip(cell.target, start, strict=True))
-            place = item.needs[cell.need]
-            write_at = _side(place, self._engine_tensors, target)
-            module = self._module_of[place.index]
-            draft.touched.add(module)
-        wire, block = transfer.wire, cell.block
-        if read_at and write_at:
-            draft.local.add(
-                read_at, write_at, rows=read[0], cols=read[1], wire=wire, module=module, block=block
-            )
-        elif read_at:
-            peer = self._topology.engine_slots[transfer.engine_rank]
-            draft.stream(draft.sends, peer).pack(read_at, read, size, wire, block)
-        elif write_at:
-            peer = self._topology.trainer_slots[transfer.sender]
-            draft.stream(draft.receives, peer).unpack(write_at, size, wire, module)
+        size, wire, block = _matrix(shape), transfer.wire, cell.block
+        if not receiving:
+            read_at, read = self._reads(item, transfer, cut, 0, self._trainer_tensors)
+            draft.stream(draft.sends, receiver).pack(read_at, read, size, wire, block)
+            return
+        place = item.needs[cell.need]
+        target = tuple(a + b for a, b in zip(cell.target, start, strict=True))
+        write_at, module = _side(place, self._engine_tensors, target), self._module_of[place.index]
+        draft.touched.add(module)
+        if lent:
+            read_at, (rows, cols) = self._reads(item, transfer, cut, *self._lent_by(transfer.sender))
+            draft.local.add(read_at, write_at, rows=rows, cols=cols, wire=wire, module=module, block=block)
+        else:
+            draft.stream(draft.receives, sender).unpack(write_at, size, wire, module)
+
+    @staticmethod
+    def _reads(
+        item: Item, transfer: Transfer, cut: Box, first: int, tensors: Sequence[LocalTensor]
+    ) -> tuple[Side, tuple[int, int]]:
+        """(where a part of a cell begins in the sender's tensors, the first of which has the index `first`; rows and
+        columns to read)."""
+        start, shape = transfer.trainer_box(*cut)
+        origin = tuple(a + b for a, b in zip(transfer.origin, start, strict=True))
+        index, offset, stride = _side(item.holds[transfer.hold], tensors, origin)
+        return (first + index, offset, stride), _matrix(shape)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -78,11 +79,18 @@ class Ranks:
         said = {name: str(value) for name, value in facts.items()}
         own = json.dumps(said, sort_keys=True).encode()
         digests = self._gathered(hashlib.sha256(own).digest())
-        if len(set(digests)) == 1:
-            return
-        sizes = [int.from_bytes(size, "little") for size in self._gathered(len(own).to_bytes(8, "little"))]
-        texts = self._gathered(own.ljust(max(sizes), b" "))
-        raise WeightSyncError("trainer ranks disagree before the first byte: " + _differences(texts))
+        if len(set(digests)) > 1:
+            raise WeightSyncError(
+                f"trainer ranks disagree before the first byte: {_differences(self.told(said))}"
+            )
+
+    def told(self, own: T) -> list[T]:
+        """What every rank says, by rank; any value that can be pickled."""
+        if self.size == 1:
+            return [own]
+        data = pickle.dumps(own)
+        sizes = [int.from_bytes(size, "little") for size in self._gathered(len(data).to_bytes(8, "little"))]
+        return [pickle.loads(every) for every in self._gathered(data.ljust(max(sizes), b"\0"))]
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -113,18 +121,17 @@ class Ranks:
 
     def _gathered(self, own: bytes) -> list[bytes]:
         """Every rank's bytes, which are equally many on all."""
-        mine = torch.tensor(list(own), dtype=torch.uint8, device=self.device)
+        mine = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
         every = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(dist.all_gather(every, mine, group=self._group, async_op=True))
-        return [bytes(t.tolist()) for t in every]
+        return [t.cpu().numpy().tobytes() for t in every]
 
     def _wait(self, work: Any) -> None:
         work.wait(self._timeout)
 
 
-def _differences(texts: Sequence[bytes]) -> str:
+def _differences(said: Sequence[Mapping[str, str]]) -> str:
     """The facts that are not the same on all ranks, each with what the ranks say."""
-    said = [json.loads(text) for text in texts]
     lines = []
     for name in sorted(set().union(*said)):
         values: dict[str, list[int]] = {}

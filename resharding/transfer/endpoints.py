@@ -25,6 +25,8 @@ class Endpoints:
     mesh: TrainerMesh | None
     links: tuple[SlotLink, ...]
     """The buffers that it shares with each of its receivers; none over a mesh."""
+    num_receivers: int
+    """All engine ranks."""
 
     def redial(self, addresses: Mapping[int, str]) -> None:
         """Other processes have taken the places of these engine ranks, by number; every trainer rank is told of all."""
@@ -37,6 +39,11 @@ class Endpoints:
     def present(self, absent: Collection[int]) -> list[int]:
         """The positions of the receivers that take part in a session without these engine ranks."""
         return [n for n, receiver in enumerate(self.receivers) if receiver not in absent]
+
+    def leave_out(self, absent: Collection[int]) -> None:
+        """The mesh of the next session is without these engine ranks."""
+        if self.mesh is not None:
+            self.mesh.keep([r for r in range(self.num_receivers) if r not in absent])
 
     def close(self) -> None:
         """Frees the buffers; the receivers must have released them."""
@@ -62,7 +69,7 @@ def open_endpoints(
         links = tuple(SlotLink(sync.bucket_bytes, device) for _ in receivers)
         pairs = zip(receivers, links, strict=True)
         senders = tuple(WeightSender(addresses[receiver], sync, link) for receiver, link in pairs)
-        return Endpoints(receivers, senders, None, links)
+        return Endpoints(receivers, senders, None, links, len(addresses))
     if store is None:
         raise WeightSyncError(f"sync.transport = {sync.transport} needs the address of the trainers' store")
     if sync.transport == "nixl":
@@ -78,4 +85,4 @@ def open_endpoints(
         digests=sync.verify != "off",
     )
     senders = tuple(WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers)
-    return Endpoints(receivers, senders, mesh, ())
+    return Endpoints(receivers, senders, mesh, (), len(addresses))

@@ -1,15 +1,15 @@
 """The gather path on the trainer side: full tensors, bucket by bucket, into every slot's sender.
 
 Consumes: each rank's local tensors, a `GatherPlan` (equal on all ranks). Produces: buckets to this slot's
-receiver. Waits for: collectives of the trainer's group (each with the deadline), the receiver's
-acknowledgements. Unblocked by: the agreement before each bucket, so that one rank's failure is raised by all
+receiver. Pieces are broadcast; where this rank can read the memory of all others, it copies them out of there. Waits
+for: collectives of the trainer's group (each with the deadline), the receiver's acknowledgements. Unblocked by: the agreement before each bucket, so that one rank's failure is raised by all
 of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -36,9 +36,10 @@ def send(
     device: torch.device,
     deadline_seconds: float,
     mesh: TrainerMesh | None = None,
+    lent: Mapping[int, Sequence[torch.Tensor]] | None = None,
 ) -> SendStats:
     """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all
-    raise."""
+    raise. `lent`: the other trainer ranks' tensors, where this one can read all of them."""
     if session.digest != plan.digest:
         raise WeightSyncError(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
@@ -50,7 +51,7 @@ def send(
         ranks,
         session,
         feeds,
-        lambda: move(senders, plan, local_tensors, ranks),
+        lambda: move(senders, plan, local_tensors, ranks, lent),
         lambda: proof_of(plan, ranks.rank, len(senders)).said(flat, ranks),
         mesh=mesh,
     )
@@ -63,16 +64,24 @@ def proof_of(plan: GatherPlan, rank: int, num_receivers: int) -> TrainerProof:
 
 
 def move(
-    senders: Sequence[WeightSender], plan: GatherPlan, local_tensors: Sequence[torch.Tensor], ranks: Ranks
+    senders: Sequence[WeightSender],
+    plan: GatherPlan,
+    local_tensors: Sequence[torch.Tensor],
+    ranks: Ranks,
+    lent: Mapping[int, Sequence[torch.Tensor]] | None = None,
 ) -> Moved:
     """Every bucket in the plan's order, to all receivers."""
+    readable = {**(lent or {}), ranks.rank: local_tensors}
     filled: tuple[GatherBucket, torch.Tensor] | None = None
     seconds, packing = 0.0, 0.0
     spare = _spare(senders, plan, ranks)
     for bucket in plan.buckets:
         buffer = ranks.together(lambda filled=filled: _advance(senders, filled, spare))
         mark = time.monotonic()
-        packing += _fill(buffer, bucket, plan, local_tensors, ranks)
+        if len(readable) == ranks.size:
+            packing += _read(buffer, bucket, plan, readable) if senders else 0.0
+        else:
+            packing += _exchange(buffer, bucket, plan, local_tensors, ranks)
         seconds += time.monotonic() - mark
         filled = bucket, buffer
     ranks.together(lambda: _send_bucket(senders, filled))
@@ -107,30 +116,50 @@ def _send_bucket(senders: Sequence[WeightSender], filled: tuple[GatherBucket, to
         sender.send(spans, bucket.used_bytes)
 
 
-def _fill(
+def _boxes(buffer: torch.Tensor, bucket: GatherBucket, plan: GatherPlan) -> list[torch.Tensor]:
+    """The bucket's boxes in the buffer."""
+    boxes = []
+    for box in bucket.boxes:
+        dtype = DTYPES[plan.tensors[box.tensor].dtype]
+        boxes.append(buffer[box.offset : box.offset + box.num_bytes].view(dtype).view(box.shape))
+    return boxes
+
+
+def _read(
+    buffer: torch.Tensor,
+    bucket: GatherBucket,
+    plan: GatherPlan,
+    tensors: Mapping[int, Sequence[torch.Tensor]],
+) -> float:
+    """Copies the bucket's full tensors out of the memory of all ranks; seconds (queued only, on a GPU)."""
+    mark, boxes = time.monotonic(), _boxes(buffer, bucket, plan)
+    for rank, copies, _ in bucket.copies:
+        _copy_pieces(boxes, copies, tensors[rank])
+    return time.monotonic() - mark
+
+
+def _copy_pieces(
+    boxes: Sequence[torch.Tensor], copies: Sequence[PieceCopy], tensors: Sequence[torch.Tensor]
+) -> None:
+    for copy in copies:
+        source = _part(tensors[copy.local], copy.local_start, copy)
+        _part(boxes[copy.box], copy.box_start, copy).copy_(source)
+
+
+def _exchange(
     buffer: torch.Tensor,
     bucket: GatherBucket,
     plan: GatherPlan,
     local_tensors: Sequence[torch.Tensor],
     ranks: Ranks,
 ) -> float:
-    """Puts the bucket's full tensors into the buffer, on every rank; seconds of own copies (queued only, on a
-    GPU)."""
-    boxes = []
-    copying = 0.0
-    for box in bucket.boxes:
-        dtype = DTYPES[plan.tensors[box.tensor].dtype]
-        boxes.append(buffer[box.offset : box.offset + box.num_bytes].view(dtype).view(box.shape))
+    """Puts the bucket's full tensors into the buffer, on every rank, by broadcasts; seconds of own copies (queued only,
+    on a GPU)."""
+    boxes, copying = _boxes(buffer, bucket, plan), 0.0
     for rank, copies, num_bytes in bucket.copies:
         mark = time.monotonic()
         if rank == ranks.rank:
-            for copy in copies:
-                _part(boxes[copy.box], copy.box_start, copy).copy_(
-                    _part(local_tensors[copy.local], copy.local_start, copy)
-                )
-        if ranks.size == 1:
-            copying += time.monotonic() - mark
-            continue
+            _copy_pieces(boxes, copies, local_tensors)
         packed = torch.empty(num_bytes, dtype=torch.uint8, device=buffer.device)
         views = [_packed(packed, copy, boxes[copy.box].dtype) for copy in copies]
         targets = [_part(boxes[copy.box], copy.box_start, copy) for copy in copies]

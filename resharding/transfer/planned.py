@@ -1,5 +1,5 @@
-"""The planned path on the trainer side: each slot's messages go where the plan says, the rest is copied on
-the slot.
+"""The planned path on the trainer side: each slot's messages go where the plan says, the rest is copied out of
+leased memory.
 
 Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window. Waits
 for: receivers to free a bucket, the peers' messages of the window (each with the deadline). Unblocked by: the
@@ -128,31 +128,29 @@ def send(
     session: Session,
     part: SlotPart,
     tensors: Sequence[torch.Tensor],
-    lane: Lane,
+    lane: Lane | None,
     ranks: Ranks,
     proof: TrainerProof,
     *,
     fallback: GatherPlan | None = None,
-    lease: Sequence[dict[str, Any]] = (),
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
-    `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `fallback`:
-    how what no plan can place is gathered. `proof`: of this rank; the receivers of `feeds` are among its own. `lease`: memory of this rank that its receiver reads; the lease may end when this has returned or
-    raised."""
+    `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `lane`: None, on all
+    ranks, where no slot gets a message, because its receiver reads everything. `fallback`:
+    how what no plan can place is gathered. `proof`: of this rank; the receivers of `feeds` are among its own. What the
+    feeds' leases describe may change again when this has returned or raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
     def move() -> Moved:
-        moved = _windows(feeds, part, flat, lane, ranks)
+        moved = _announced(feeds, part, ranks) if lane is None else _windows(feeds, part, flat, lane, ranks)
         if fallback is not None:
             moved += gather.move([feed.sender for feed in feeds], fallback, tensors, ranks)
         return moved
 
     receivers = [feed.receiver for feed in feeds]
-    return run_session(
-        ranks, session, feeds, move, lambda: proof.said(flat, ranks, receivers), lease=lease, mesh=mesh
-    )
+    return run_session(ranks, session, feeds, move, lambda: proof.said(flat, ranks, receivers), mesh=mesh)
 
 
 def _tables(feed: Feed) -> Tables:
@@ -181,6 +179,23 @@ def _windows(
         packing += seconds
         lane.start(turn, window, received)
     ranks.together(lambda: _last(feeds, lane, len(part.windows)))
+    return _moved(feeds, part, started, packing)
+
+
+def _announced(feeds: Sequence[Feed], part: SlotPart, ranks: Ranks) -> Moved:
+    """Every window, where nothing is sent: each rank tells its own receivers, and waits for no other's."""
+    started = time.monotonic()
+
+    def announce() -> None:
+        for turn in range(len(part.windows)):
+            _free(feeds, turn)
+        _announce(feeds, len(part.windows) - 1)
+
+    ranks.together(announce)
+    return _moved(feeds, part, started, 0.0)
+
+
+def _moved(feeds: Sequence[Feed], part: SlotPart, started: float, packing: float) -> Moved:
     size = sum(_tables(feed).num_bytes for feed in feeds)
     return Moved(size, len(part.windows), time.monotonic() - started, packing)
 

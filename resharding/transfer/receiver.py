@@ -16,13 +16,13 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.assembly import DTYPES, Assembly
+from mrl.resharding.transfer.assembly import Assembly
 from mrl.resharding.transfer.consumers import PlanConsumer, TensorConsumer
 from mrl.resharding.transfer.conversation import Conversation
-from mrl.resharding.transfer.lease import Lease
+from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.proof import EngineProof, whole_proof
 from mrl.resharding.transfer.session import Progress, Session, WireTensor, wire_digest
-from mrl.resharding.transfer.slot_tables import LeasedTensor, Tables
+from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
@@ -124,7 +124,8 @@ class Receiver:
             self.progress.fail(reason)
 
     def release(self) -> None:
-        """Unmaps the buffers; the owner may free them when this has returned."""
+        """Unmaps buffers and leased memory; the owner may free them when this has returned."""
+        self._end_lease()
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             inbox.close()
@@ -243,10 +244,10 @@ class Receiver:
     def _take_windows(
         self, conversation: Conversation, lease: list[dict], tables: Tables, consumer: PlanConsumer
     ) -> tuple[int, int]:
-        """(parameters, bytes) written. The lease ends with the last window, before anything is acknowledged
-        as complete."""
-        self._lease = Lease(lease)
-        sources = [self._leased(tensor) for tensor in tables.sources]
+        """(parameters, bytes) written. What has to be unmapped is so after the last window, before anything is
+        acknowledged as complete."""
+        self._lease = renewed(self._lease, lease)
+        sources = [self._lease.flat(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
         for expected in range(len(tables.windows)):
             message = conversation.next(f"window {expected}")
@@ -268,17 +269,12 @@ class Receiver:
             self._spent["load"] += time.monotonic() - mark
             conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
         sources.clear()
-        self._end_lease()
+        if not self._lease.stays:
+            self._end_lease()
         num_tensors, num_bytes = self._take_buckets(
             conversation, tables.fallback, consumer, first=len(tables.windows)
         )
         return len(tables.targets) + num_tensors, tables.num_bytes + num_bytes
-
-    def _leased(self, tensor: LeasedTensor) -> torch.Tensor:
-        assert self._lease is not None
-        dtype = DTYPES[tensor.dtype]
-        size = tensor.num_elements * dtype.itemsize
-        return self._lease.buffers[tensor.buffer][tensor.byte_offset : tensor.byte_offset + size].view(dtype)
 
     def _end_lease(self) -> None:
         lease, self._lease = self._lease, None

@@ -52,6 +52,19 @@ class SendStats:
     receiver_seconds: dict[str, float]
     """wait, copy, load, process on the receivers' side; the longest."""
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """By metric name: seconds of this rank, bytes of this slot."""
+        seconds = {f"{name}_seconds": value for name, value in self.receiver_seconds.items()}
+        return seconds | {
+            "bytes": float(self.moved.num_bytes),
+            "gather_seconds": self.moved.seconds,
+            "pack_seconds": self.moved.pack_seconds,
+            "commit_seconds": self.commit_seconds,
+            "prove_seconds": self.prove_seconds,
+            "sender_wait_seconds": self.wait_seconds,
+        }
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feed:
@@ -64,6 +77,8 @@ class Feed:
     bucket."""
     receiver: int = 0
     """Its number among all engine ranks."""
+    lease: Sequence[dict[str, Any]] | None = None
+    """Planned mode: the memory that the receiver reads; none of it between machines."""
 
 
 def run_session(
@@ -73,19 +88,17 @@ def run_session(
     move: Callable[[], Moved],
     prove: Callable[[], Sequence[str]],
     *,
-    lease: Sequence[dict[str, Any]] | None = None,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Runs one session; `move` sends everything in between. A rank that feeds nobody still belongs to the
     `mesh`.
 
     `prove`: for every feed, what the trainer ranks' own parameters hold in its cells, after everything was
-    sent and while nothing may change it; all ranks compute it together, in a session that asks for it.
-    `lease`: in planned mode, the memory that the receiver reads (none of it between machines)."""
+    sent and while nothing may change it; all ranks compute it together, in a session that asks for it."""
     started = time.monotonic()
     senders = [feed.sender for feed in feeds]
     try:
-        ranks.together(lambda: _open(session, feeds, lease))
+        ranks.together(lambda: _open(session, feeds))
         ranks.together(lambda: _connect(senders, session, mesh))
         moved = move()
         proofs, proving = _timed(prove) if session.full else ([None] * len(senders), 0.0)
@@ -115,11 +128,11 @@ def _timed(prove: Callable[[], Sequence[str]]) -> tuple[Sequence[str], float]:
     return prove(), time.monotonic() - started
 
 
-def _open(session: Session, feeds: Sequence[Feed], lease: Sequence[dict[str, Any]] | None) -> None:
+def _open(session: Session, feeds: Sequence[Feed]) -> None:
     """All receivers are told before any is waited for: one that is gone then leaves nobody waiting for a session that never
     opens, because the others hear of its end."""
     for feed in feeds:
-        feed.sender.announce(session, feed.content, lease=lease)
+        feed.sender.announce(session, feed.content, lease=feed.lease)
     for feed in feeds:
         feed.sender.accepted(feed.content)
 

@@ -56,12 +56,18 @@ class Tables:
     whole_cells: tuple[Cell, ...] = ()
     """The same of the tensors in `whole`."""
 
+    def lent_bytes(self, first_source: int) -> int:
+        """Bytes written into the engine out of leased tensors from `first_source` on, in its dtypes."""
+        return sum(self._bytes_of(w.local[w.local["source"] >= first_source]) for w in self.windows)
+
     @property
     def num_bytes(self) -> int:
         """Bytes written into the engine, in its dtypes."""
+        return sum(self._bytes_of(table) for w in self.windows for table in (w.local, w.unpack))
+
+    def _bytes_of(self, table: CopyTable) -> int:
         sizes = np.array([DTYPE_BYTES[t.dtype] for t in self.targets], np.int64)
-        tables = [table for w in self.windows for table in (w.local, w.unpack)]
-        return sum(int((math.prod(target_sizes(t)) * sizes[t["target"]]).sum()) for t in tables if len(t))
+        return int((math.prod(target_sizes(table)) * sizes[table["target"]]).sum()) if len(table) else 0
 
     def targets_of(self, module: int) -> list[int]:
         """Indices of the targets that are parameters of a module."""
@@ -160,10 +166,10 @@ def of_part(
     cells: Sequence[Cell] = (),
     whole_cells: Sequence[Cell] = (),
 ) -> Tables:
-    """`leased`: where the part's trainer tensors lie, in its order. `whole`: the rank's
+    """`leased`: where the tensors of the part's lenders lie, in its order. `whole`: the rank's
     `RankManifest.unplanned`."""
-    if len(leased) != len(part.trainer_tensors):
-        raise WeightSyncError(f"{len(leased)} leased tensors for a part of {len(part.trainer_tensors)}")
+    if len(leased) != part.num_sources:
+        raise WeightSyncError(f"{len(leased)} leased tensors for a part of {part.num_sources}")
     return Tables(
         tuple(leased),
         tuple(WireTensor(t.name, t.dtype, t.shape) for t in part.engine_tensors),

@@ -64,15 +64,19 @@ class LeasedRank:
         ranks = Ranks(group, deadline_seconds, sender.device)
         proof = TrainerProof([PlanCells(plan)], slot, self._tensors, [slot])
         (cells,) = proof.needed[slot]
+        lease = describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())])
         return planned.send(
-            [Feed(sender, of_part(part, self.leased, cells=list(cells.values())), receiver=slot)],
+            [
+                Feed(
+                    sender, of_part(part, self.leased, cells=list(cells.values())), receiver=slot, lease=lease
+                )
+            ],
             session,
             part,
             self.arrays,
             PeerLane(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
             ranks,
             proof,
-            lease=describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())]),
         )
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from tests.resharding.simulate import (
     arrays_of,
     bytes_like,
     flat,
+    lent_to,
     listed,
     poisoned,
     tensors_of,
@@ -75,6 +76,7 @@ class _Slot:
     def __init__(self, part: SlotPart, sources: Sequence[list[Any]], plan: Plan) -> None:
         self.part = part
         self.arrays = arrays_of(part, sources)
+        self.lent = lent_to(part, sources)
         self.targets = poisoned(part.engine_tensors, sources, plan)
         self.send = [bytes_like(sources, part.send_bucket_bytes) for _ in range(NUM_BUCKETS)]
         self.buckets = [bytes_like(sources, part.receive_bucket_bytes) for _ in range(NUM_BUCKETS)]
@@ -192,7 +194,7 @@ def _receive(slot: _Slot, peer: _Slot, message: Message, which: int) -> None:
 def _engine(slot: _Slot, slots: Sequence[_Slot]) -> Process:
     for number, window in enumerate(slot.part.windows):
         yield lambda number=number: slot.filled > number
-        run(window.local, slot.arrays, slot.targets)
+        run(window.local, slot.lent, slot.targets)
         yield lambda: True
         run(window.unpack, slot.buckets[number % NUM_BUCKETS], slot.targets)
         slot.unpacked = number + 1

@@ -47,7 +47,7 @@ def execute(plan: Plan, source_storages: Sequence[Storage]) -> list[dict[str, An
         for part in parts:
             step = part.windows[window]
             bucket = gathered(part, window, sent, parts, sources)
-            run(step.local, arrays_of(part, sources), targets[part.slot])
+            run(step.local, lent_to(part, sources), targets[part.slot])
             run(step.unpack, bucket, targets[part.slot])
     by_rank = sorted(
         (part for part in parts if part.engine_rank is not None), key=lambda p: p.engine_rank or 0
@@ -111,6 +111,11 @@ def flat(array: Any) -> Any:
 def arrays_of(part: SlotPart, sources: Sequence[list[Any]]) -> list[Any]:
     """The trainer arrays of a slot; none where it has no trainer rank."""
     return [] if part.trainer_rank is None else sources[part.trainer_rank]
+
+
+def lent_to(part: SlotPart, sources: Sequence[list[Any]]) -> list[Any]:
+    """The trainer arrays that the slot's engine rank reads."""
+    return [array for rank in part.lenders for array in sources[rank]]
 
 
 def poisoned(tensors: Sequence[LocalTensor], sources: Sequence[list[Any]], plan: Plan) -> list[Any]:

@@ -15,7 +15,6 @@ import zmq
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer import gather
-from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
@@ -261,7 +260,7 @@ def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender
     for window in plan.buckets:
         if all(box.tensor != 6 for box in window.boxes):
             buffer = sender.next_buffer()
-            gather._fill(buffer, window, plan, values, Ranks(None, 30.0, sender.device))
+            gather._read(buffer, window, plan, {0: values})
             gather._send_bucket([sender], (window, buffer))
     with pytest.raises(WeightSyncError, match=r"1 of 7 tensors did not arrive.*t6"):
         sender.finish()

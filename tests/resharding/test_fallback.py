@@ -17,9 +17,9 @@ from mrl.resharding.planner import engine_manifests, quantised
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
-from mrl.resharding.transfer.weight_sync import PlannedSync
 from tests.resharding.explain import explain
 from tests.resharding.wires import store
 from tests.resharding.worlds import FAMILIES, random_world

@@ -11,8 +11,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.transfer import gather_plan
 from mrl.resharding.transfer.assembly import DTYPES, Assembly
-from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.gather import _fill
+from mrl.resharding.transfer.gather import _read
 from mrl.resharding.wire.messages import Span
 
 
@@ -48,12 +47,11 @@ def test_random_tensors_come_back_byte_for_byte(seed: int) -> None:
     bucket_bytes = rng.choice([64, 128, 1024, 65536])
     plan = gather_plan.build(checkpoint, [locals_], bucket_bytes)
     assembly = Assembly(plan.tensors, device=torch.device("cpu"))
-    ranks = Ranks(None, 1.0, torch.device("cpu"))
     buffer = torch.empty(bucket_bytes, dtype=torch.uint8)
     found: dict[str, torch.Tensor] = {}
     for window in plan.buckets:
         assert 0 <= window.used_bytes <= bucket_bytes and window.boxes
-        _fill(buffer, window, plan, values, ranks)
+        _read(buffer, window, plan, {0: values})
         spans = [
             Span(tensor=b.tensor, start=b.first_byte, num_bytes=b.num_bytes, offset=b.offset)
             for b in window.boxes

@@ -17,9 +17,10 @@ from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer.gather_sync import GatherSync
+from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.weight_sync import GatherSync, PlannedSync
 from tests.ranks import run_ranks
 from tests.resharding.pools import HOST, SYNC, meet, store_of
 

@@ -1,6 +1,7 @@
 """Planned weight syncs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
 
 import dataclasses
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +21,15 @@ from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import receiver as receiver_module
-from mrl.resharding.transfer.lease import Lease, describe_files
+from mrl.resharding.transfer.lease import Lease, describe_files, renewed
+from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.transfer.slot_tables import Tables, of_part
-from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.shared_memory import SharedSegment
+from mrl.training.platform.parameter_memory import _free_pages
 from tests.ranks import FORKED, run_ranks
 from tests.resharding.exchanges import Receiving, Shelf, kill_self
 from tests.resharding.footprint import Footprint, require_no_leak
@@ -125,7 +127,7 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
         world.trainers, world.engines, world.topology, PlanOptions(bucket_bytes=SYNC.bucket_bytes * 2)
     )
     mapped: list[Any] = []
-    monkeypatch.setattr(receiver_module, "Lease", mapped.append)
+    monkeypatch.setattr(receiver_module, "renewed", lambda old, lease: mapped.append(lease))
     monkeypatch.setattr(receiver_module, "open_inbox", lambda *_, **__: mapped.append("buffers"))
     consumer = Parameters(world.engines[0])
     session = Session.new(-1, 0, plan.digest)
@@ -146,7 +148,9 @@ def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(
     old = Session.new(-1, 0, plan.digest)
     _exchange(slot, old)
     opened: list[Any] = []
-    monkeypatch.setattr(receiver_module, "Lease", lambda lease: opened.append(lease) or Lease(lease))
+    monkeypatch.setattr(
+        receiver_module, "renewed", lambda old, lease: opened.append(lease) or renewed(old, lease)
+    )
     stale = WeightSender(receiver.address, SYNC)
     session, consumer = Session.new(0, 1, plan.digest), Parameters(world.engines[0])
     thread = _receive(receiver, session, consumer)
@@ -162,12 +166,29 @@ def test_leased_memory_that_was_freed_or_is_anothers_cannot_be_opened(slot: Any)
     segment = SharedSegment(4096)
     (description,) = describe_files([(segment.export()["fd"], 4096)])
     Lease([description]).close()
-    for wrong in ({"start_ticks": 1}, {"num_bytes": 8192}, {"fd": 10_000}):
+    for wrong in ({"start_ticks": 1}, {"num_bytes": 8192}, {"inode": 1}, {"fd": 10_000}):
         with pytest.raises(WeightSyncError):
             Lease([description | wrong])
     segment.close()
     with pytest.raises(WeightSyncError):
         Lease([description])
+
+
+def test_leased_files_stay_mapped_show_what_is_written_later_and_hold_no_memory() -> None:
+    """A session after the first one reads through the same mapping; what the owner frees is free although it is mapped."""
+    segments = [SharedSegment(1 << 20) for _ in range(2)]
+    (one,), (other,) = (describe_files([(s.export()["fd"], 1 << 20)]) for s in segments)
+    lease = renewed(None, [one])
+    for value in (3, 7):
+        segments[0].buffer.fill_(value)
+        assert renewed(lease, [one]) is lease and (lease.buffers[0] == value).all()
+    _free_pages(one["fd"])
+    assert os.fstat(one["fd"]).st_blocks == 0
+    newer = renewed(lease, [other])
+    assert newer is not lease and not lease.buffers
+    newer.close()
+    for segment in segments:
+        segment.close()
 
 
 def _exchange(slot: Any, session: Session) -> None:

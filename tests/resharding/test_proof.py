@@ -28,11 +28,11 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import proof as proof_module
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.node_lane import Neighbours
+from mrl.resharding.transfer.lease import Lent
+from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
-from mrl.resharding.transfer.weight_sync import PlannedSync
 from mrl.resharding.wire.digest import matrix_digests
 from tests.ranks import run_ranks
 from tests.resharding.simulate import execute
@@ -158,7 +158,8 @@ def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("fault", [leave_out, double, shift])
 def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
     """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
-    tables = slot.weight_sync.feeds[0].content
+    feeds = slot.weight_sync.feeds(Ranks(None, 60.0, CPU))
+    good, tables = feeds[0], feeds[0].content
     (window,) = tables.windows
     target = next(n for n, t in enumerate(tables.targets) if t.name.endswith("qkv_proj.weight"))
     *others, row = np.flatnonzero(window.local["target"] == target).tolist()
@@ -166,13 +167,10 @@ def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: An
     other = next(n for n in others if sizes[n] == sizes[row])
     width = tables.targets[target].shape[-1]
     wrong = dataclasses.replace(window, local=fault(window.local, row, other, width))
-    good = slot.weight_sync.feeds
-    slot.weight_sync.feeds = [
-        dataclasses.replace(good[0], content=dataclasses.replace(tables, windows=(wrong,)))
-    ]
+    feeds[0] = dataclasses.replace(good, content=dataclasses.replace(tables, windows=(wrong,)))
     error = slot.sync(0)
     assert "not what the trainer's parameters hold" in error and "_proj.weight" in error, error
-    slot.weight_sync.feeds = good
+    feeds[0] = good
     assert slot.sync(0) == "" and slot.outcome(0) == (True, None)
 
 
@@ -308,16 +306,23 @@ def flip_what_comes_from_a_peer(slot: Slot, rank: int) -> Callable[[], None]:
     return mend
 
 
-def flip_in_a_neighbours_bucket(slot: Slot, rank: int) -> Callable[[], None]:
-    pack = Neighbours.pack
+def misplace_a_neighbours_tensor(slot: Slot, rank: int) -> Callable[[], None]:
+    """Rank 1's receiver is told that a tensor of rank 0 begins one element later than it does."""
+    told = Ranks.told
 
-    def flipped(self: Neighbours, turn: int, arrays: Any) -> None:
-        pack(self, turn, arrays)
-        for peer, table in self._tables[turn].items() if rank == 0 else ():
-            self._buckets[peer][turn % 2].buffer[int(table["target_offset"][0]) * 2] ^= 4
+    def shifted(self: Ranks, own: Any) -> list[Any]:
+        every = told(self, own)
+        if rank == 1 and isinstance(own, Lent):
+            first, *others = every[0].tensors
+            first = dataclasses.replace(first, byte_offset=first.byte_offset + 2)
+            every[0] = dataclasses.replace(every[0], tensors=[first, *others])
+        return every
 
-    Neighbours.pack = flipped  # type: ignore[method-assign]
-    return lambda: setattr(Neighbours, "pack", pack)
+    def mend() -> None:
+        Ranks.told, slot.weight_sync._feeds = told, None  # type: ignore[method-assign]
+
+    Ranks.told = shifted  # type: ignore[method-assign]
+    return mend
 
 
 def pack_another_row(slot: Slot, rank: int) -> Callable[[], None]:
@@ -339,7 +344,7 @@ def change_a_replica(slot: Slot, rank: int) -> Callable[[], None]:
 
 FAULTS: dict[str, tuple[Layout, int, Any]] = {
     "a peer's message": (Layout(pp=2), 1, flip_what_comes_from_a_peer),
-    "a neighbour's bucket": (Layout(pp=2), 2, flip_in_a_neighbours_bucket),
+    "a neighbour's memory": (Layout(pp=2), 2, misplace_a_neighbours_tensor),
     "a packed row": (Layout(pp=2), 1, pack_another_row),
     "a replica": (Layout(dp=2), 1, change_a_replica),
 }

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.planner.quantised import leave_whole
+from mrl.resharding.planner.slot_plan import SlotPart
 from tests.resharding.simulate import execute, write_counts
 from tests.resharding.worlds import (
     FAMILIES,
+    World,
     as_engines_want,
     box,
     checkpoint,
@@ -45,6 +47,16 @@ def check_world(seed: int, *, quantise: bool = False) -> None:
     for slot in range(world.topology.num_slots):
         part = plan.part(slot)
         assert max(part.send_bucket_bytes, part.receive_bucket_bytes) <= world.options.bucket_bytes
+        check_neighbours(world, part)
+
+
+def check_neighbours(world: World, part: SlotPart) -> None:
+    """Engine ranks read what their node holds or their slot alone, by the options, and messages bring the rest."""
+    topology, reads = world.topology, world.options.read_neighbours
+    for slot in (topology.trainer_slots[rank] for rank in part.lenders):
+        assert slot == part.slot or (reads and topology.nodes[slot] == topology.nodes[part.slot])
+    for message in (m for window in part.windows for m in (*window.sends, *window.receives)):
+        assert not (reads and topology.nodes[message.peer] == topology.nodes[part.slot])
 
 
 def check_written_once(engines, plan) -> None:

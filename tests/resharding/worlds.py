@@ -132,7 +132,9 @@ def _world(rng: random.Random, hf: dict) -> World:
     options = PlanOptions(
         bucket_bytes=rng.choice([1500, 8192, 1 << 20]), interleave_stages=rng.random() < 0.5
     )
-    return World(hf, train, rollout, held, needed, random_topology(rng, len(held), len(needed)), options)
+    topology = random_topology(rng, len(held), len(needed))
+    options = dataclasses.replace(options, read_neighbours=rng.random() < 0.5)
+    return World(hf, train, rollout, held, needed, topology, options)
 
 
 def random_topology(rng: random.Random, num_trainers: int, num_engine_ranks: int) -> Topology:
