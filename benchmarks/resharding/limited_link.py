@@ -1,0 +1,111 @@
+"""The weight sync's benchmark on two pretended machines of this one, with a link of a given rate between them.
+
+    python -m benchmarks.resharding.limited_link --gbit 10 --slots 2 -- --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
+
+Each machine is a network namespace with half of the slots; `tc` limits both ends of the pair of interfaces that joins
+them (a token bucket: nothing is lost, nothing delayed beyond the rate). What follows `--` goes to
+`resharding.bench`. Needs root, iproute2, and a kernel with veth and sch_tbf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from mrl.errors import ConfigError
+
+NAMES = ("mrl-link-0", "mrl-link-1")
+ADDRESSES = ("10.97.0.1", "10.97.0.2")
+INTERFACE = "mrl-link"
+PORT = 29517
+_TICKS = 250
+"""A second of the slowest kernels' clocks: a bucket holds what passes in one of them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The benchmark's own exit status; ConfigError where the link cannot be made."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own, bench = (
+        (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    )
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gbit", type=float, default=10.0, help="rate of the link in Gbit/s, each way")
+    parser.add_argument("--slots", type=int, default=2, help="of each machine")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="deadline of the whole")
+    options = parser.parse_args(own)
+    with link(options.gbit):
+        ranks = [_start(node, options.slots, bench) for node in range(len(NAMES))]
+        try:
+            return max(rank.wait(options.seconds) for rank in ranks)
+        finally:
+            for rank in ranks:
+                rank.terminate()
+
+
+@contextlib.contextmanager
+def link(gbit: float) -> Iterator[None]:
+    """Two namespaces joined by a pair of interfaces; both are gone at the end, whatever was left in them."""
+    _remove()
+    try:
+        for name in NAMES:
+            _ip("netns", "add", name)
+        first, second = NAMES
+        _ip(
+            "link",
+            "add",
+            INTERFACE,
+            "netns",
+            first,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            second,
+        )
+        for name, address in zip(NAMES, ADDRESSES, strict=True):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                _ip("-n", name, "link", "set", interface, "up")
+            burst = max(int(gbit * 1e9 / 8 / _TICKS), 128 << 10)
+            limit = f"tbf rate {gbit}gbit burst {burst} latency 50ms"
+            _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *limit.split())
+        yield
+    finally:
+        _remove()
+
+
+def _start(node: int, slots: int, bench: Sequence[str]) -> subprocess.Popen[bytes]:
+    """torchrun of one machine."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(NAMES))]
+    torchrun += ["--node-rank", str(node), "--nproc-per-node", str(slots)]
+    torchrun += ["--master-addr", ADDRESSES[0], "--master-port", str(PORT)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    command = ["ip", "netns", "exec", NAMES[node], *torchrun, "-m", "resharding.bench", *bench]
+    return subprocess.Popen(command, env=environment)
+
+
+def _remove() -> None:
+    for name in NAMES:
+        subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, timeout=30, check=False)
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(words)}: {done.stderr.strip()} (it needs root, veth and sch_tbf)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
