@@ -56,20 +56,7 @@ def link(gbit: float) -> Iterator[None]:
         for name in NAMES:
             _ip("netns", "add", name)
         first, second = NAMES
-        _ip(
-            "link",
-            "add",
-            INTERFACE,
-            "netns",
-            first,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            INTERFACE,
-            "netns",
-            second,
-        )
+        _ip(*f"link add {INTERFACE} netns {first} type veth peer name {INTERFACE} netns {second}".split())
         for name, address in zip(NAMES, ADDRESSES, strict=True):
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
             for interface in ("lo", INTERFACE):

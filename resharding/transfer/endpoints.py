@@ -23,8 +23,6 @@ class Endpoints:
     """The engine ranks that it feeds: every num_trainers-th, and so its slot's where slots are shared."""
     senders: tuple[WeightSender, ...]
     mesh: TrainerMesh | None
-    links: tuple[SlotLink, ...]
-    """The buffers that it shares with each of its receivers; none over a mesh."""
     num_receivers: int
     """All engine ranks."""
 
@@ -66,10 +64,10 @@ def open_endpoints(
     a mesh."""
     receivers = tuple(range(rank, len(addresses), num_trainers))
     if sync.transport == "auto":
-        links = tuple(SlotLink(sync.bucket_bytes, device) for _ in receivers)
-        pairs = zip(receivers, links, strict=True)
-        senders = tuple(WeightSender(addresses[receiver], sync, link) for receiver, link in pairs)
-        return Endpoints(receivers, senders, None, links, len(addresses))
+        senders = tuple(
+            WeightSender(addresses[r], sync, SlotLink(sync.bucket_bytes, device)) for r in receivers
+        )
+        return Endpoints(receivers, senders, None, len(addresses))
     if store is None:
         raise WeightSyncError(f"sync.transport = {sync.transport} needs the address of the trainers' store")
     if sync.transport == "nixl":
@@ -85,4 +83,4 @@ def open_endpoints(
         digests=sync.verify != "off",
     )
     senders = tuple(WeightSender(addresses[r], sync, MeshLink(mesh, r, sync.bucket_bytes)) for r in receivers)
-    return Endpoints(receivers, senders, mesh, (), len(addresses))
+    return Endpoints(receivers, senders, mesh, len(addresses))

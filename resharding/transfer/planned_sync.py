@@ -79,6 +79,9 @@ class PlannedSync:
         facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in trainers]}
         self._start = Start(trainer, sync, facts | {"plan": self.plan.digest})
         self._feeds: list[Feed] | None = None
+        self.received_bytes = 0
+        """What reaches this rank's receivers from other slots in one session, messages' alignment included; known from
+        the first session on."""
         self._lane: Lane | None = None
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane has nothing for."""
@@ -107,11 +110,13 @@ class PlannedSync:
         lie."""
         if self._feeds is None:
             own = ranks.together(lambda: lent_by(self._trainer))
-            lent = ranks.told(own) if self.plan.options.read_neighbours else {self._rank: own}
+            read = self.plan.options.read_neighbours
+            lent = dict(enumerate(ranks.told(own))) if read else {self._rank: own}
             self._feeds = ranks.together(lambda: self._feeds_from(lent))
+            self.received_bytes = sum(map(self._received, self._feeds))
         return self._feeds
 
-    def _feeds_from(self, lent: Mapping[int, Lent] | Sequence[Lent]) -> list[Feed]:
+    def _feeds_from(self, lent: Mapping[int, Lent]) -> list[Feed]:
         rank_of_slot = {slot: rank for rank, slot in enumerate(self.plan.topology.trainer_slots)}
         feeds = []
         for receiver, sender in zip(self._endpoints.receivers, self._endpoints.senders, strict=True):
@@ -185,16 +190,12 @@ class PlannedSync:
             self._absent, self._lane = tuple(absent), None
         self._endpoints.leave_out(absent)
 
-    @property
-    def received_bytes(self) -> int:
-        """What reaches this rank's receivers from other slots in one session, messages' alignment included."""
-        total = 0
-        for feed in self._feeds or ():
-            assert isinstance(feed.content, Tables), "a planned session brings tables"
-            part = self.plan.part(self.plan.topology.engine_slots[feed.receiver])
-            total += feed.content.lent_bytes(len(part.trainer_tensors))
-            total += sum(window.bucket_bytes for window in feed.content.windows)
-        return total
+    def _received(self, feed: Feed) -> int:
+        """Bytes from other slots."""
+        assert isinstance(feed.content, Tables), "a planned session brings tables"
+        part = self.plan.part(self.plan.topology.engine_slots[feed.receiver])
+        messages = sum(window.bucket_bytes for window in feed.content.windows)
+        return messages + feed.content.lent_bytes(len(part.trainer_tensors))
 
     def _far(self, ranks: Ranks) -> Lane | None:
         """The lane beyond what is read, with its buckets, made in the first session; None where everything is read."""

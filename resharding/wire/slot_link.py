@@ -22,10 +22,6 @@ class SlotLink:
         self.segments = [memory.allocate(num_bytes, device) for _ in range(2)]
 
     def describe(self, session_id: str) -> list[dict[str, Any]]:
-        return self.export()
-
-    def export(self) -> list[dict[str, Any]]:
-        """What opens the two buffers (`memory.open_segment`)."""
         return [segment.export() for segment in self.segments]
 
     def connect(self, lost: Lost) -> None:

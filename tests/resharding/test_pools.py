@@ -93,7 +93,7 @@ class Broken(Windows):
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         if index == min(2, len(self._tables.windows) - 1):
-            raise ValueError("broken on purpose")
+            raise ValueError(f"broken on purpose in window {index}")
         super().apply(index, sources, bucket)
 
 
@@ -133,12 +133,13 @@ def test_separate_pools_get_every_byte_and_one_receivers_error_stops_all(
     summary = results[0][3]
     assert summary["bytes_local"] == 0
     assert summary["bytes_needed"] == summary["lower_bound_cross_slot_bytes"]
+    broken = f"broken on purpose in window {min(2, summary['windows'] - 1)}"
     for sent, heard, _, _ in results[: layout.world_size]:
-        assert sent == 3 and "broken on purpose" in heard
+        assert sent == 3 and broken in heard
     assert sum(r[2][0] for r in results[: layout.world_size]) == summary["bytes_needed"]
     for version, errors in results[layout.world_size :]:
         assert version == 2 and len(errors) == 1
-    assert "broken on purpose" in results[-1][1][0]
+    assert broken in results[-1][1][0]
 
 
 # -- two pretended nodes ------------------------------------------------------------------------------------------
