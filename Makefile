@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 # make setup TORCH_INDEX=...: torch and torchvision from there (PyTorch's index of CPU wheels), and without CUDA's libraries
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
-PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs
+PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2
 
 .PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
 
@@ -47,7 +47,7 @@ setup-cuda: .venv/installed-cuda
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-# Debian packages: for the tests of the sandbox and of Slurm, and what pyright runs on; a plain user is told what is missing.
+# Debian packages: for the tests of the sandbox, of Slurm and of a limited link, and what pyright runs on; a plain user is told what is missing.
 system-packages:
 	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ]; then \

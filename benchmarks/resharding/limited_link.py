@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def link(gbit: float) -> Iterator[None]:
     """Two namespaces joined by a pair of interfaces; both are gone at the end, whatever was left in them."""
+    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
+        raise ConfigError(f"{' and '.join(missing)} not found: install iproute2")
     _remove()
     try:
         for name in NAMES:
