@@ -12,6 +12,7 @@ from mrl.algorithms import calibration
 from mrl.algorithms.preference import PairLoss, Side, pair_metrics, rewards
 from mrl.algorithms.reward_model import pair_losses, score_metrics
 from mrl.config.sections.tune import ObjectiveSection
+from mrl.data.style_probes import StyleProbe
 from mrl.data.tune_rows import TuneRow
 from mrl.rewards.trials.agreement import wilson
 
@@ -98,6 +99,35 @@ def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]])
         "score_std": float(both.std()),
         "calibration": calibration.report(difference, probability),
     }
+
+
+def style_report(
+    probes: Sequence[StyleProbe],
+    scores: Sequence[Mapping[int, Sequence[float]]],
+    chosen: np.ndarray,
+    std: float,
+) -> dict[str, Any]:
+    """Of each probe: how far it moves a score, in standard deviations `std` of the validation's scores, and which share of
+    responses it makes better. `scores`: of each probe's rows; `chosen` [R] of the validation's chosen responses."""
+    report = {}
+    for probe, found in zip(probes, scores, strict=True):
+        count = len(probe.rows)
+        moved = np.array([found[n][0] for n in range(count)]) - chosen[list(probe.numbers)]
+        shifts = moved / (std or 1.0)
+        report[probe.name] = {
+            "responses": count,
+            "shift": float(shifts.mean()),
+            "shift_error": float(shifts.std() / count**0.5),
+            "preferred": float((moved > 0).mean()),
+        }
+    return report
+
+
+def style_line(report: Mapping[str, Any]) -> str:
+    """What the report says of manners, the strongest first."""
+    found = sorted(report.items(), key=lambda item: -item[1]["shift"])
+    told = (f"{name} {each['shift']:+.2f} ({each['preferred']:.0%} preferred)" for name, each in found)
+    return f"what a manner alone moves a score by, in standard deviations: {', '.join(told)}"
 
 
 def report_line(report: Mapping[str, Any]) -> str:

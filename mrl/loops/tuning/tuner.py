@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
+from mrl.data.style_probes import StyleProbe
 from mrl.data.tune_rows import TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
 from mrl.files import replace_durably
@@ -30,6 +31,8 @@ from mrl.loops.tuning.figures import (
     report_line,
     score_figures,
     score_report,
+    style_line,
+    style_report,
 )
 from mrl.loops.tuning.row_logprobs import (
     Logprobs,
@@ -64,10 +67,13 @@ class Tuner:
         *,
         folder: Path,
         tell: Callable[[str], None],
+        probes: Sequence[StyleProbe] = (),
     ) -> None:
-        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0."""
+        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0; `probes`: of the validation's
+        responses, for a reward model."""
         self._config, self._section, self._worker, self._folder = config, section, worker, folder
         self._training, self._validation, self._tell = training, validation, tell
+        self._probes = probes
         self._objective = _objective_of(section)
         compares = section.objective.takes_pairs and not section.objective.is_reward_model
         self._pair_loss = pair_loss_of(section.objective) if compares else None
@@ -221,8 +227,17 @@ class Tuner:
         name = self._section.keep_best
         is_kept = self._keep_if_best(name, figures) if name else True
         if is_kept and self._section.objective.is_reward_model:
-            run_on_rank_zero(lambda: self._write_report(score_report(rows, found)))
+            report = score_report(rows, found)
+            if self._probes:
+                report["style"] = self._style(found, report["score_std"])
+            run_on_rank_zero(lambda: self._write_report(report))
         return figures
+
+    def _style(self, found: Logprobs, std: float) -> dict[str, Any]:
+        """What the probes' manners do to the scores of the validation, which were `found`."""
+        batch_rows = self._section.batch_rows
+        scores = [row_logprobs(self._worker, probe.rows, batch_rows=batch_rows) for probe in self._probes]
+        return style_report(self._probes, scores, np.array([found[n][0] for n in range(len(found))]), std)
 
     def _write_report(self, report: Mapping[str, Any]) -> None:
         replace_durably(self._folder / REPORT, json.dumps(report).encode())
@@ -234,6 +249,8 @@ class Tuner:
             return {}
         report = json.loads(path.read_text(encoding="utf-8"))
         self._tell(report_line(report))
+        if "style" in report:
+            self._tell(style_line(report["style"]))
         return report
 
     def _keep_if_best(self, name: str, figures: Mapping[str, float]) -> bool:

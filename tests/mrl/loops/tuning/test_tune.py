@@ -12,6 +12,7 @@ import pytest
 from mrl.config.load import load
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
+from mrl.data.style_probes import style_probes
 from mrl.data.tokenise import load_tokenizer
 from mrl.data.tune_rows import load_training, load_validation, scored
 from mrl.launch.commands.tune import worker_changes
@@ -67,13 +68,22 @@ def tuned(
     if section.objective.is_reward_model:
         rows = [scored(part) for part in rows]
     lines: list[str] = []
-    tuner = Tuner(config, section, worker, *rows, folder=Path(folder), tell=lines.append)
+    asked_of = rows[1].rows if section.objective.is_reward_model else ()
+    probes = style_probes(asked_of, tokenizer, max_length=16, seed=1)
+    tuner = Tuner(config, section, worker, *rows, folder=Path(folder), tell=lines.append, probes=probes)
     asked = iter(range(1000))
     finished = tuner.run(lambda: stop_after is not None and next(asked) >= stop_after)
     found = hashlib.sha256()
     for _, tensor, _, _ in worker.policy.local_tensors():
         found.update(tensor.contiguous().numpy().tobytes())
-    return {"finished": finished, "digest": found.hexdigest(), "lines": lines, "steps": tuner.num_steps}
+    style = tuner.score_report().get("style", {}) if finished else {}
+    return {
+        "finished": finished,
+        "digest": found.hexdigest(),
+        "lines": lines,
+        "steps": tuner.num_steps,
+        "style": style,
+    }
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -122,6 +132,9 @@ def test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit(task: Path, t
     assert first["val/loss"] == rows[1]["preference/pair_loss"] == pytest.approx(np.log(2))  # a head of zeros
     assert last["val/loss"] < first["val/loss"] and last["val/preference/score_std"] > 0
     assert last["val/preference/accuracy_low"] < last["val/preference/accuracy"]
+    assert set(whole["style"]) == {"repetition", "gibberish", "cut_off"} and whole["style"] == rest["style"]
+    assert all(each["responses"] > 0 and each["shift"] != 0 for each in whole["style"].values())
+    assert any("repetition" in line for line in whole["lines"])
 
 
 def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:
