@@ -3,17 +3,22 @@
 torchrun's rendezvous says which node this is and gives a store. Every node starts its part of a Ray cluster; node 0 then
 looks at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's process go to
 the driver. (torchrun itself ends with 1 whenever the code is not 0.)
+
+With `--nnodes MIN:MAX --max-restarts N` torchrun starts the nodes that are left anew when one is lost, and all when one joins; the
+run resumes, on fewer slots with what launch.elastic has for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -21,15 +26,15 @@ from types import FrameType
 from typing import Any
 
 from mrl.config.load import load_config
-from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node, token_environment
+from mrl.launch.slots import node_slots, told, words_for
 
 POLL_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 """A node leaves when node 0 has not written to the store for so long."""
-LEAVE_SECONDS = 60.0
-"""Node 0 keeps its store this long for the others to read the exit code."""
+LEAVE_SECONDS = 15.0
+"""Node 0 waits this long for the others to read the exit code; one that is gone never does."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,6 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     store, number, num_nodes = _rendezvous(config.launch.start_deadline_seconds)
     _forget_torchrun()
     slots, gpus = node_slots(config, num_nodes)
+    if words := words_for(config, slots * num_nodes):
+        arguments = [*arguments, *words]
+        if number == 0:
+            print(told(config, words, slots * num_nodes), flush=True)
     address = own_address()
     if code := _checked(store, [*arguments, f"launch.slots_per_node={slots}"], number, num_nodes):
         return code
@@ -64,13 +73,38 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
-    """(store, this node's number, nodes) from torchrun's environment."""
+    """(store of this start alone, this node's number, nodes) from torchrun's environment."""
     from torch.distributed.rendezvous import rendezvous
 
     if "RANK" not in os.environ:
         raise ConfigError("RANK is not set: start this with torchrun, or use `mrl train` on one machine")
     store, number, num_nodes = next(rendezvous("env://", timeout=timedelta(seconds=deadline_seconds)))
-    return store, number, num_nodes
+    return _of_this_start(store, number, num_nodes, deadline_seconds), number, num_nodes
+
+
+def _of_this_start(store: Any, number: int, num_nodes: int, deadline_seconds: float) -> Any:
+    """torchrun keeps one store over all its restarts, so what the last start wrote is still there. Node 0 draws a name under which
+    this one writes, and tells it to every node that asks; those of earlier starts do not hear the answer."""
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
+    if number:
+        me = secrets.token_hex(8)
+        store.set(f"asks-{store.add('asking', 1)}", me)
+        own = PrefixStore(store.get(f"start-of-{me}").decode(), store)
+        own.add("here", 1)
+        return own
+    name, answered, deadline = secrets.token_hex(8), 0, time.monotonic() + deadline_seconds
+    own = PrefixStore(name, store)
+    while own.add("here", 0) < num_nodes - 1:
+        if time.monotonic() > deadline:
+            raise WorkerLost(
+                f"{own.add('here', 0)} of {num_nodes - 1} nodes met node 0 within {deadline_seconds:g} s"
+            )
+        while answered < store.add("asking", 0):
+            answered += 1
+            store.set(f"start-of-{store.get(f'asks-{answered}').decode()}", name)
+        time.sleep(0.05)
+    return own
 
 
 def _forget_torchrun() -> None:
@@ -80,15 +114,6 @@ def _forget_torchrun() -> None:
     )
     for name in [name for name in os.environ if own.fullmatch(name)]:
         del os.environ[name]
-
-
-def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
-    """(slots, GPUs) of this node: configured, else its GPUs, else an equal share of the layout's ranks."""
-    import torch
-
-    gpus = torch.cuda.device_count()
-    slots = config.launch.slots_per_node or gpus or -(-config.num_slots // num_nodes)
-    return slots, min(gpus, slots)
 
 
 def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) -> int:
@@ -159,16 +184,32 @@ def _wait_for_readers(store: Any, num_nodes: int) -> None:
 
 def _follow(store: Any, number: int) -> int:
     """Another node: stays until node 0 tells the exit code, or is silent for too long."""
-    heard, word = time.monotonic(), b""
-    while time.monotonic() - heard < SILENCE_SECONDS:
-        latest = _read(store, "alive")
-        if latest != word:
-            heard, word = time.monotonic(), latest
+    news: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(store, news), daemon=True).start()
+    while True:
+        try:
+            if code := news.get(timeout=SILENCE_SECONDS):
+                return int(code)
+        except queue.Empty:
+            raise WorkerLost(
+                f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving"
+            ) from None
+
+
+def _listen(store: Any, news: queue.SimpleQueue[bytes]) -> None:
+    """Tells what node 0 says: that it lives (nothing), and at last its exit code. A thread of its own, because a question
+    that the network swallows is answered when the kernel gives it up, after a quarter of an hour."""
+    word = b""
+    while True:
         if code := _read(store, "exit_code"):
             store.add("readers", 1)
-            return int(code)
+            news.put(code)
+            return
+        latest = _read(store, "alive")
+        if latest != word:
+            word = latest
+            news.put(b"")
         time.sleep(1.0)
-    raise WorkerLost(f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving")
 
 
 def _read(store: Any, key: str) -> bytes:

@@ -5,7 +5,7 @@
 #   sbatch --nodes=16 slurm/qwen3_moe_grpo.sh configs/qwen3_235b_a22b.yaml run.name=first
 #
 # The number of nodes is training.layout's world size and launch.engine_slots over the GPUs of a node (`mrl plan` says it): preflight refuses fewer,
-# and names those that would idle.
+# and names those that would idle. With launch.elastic and --nodes=14-16 a job whose node has died goes on with what is left.
 #
 # Everything after the script's name goes to `mrl train`. Submit from the repository's folder, as often as the run needs
 # jobs: they queue behind each other (singleton, by job name) and each resumes where the last one saved.
@@ -127,6 +127,9 @@ run() {
 }
 
 HEAD=
+# Words that launch.elastic has for a run on fewer nodes than its layout is for; mostly none.
+"$PYTHON" -m mrl.launch.slots --nodes "$SLURM_JOB_NUM_NODES" "$@" >"$LOG/elastic"
+while IFS= read -r word; do set -- "$@" "$word"; done <"$LOG/elastic"
 say "phase check: configuration, kept in config.yaml"
 run mrl.cli train "$@" --dry-run >"$LOG/config.yaml"
 

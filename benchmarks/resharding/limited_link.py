@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from mrl.errors import ConfigError
 
@@ -23,6 +26,7 @@ NAMES = ("mrl-link-0", "mrl-link-1")
 ADDRESSES = ("10.97.0.1", "10.97.0.2")
 INTERFACE = "mrl-link"
 PORT = 29517
+LOCK = Path(tempfile.gettempdir()) / "mrl-link.lock"
 _TICKS = 250
 """A second of the slowest kernels' clocks: a bucket holds what passes in one of them."""
 
@@ -51,25 +55,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def link(gbit: float) -> Iterator[None]:
-    """Two namespaces joined by a pair of interfaces; both are gone at the end, whatever was left in them."""
+    """Two namespaces joined by a pair of interfaces; both are gone at the end, whatever was left in them. Another process'
+    link is waited for."""
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         raise ConfigError(f"{' and '.join(missing)} not found: install iproute2")
-    _remove()
-    try:
-        for name in NAMES:
-            _ip("netns", "add", name)
-        first, second = NAMES
-        _ip(*f"link add {INTERFACE} netns {first} type veth peer name {INTERFACE} netns {second}".split())
-        for name, address in zip(NAMES, ADDRESSES, strict=True):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
-            for interface in ("lo", INTERFACE):
-                _ip("-n", name, "link", "set", interface, "up")
-            burst = max(int(gbit * 1e9 / 8 / _TICKS), 128 << 10)
-            limit = f"tbf rate {gbit}gbit burst {burst} latency 50ms"
-            _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *limit.split())
-        yield
-    finally:
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         _remove()
+        try:
+            _make(gbit)
+            yield
+        finally:
+            _remove()
+
+
+def _make(gbit: float) -> None:
+    for name in NAMES:
+        _ip("netns", "add", name)
+    first, second = NAMES
+    _ip(*f"link add {INTERFACE} netns {first} type veth peer name {INTERFACE} netns {second}".split())
+    for name, address in zip(NAMES, ADDRESSES, strict=True):
+        _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
+        for interface in ("lo", INTERFACE):
+            _ip("-n", name, "link", "set", interface, "up")
+        _ip("-n", name, "route", "add", "default", "dev", INTERFACE)  # by it a program finds its own address
+        burst = max(int(gbit * 1e9 / 8 / _TICKS), 128 << 10)
+        limit = f"tbf rate {gbit}gbit burst {burst} latency 50ms"
+        _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *limit.split())
 
 
 def _start(node: int, slots: int, bench: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -173,6 +173,19 @@ def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
     return left
 
 
+def listen_on_own_node(address: str | None = None) -> None:
+    """gloo's groups of this process, and of those it starts, listen on the interface that has its node's `address`
+    (Ray's by default), so that they are reached where the node is. By itself gloo takes the address that the host's name
+    has, which on many systems is a loopback's. GLOO_SOCKET_IFNAME is the user's where it is set."""
+    import psutil
+    import ray
+
+    own = address or ray.util.get_node_ip_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (entry.address for entry in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
 def open_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -190,6 +203,7 @@ def join_all_reduce(
     import torch
     import torch.distributed as dist
 
+    listen_on_own_node()
     device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
     dist.init_process_group(
         backend,

@@ -30,6 +30,13 @@ NODE_LABEL = "mrl-node"
 """The label by which the placement finds a node of a number."""
 PORT_BASE = 12000
 """Below the range that systems hand out on their own (32768 and up)."""
+HEALTH = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "5",
+}
+"""How the head looks at its nodes: one that does not answer five times in a row is lost, after 20 s. (Ray's own 65 s are too long
+for a run that stands still meanwhile; a network that is cut for less goes on.)"""
 PORTS_PER_NODE = 200
 NODES_PER_RANGE = 64
 """Port ranges repeat after so many nodes; more than that never share a machine."""
@@ -126,7 +133,8 @@ def ray_node(
         )
     with session_folder() as folder:
         environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": folder.name}
-        environment.setdefault("RAY_worker_niceness", "0")  # as in launch/cluster/cluster.py
+        # Niceness as in launch/cluster/cluster.py; what the user has set stays.
+        environment = {**HEALTH, "RAY_worker_niceness": "0", **environment}
         try:
             yield _start(node, folder, environment, time.monotonic() + deadline_seconds, until)
         finally:

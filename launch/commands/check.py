@@ -25,6 +25,7 @@ from mrl.launch.cluster.gpus import disagreements, look
 from mrl.launch.commands.acting import Acting, look_at, require_known_domains
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
+from mrl.launch.slots import smaller
 from mrl.loops import resuming
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
@@ -85,6 +86,17 @@ def dry_run(config: Config) -> None:
             model = config.model.model_copy(update={"path": f"{folder}/model"})
             config = config.model_copy(update={"model": model})
         check(config)
+
+
+def check_elastic(config: Config) -> None:
+    """What the run would go on with on fewer slots could run there."""
+    gpus = own_gpus()
+    for words, made in smaller(config):
+        nodes = requirements.node_numbers(
+            made.num_slots, config.launch.slots_per_node or gpus or made.num_slots
+        )
+        if found := requirements.unmet(made, read_config(config.model.path), nodes, gpus=bool(gpus)):
+            raise ConfigError("\n".join(f"launch.elastic, {' '.join(words)}: {line}" for line in found))
 
 
 def check_resume(config: Config) -> None:
@@ -198,6 +210,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_teachers,
     check_critic,
     check_pool,
+    check_elastic,
     check_resume,
 )
 """Beside that of the tokenizer, which the data needs. Each takes milliseconds to seconds and raises ConfigError or

@@ -157,9 +157,11 @@ class Run:
             ended = loop.ended
             self._ended_by_rule = ended == rules.reason()
         except MrlError as error:
+            if isinstance(error, WorkerLost) and (lost := train.lost_nodes()):
+                error = WorkerLost(f"{', '.join(lost)} lost: {error}")
             ended = _said(error)
             recorder.progress.message(f"{ended}; ending the workers")  # which may take a while
-            raise
+            raise error
         except GeneratorExit:
             ended = LEFT
             raise

@@ -35,6 +35,8 @@ class Placement:
 
     group: Any
     slots: tuple[Slot, ...]
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The launcher's number of each node that the slots are on, by Ray's name of the node."""
 
     def topology(self, config: Config) -> Topology:
         """Where the plan of the weight sync finds both sides; `config` as it was placed."""
@@ -61,6 +63,15 @@ class Placement:
         nothing without GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.slots[r].gpu for r in ranks)} if self.gpus else {}
 
+    def lost_nodes(self) -> list[str]:
+        """The run's nodes that Ray has given up, for people."""
+        import ray
+
+        gone = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if not n["Alive"]}
+        return [
+            f"node {number} ({gone[name]})" for name, number in sorted(self.numbers.items()) if name in gone
+        ]
+
     def remove(self) -> None:
         from ray.util.placement_group import remove_placement_group
 
@@ -81,7 +92,8 @@ def place(num_slots: int, *, gpus: bool, deadline_seconds: float, strategy: str 
     numbers = _node_numbers()
     where = placement_group_table(group)["bundles_to_node_id"]
     nodes = {int(bundle): numbers[node] for bundle, node in where.items()}
-    return Placement(group, ordered(nodes, _gpus(group, num_slots, deadline_seconds) if gpus else ()))
+    slots = ordered(nodes, _gpus(group, num_slots, deadline_seconds) if gpus else ())
+    return Placement(group, slots, {node: numbers[node] for node in where.values()})
 
 
 def ordered(nodes: Mapping[int, int], gpus: Sequence[str]) -> tuple[Slot, ...]:

@@ -45,11 +45,13 @@ class RolloutActor:
     texts: Texts
 
     def __init__(self, config: Config, number: int, log_folder: str) -> None:
+        from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import file_name, redirect
 
         self._config = config
         self.part = Part.of(number, dp=config.rollout.dp)
         redirect(log_folder, file_name(self.part.name))
+        listen_on_own_node()
 
     def address(self) -> str:
         """This process's node."""

@@ -32,9 +32,11 @@ class TrainActor:
     worker: MegatronWorker
 
     def __init__(self, config: Config, rank: int, log_folder: str) -> None:
+        from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import redirect
 
         redirect(log_folder, f"train-{rank}")
+        listen_on_own_node()
         without_wandb()
         self._config, self._rank = config.in_updates(), rank
         self._weight_sync: Any = None

@@ -61,6 +61,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         layout = config.training.layout
         self.layout = layout.sizes()
         self._topology, self._has_gpus = placement.topology(config), bool(placement.gpus)
+        self.lost_nodes = placement.lost_nodes
         self.has_moved = True
         """Whether weights may be others than the engines were sent last."""
         self.dealer = Dealer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
@@ -18,8 +19,11 @@ _THREADS = 2
 
 
 @functools.cache
-def _device() -> Any:
-    return c10d.ProcessGroupGloo.create_default_device()
+def _devices() -> list[Any]:
+    """As torch makes them: one for each interface that GLOO_SOCKET_IFNAME names, else that of the host's name."""
+    group: Any = c10d.ProcessGroupGloo
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    return [group.create_device(interface=name) for name in names] or [group.create_default_device()]
 
 
 def share_device() -> None:
@@ -27,12 +31,12 @@ def share_device() -> None:
     base: Any = c10d.ProcessGroupGloo
     if base.__name__ == "OneDeviceGloo":
         return
-    _device()  # made by the class that is replaced below
+    _devices()  # made by the class that is replaced below
 
     class OneDeviceGloo(base):
         def __init__(self, store: c10d.Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
             options = base._Options()
-            options._devices, options._threads, options._timeout = [_device()], _THREADS, timeout
+            options._devices, options._threads, options._timeout = _devices(), _THREADS, timeout
             super().__init__(store, rank, size, options)
 
     c10d.ProcessGroupGloo = OneDeviceGloo  # type: ignore[misc]

@@ -28,8 +28,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
         yield running
 
 
-def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str) -> str:
-    """Job number of the batch file over both nodes."""
+def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str, nodes: str = "2") -> str:
+    """Job number of the batch file, over both nodes or as many as `nodes` says."""
     settings = {
         "MRL_HOME": str(ROOT),
         "MRL_PORT_BASE": str(free_port_base()),
@@ -39,7 +39,7 @@ def submit(slurm: LocalSlurm, folder: Path, config: Path, *words: str) -> str:
     }
     export = ",".join(["ALL", *(f"{name}={value}" for name, value in settings.items())])
     number = slurm.run(
-        *("sbatch", "--parsable", "--nodes=2", "--time=00:20:00", f"--export={export}"),
+        *("sbatch", "--parsable", f"--nodes={nodes}", "--time=00:20:00", f"--export={export}"),
         *(f"--output={folder}/batch-%j.out", str(ROOT / "slurm" / "qwen3_moe_grpo.sh"), str(config), *words),
     )
     return number.split(";")[0]
@@ -127,6 +127,33 @@ def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Pa
     assert done == list(range(1, len(done) + 1))
     logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
     assert (logs / "latest").resolve() == (logs / "attempt-1").resolve()
+    assert ray_processes(slurm, number) == []
+
+
+@pytest.mark.slow
+def test_a_job_whose_node_has_died_goes_on_with_the_other(slurm: LocalSlurm, tmp_path: Path) -> None:
+    """The controller is told that the node is down, as after SlurmdTimeout, and requeues the job by itself; drained too, the
+    node does not come back when its daemon is heard again."""
+    elastic = "launch.elastic=[[training.layout.dp=1,training.layout.ep=1]]"
+    words = ("loop.steps=400", "loop.checkpoint.every_steps=1", elastic)
+    number = submit(slurm, tmp_path, write_run(tmp_path), *words, nodes="1-2")
+    slurm.wait_until(lambda: len(steps_done(tmp_path)) > 1, SECONDS, "two steps")
+    for state in ("DOWN", "DRAIN"):
+        slurm.run("scontrol", "update", "NodeName=n2", f"State={state}", "Reason=power")
+    try:
+        slurm.wait_until(lambda: slurm.job(number)["Restarts"] == "1", SECONDS, "the requeue")
+        saved = len(steps_done(tmp_path))
+        start_again(slurm, number)
+        slurm.wait_until(lambda: len(steps_done(tmp_path)) > saved, SECONDS, "a step after the requeue")
+        slurm.run("scancel", "--batch", "--signal=TERM", number)
+        wait_for_end(slurm, tmp_path, number)
+    finally:
+        slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    text = output(tmp_path, number)
+    assert "1 of 2 slots are there: going on with training.layout.dp=1" in text, text[-6000:]
+    assert "resuming at step" in text, text[-6000:]
+    done = steps_done(tmp_path)
+    assert done == list(range(1, len(done) + 1))
     assert ray_processes(slurm, number) == []
 
 

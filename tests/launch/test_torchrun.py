@@ -53,6 +53,7 @@ def text(folder: Path) -> str:
     return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("agent-*.log")))
 
 
+@pytest.mark.slow  # tests/launch/test_two_machines.py has two agents in the short form
 def test_two_agents_train_two_steps(tmp_path: Path) -> None:
     config = write_run(tmp_path)
     with contextlib.ExitStack() as stack:

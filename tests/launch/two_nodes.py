@@ -90,12 +90,17 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: dict[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in the repository, its output in `log`; it and its children are gone afterwards."""
+    """A process in the repository, its output in `log`; it and its children are gone afterwards. `within`: the words of a
+    command that starts it where it shall run."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [*within, sys.executable, *command],
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,

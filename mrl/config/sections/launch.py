@@ -34,5 +34,8 @@ class LaunchSection(Section):
     """Size of Ray's object store on each node that the command, torchrun or the batch script starts; it holds
     a step's batches and results on their way. null means a tenth of the memory, at most half of what is free
     in /dev/shm."""
+    elastic: tuple[tuple[str, ...], ...] = ()
+    """What to go on with when nodes are lost: entries of command-line words (`training.layout.dp=2`), each for fewer slots
+    than the one before. torchrun and the batch script take the first that fits the nodes that are there."""
     profile: ProfileSection = ProfileSection()
     """Steps and trainer ranks that torch's profiler records."""

@@ -1,0 +1,86 @@
+"""How a launcher's nodes meet, where an earlier start has left its words in the store, and hear of each other's end."""
+
+import os
+import threading
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from mrl.errors import WorkerLost
+from mrl.launch import torchrun
+from mrl.launch.cluster import node_facts
+from mrl.resharding.wire import gloo
+
+
+def met(port: int, number: int, num_nodes: int, found: dict[int, Any]) -> None:
+    client = TCPStore("127.0.0.1", port, is_master=False)
+    found[number] = torchrun._of_this_start(client, number, num_nodes, 30.0)
+
+
+def test_nodes_that_start_again_over_one_store_read_nothing_of_the_last_start() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    starts = []
+    for num_nodes in (3, 2, 3):
+        server.set(f"asks-{server.add('asking', 1)}", "one that died before it was answered")
+        found: dict[int, Any] = {}
+        nodes = [
+            threading.Thread(target=met, args=(server.port, number, num_nodes, found))
+            for number in reversed(range(num_nodes))
+        ]
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            node.join(60)
+        assert sorted(found) == list(range(num_nodes))
+        assert not any(own.check(["exit_code"]) for own in found.values())
+        found[0].set("exit_code", str(len(starts)))
+        starts.append(found)
+    for number, found in enumerate(starts):
+        assert {own.get("exit_code") for own in found.values()} == {str(number).encode()}
+
+
+def test_a_node_that_never_comes_ends_the_meeting() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(WorkerLost, match=r"0 of 1 nodes met node 0 within 0\.2 s"):
+        torchrun._of_this_start(server, 0, 2, 0.2)
+
+
+def test_gloo_listens_where_the_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    node_facts.listen_on_own_node("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,no-such-interface")
+    node_facts.listen_on_own_node("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo,no-such-interface", "the user's is kept"
+    gloo._devices.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match="no-such-interface"):
+            gloo._devices()
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        assert len(gloo._devices()) == 1
+    finally:
+        gloo._devices.cache_clear()
+
+
+class Swallowed:
+    """A store behind a network that answers nothing and refuses nothing."""
+
+    def check(self, keys: list[str]) -> bool:
+        threading.Event().wait()
+        raise AssertionError(keys)
+
+
+def test_a_node_whose_questions_are_swallowed_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "SILENCE_SECONDS", 0.3)
+    with pytest.raises(WorkerLost, match=r"node 1: node 0 said nothing for 0\.3 s"):
+        torchrun._follow(Swallowed(), 1)
+
+
+def test_a_node_leaves_with_the_code_that_node_0_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "SILENCE_SECONDS", 30.0)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("alive", "1")
+    store.set("exit_code", "99")
+    assert torchrun._follow(store, 1) == 99
+    assert store.add("readers", 0) == 1, "node 0 waits for those that have read it"

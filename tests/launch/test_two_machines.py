@@ -1,0 +1,187 @@
+"""Two machines (network namespaces with a link between them) under torchrun: one is lost, cut off and healed, or slow; an
+engine lies over both."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.resharding.limited_link import ADDRESSES, INTERFACE, NAMES, link
+from tests.launch.two_nodes import free_port_base, rows, started, steps_done, write_run
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+SECONDS = 400.0
+FEWER = "training.layout.dp=1"
+
+
+class Machines:
+    """One agent of torchrun in each namespace, whose run starts on both and goes on with what is left."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, *words: str) -> None:
+        self.folder, self._port, self._base = folder, 29600, free_port_base()
+        self._stack = stack
+        elastic = f"launch.elastic=[[{FEWER}, training.layout.ep=1]]"
+        self._words = [str(write_run(folder)), elastic, "loop.checkpoint.every_steps=1", *words]
+        self.agents = [self.start(node) for node in range(len(NAMES))]
+
+    def start(self, node: int) -> subprocess.Popen[bytes]:
+        """torchrun of a machine; node 0 has the store at which they meet."""
+        torchrun = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
+        torchrun += ["--max-restarts", "3", "--local-addr", ADDRESSES[node], "--rdzv-backend", "c10d"]
+        torchrun += ["--rdzv-endpoint", f"{ADDRESSES[0]}:{self._port}"]
+        torchrun += ["--rdzv-conf", f"last_call_timeout=5,is_host={int(node == 0)}"]
+        return self._stack.enter_context(
+            started(
+                [*torchrun, "-m", "mrl.launch.torchrun", *self._words],
+                within=("ip", "netns", "exec", NAMES[node]),
+                log=self.log(node),
+                environment={"MRL_PORT_BASE": str(self._base), "OMP_NUM_THREADS": "1"},
+            )
+        )
+
+    def log(self, node: int) -> Path:
+        return self.folder / f"agent-{node}.log"
+
+    def text(self, node: int = 0) -> str:
+        return self.log(node).read_text(errors="replace")
+
+    def wait_for(self, found: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not found():
+            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s\n{self.text()[-6000:]}"
+            assert self.agents[0].poll() in (None, 0), self.text()[-6000:]
+            time.sleep(0.1)
+
+    def wait_for_steps(self, number: int) -> None:
+        """Until the run has made so many more."""
+        goal = len(steps_done(self.folder)) + number
+        self.wait_for(lambda: len(steps_done(self.folder)) >= goal, f"{goal} steps")
+
+    def end(self) -> list[int]:
+        """The run's steps after its driver was told to save and leave, and nothing is left of it on its machine. (torchrun kills
+        what has not ended 30 s later; the session's watcher ends the rest.)"""
+        self.agents[0].send_signal(signal.SIGTERM)
+        self.agents[0].wait(SECONDS)
+        deadline = time.monotonic() + SECONDS
+        while left := members(0):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.5)
+        return steps_done(self.folder)
+
+
+def members(node: int) -> list[psutil.Process]:
+    """Processes of a machine."""
+    pids = subprocess.run(["ip", "netns", "pids", NAMES[node]], capture_output=True, text=True, timeout=30)
+    found = []
+    for pid in map(int, pids.stdout.split()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
+
+
+def ip(node: int, *words: str) -> None:
+    subprocess.run(["ip", "-n", NAMES[node], *words], timeout=30, check=True)
+
+
+def cut(node: int) -> None:
+    ip(node, "link", "set", INTERFACE, "down")
+
+
+def heal(node: int) -> None:
+    ip(node, "link", "set", INTERFACE, "up")
+    ip(node, "route", "add", "default", "dev", INTERFACE)
+
+
+def power_off(node: int) -> None:
+    """Nobody hears that its processes end."""
+    cut(node)
+    for process in members(node):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def lost(node: int) -> str:
+    return f"node {node} ({ADDRESSES[node]}) lost: "
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
+    if os.geteuid():
+        pytest.skip("network namespaces need root")
+    with link(10.0), contextlib.ExitStack() as stack:
+        yield lambda *words: Machines(stack, tmp_path, *words)
+
+
+@pytest.mark.long
+def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_without(
+    machines: Callable[..., Machines],
+) -> None:
+    both = machines("loop.steps=100000")
+    both.wait_for_steps(2)
+    cut(1)
+    time.sleep(4)
+    heal(1)
+    both.wait_for_steps(2)
+    assert "lost: " not in both.text()
+    begun = time.monotonic()
+    power_off(1)
+    both.wait_for(lambda: lost(1) in both.text(), "the lost machine's name")
+    seconds = time.monotonic() - begun
+    assert seconds < 45, "Ray by itself takes 65 s"
+    both.wait_for(lambda: f"1 of 2 slots are there: going on with {FEWER}" in both.text(), "the next start")
+    both.wait_for(lambda: "resuming at step" in both.text(), "the resume")
+    both.wait_for_steps(2)
+    done = both.end()
+    assert done == list(range(1, len(done) + 1))
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_cut_off_comes_back_and_one_that_stays_away_leaves_nothing(
+    machines: Callable[..., Machines],
+) -> None:
+    both = machines("loop.steps=100000")
+    both.wait_for_steps(2)
+    cut(1)
+    both.wait_for(lambda: lost(1) in both.text(), "the lost machine's name")
+    heal(1)
+    both.wait_for(lambda: both.text().count("2 trainer ranks and 2 engines") == 2, "a start with both")
+    both.wait_for_steps(2)
+    cut(1)
+    both.wait_for(lambda: both.text(1).count("said nothing for") > 0, "the other side's end")
+    both.wait_for(lambda: len(members(1)) <= 1, "the end of all but its agent")
+    both.wait_for(lambda: "1 trainer ranks and 1 engines" in both.text(), "a start with what is left")
+    both.wait_for_steps(2)
+    done = both.end()
+    assert done == list(range(1, len(done) + 1))
+
+
+@pytest.mark.slow
+def test_a_slow_link_makes_a_run_slow_and_changes_nothing(machines: Callable[..., Machines]) -> None:
+    both = machines("loop.steps=12")
+    both.wait_for_steps(2)
+    for node in range(2):
+        limit = f"qdisc change dev {INTERFACE} root tbf rate 2mbit burst 16kb latency 400ms".split()
+        subprocess.run(["tc", "-n", NAMES[node], *limit], timeout=30, check=True)
+    both.wait_for(lambda: both.agents[0].poll() == 0, "the end")
+    assert steps_done(both.folder) == list(range(1, 13))
+    assert "lost: " not in both.text()
+
+
+@pytest.mark.slow
+def test_an_engine_whose_ranks_lie_on_two_machines_agrees_with_the_trainer(
+    machines: Callable[..., Machines],
+) -> None:
+    """Experts are dealt out over both, so every pass crosses the link."""
+    engine = "rollout={dp: 2, tp: 1, expert_parallel: true}"
+    both = machines("loop.steps=4", engine, "loop.max_rollout_mismatch=1e-4", "launch.elastic=[]")
+    both.wait_for(lambda: both.agents[0].poll() == 0, "the end")
+    assert steps_done(both.folder) == [1, 2, 3, 4]
+    assert "2 trainer ranks and 1 engines on 2 slots" in both.text()
+    differences = [row["policy/rollout_logprob_diff_max"] for row in rows(both.folder) if row["step"] > 0]
+    assert all(0 < each < 1e-4 for each in differences), differences
