@@ -34,6 +34,7 @@ SHARED_MEMORY = Path("/dev/shm")
 LEAST_STORE_BYTES = 80 << 20
 """Ray refuses a smaller object store."""
 WATCHER = Path(__file__).with_name("session_watcher.py")
+AGENT = Path(__file__).with_name("plain_agent.py")
 
 
 @contextlib.contextmanager
@@ -119,17 +120,26 @@ def _start_named() -> Iterator[None]:
 @contextlib.contextmanager
 def _few_services() -> Iterator[None]:
     """Ray starts no service that a run on one machine leaves unused: each takes a second of processor and then some of every
-    step, and `ray.init` waits for the dashboard's server even where it serves no dashboard. It has settings for none of them."""
+    step, and `ray.init` waits for the dashboard's server even where it serves no dashboard. It has settings for none of them.
+    Each node's agent is started as where the dashboard's packages are missing (plain_agent.py)."""
+    from unittest.mock import patch
+
+    from ray._private import ray_constants, services, utils
     from ray._private.node import Node
 
-    usual = {name: getattr(Node, name) for name in UNUSED_SERVICES}
-    for name in usual:
-        setattr(Node, name, lambda node, **settings: None)
-    try:
+    python = services._build_python_executable_command_memory_profileable
+
+    def command(component: str, session_dir: str, unbuffered: bool = True) -> list[str]:
+        is_agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
+        return [*python(component, session_dir, unbuffered), *([str(AGENT)] if is_agent else [])]
+
+    missing = ImportError("a dashboard is not asked for")
+    with contextlib.ExitStack() as changed:
+        for name in UNUSED_SERVICES:
+            changed.enter_context(patch.object(Node, name, lambda node, **settings: None))
+        changed.enter_context(patch.object(services, python.__name__, command))
+        changed.enter_context(patch.object(utils, "get_dashboard_dependency_error", lambda: missing))
         yield
-    finally:
-        for name, method in usual.items():
-            setattr(Node, name, method)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
-"""A Ray that does not come up is one of our errors, and leaves nothing."""
+"""The Ray that a run starts on its machine has what it uses; one that does not come up is one of our errors, and leaves nothing."""
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mrl.config.sections.launch import LaunchSection
@@ -24,3 +26,22 @@ def test_a_ray_that_does_not_start_says_what_can_be_done(
     ):
         pass
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.integration
+def test_the_processes_of_a_run_s_ray_are_those_that_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with cluster(LaunchSection(), num_slots=1):
+        from ray._private.worker import _global_node
+
+        assert _global_node is not None
+        commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+        log = Path(_global_node.get_logs_dir_path()) / "dashboard_agent.log"
+        deadline = time.monotonic() + 60
+        while "Loaded " not in (said := log.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    names = ("session_watcher", "gcs_server", "raylet", "DashboardAgent", "RuntimeEnvAgent")
+    unexpected = [command for command in commands if not any(name in command for name in names)]
+    assert not unexpected and len(commands) == len(names), commands
+    assert "Loaded 0 modules" in said, said

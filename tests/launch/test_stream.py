@@ -121,9 +121,13 @@ def samples_of(run_folder: Path, *, after: int) -> list[dict[str, Any]]:
 
 
 def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
-    """Parked in every sync and gone on with after it, over the cache as it is: several versions in one sample, none computed again."""
+    """Parked in every sync and gone on with after it, over the cache as it is: several versions in one sample, none computed again.
+
+    What an engine ends within a tick of 16 steps it does not park, so there are 16 responses at a time, of up to 24 tokens; and it has
+    ten times the work of an update, so that it is busy when the sync comes, however the machine shares out its processors."""
     more = ("stream={max_age: 2, in_flight: keep}", "loop.schedule=stream", "loop.steps=4", *LONG)
-    more += ("rollout.max_num_seqs=2", "logging.samples_per_step=1000")  # far more work than an update
+    more += ("loop={prompts_per_step: 16, samples_per_prompt: 8}", "rollout.max_num_seqs=16")
+    more += ("logging.samples_per_step=1000",)
     rows = trained(task, tmp_path, "run", *more, *SPLITS["own"], "loop.max_rollout_mismatch=null")[1:]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["optim/grad_norm"] > 0 for row in rows)
     assert sum(row["stream/parked"] for row in rows) > 0 and not any(
