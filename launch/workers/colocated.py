@@ -17,7 +17,7 @@ trainer that has the slot to itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mrl.config.root import Config
@@ -66,6 +66,9 @@ class Hybrid:
         self._clock.listeners += self._listeners
 
     def _start_workers(self) -> list[EngineRank]:
+        return self._start_in_turn()
+
+    def _start_in_turn(self) -> list[EngineRank]:
         """Builds the engines, then the trainer ranks on the slots that sleeping engines left."""
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
@@ -92,15 +95,26 @@ class Hybrid:
         metrics."""
         proved, self._proved = self._proved, None  # what fails is followed by a full session
         session, start = self._session(version, proved), time.monotonic()
+        results = self._hand_over(session)
+        self.version, self._proved = version, version if session.full else proved
+        return {"sync/seconds": time.monotonic() - start, **stats(results)}
+
+    def _hand_over(self, session: Session, engines: Collection[int] | None = None) -> list[Any]:
+        """The trainer's slots to the engines on them, or these, with the weights of a session; what the trainer ranks tell of
+        it."""
         self._offload(keep_parameters=True)
         self.rollout.wake("weights")
-        sends, receives = self.train.send(session), self.rollout.receive(session)
-        deadline = 2 * self._config.sync.deadline_seconds
-        results = self.train.wait({**sends, **receives}, deadline_seconds=deadline)
+        results = self._bring(session, engines)
         self._offload(keep_parameters=False)
         self.rollout.wake("kv_cache")
-        self.version, self._proved = version, version if session.full else proved
-        return {"sync/seconds": time.monotonic() - start, **stats([results[name] for name in sends])}
+        return results
+
+    def _bring(self, session: Session, engines: Collection[int] | None = None) -> list[Any]:
+        absent = [] if engines is None else self.rollout.without(engines)
+        sends, receives = self.train.send(session, absent), self.rollout.receive(session, engines)
+        deadline = 2 * self._config.sync.deadline_seconds
+        results = self.train.wait({**sends, **receives}, deadline_seconds=deadline)
+        return [results[name] for name in sends]
 
     def _session(self, version: int, proved: int | None, *, uneven: bool = False) -> Session:
         """To `version`; full where `sync` wants it after the version that was `proved` last. `uneven`: engines may have

@@ -32,6 +32,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
         lambda: biases(config, hf),
         lambda: replay(config, hf, gpus=gpus),
         lambda: messages(config) if gpus else [],
+        lambda: elastic(config) if gpus else [],
         lambda: divisions(config, hf) or _names(config, hf),
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
@@ -94,6 +95,17 @@ def messages(config: Config) -> list[str]:
     ]
 
 
+def elastic(config: Config) -> list[str]:
+    """Says that one plan has one way of weights: NCCL for engines on GPUs of their own, the GPU's memory for those beside the
+    trainer."""
+    if not config.stream.elastic_slots:
+        return []
+    return [
+        "stream.elastic_slots on GPUs: weights would go to one kind of engine as messages and to the other through the GPU's own "
+        "memory, which a weight sync does not mix; set elastic_slots false"
+    ]
+
+
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
     """Names parts of the model that training.layout or rollout.tp cannot split."""
     facts, layout, rollout = Facts(hf, ""), config.training.layout, config.rollout
@@ -139,7 +151,7 @@ def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
     for first in range(0, len(slots), rollout.tp):
         own = sorted({nodes[slot] for slot in slots[first : first + rollout.tp]})
         if len(own) > 1:
-            after = f" and the {slots.start} slots of the trainer before them" * bool(slots.start)
+            after = f" and the {slots[0]} slots of the trainer before them" * bool(slots[0])
             engine, rank = divmod(first // rollout.tp, rollout.dp)
             which = f"engine {engine}" + f", dp rank {rank}," * (rollout.dp > 1)
             return [

@@ -122,6 +122,11 @@ class InFlight:
         """Whether requests are out and no engine works: until one is brought in nothing comes."""
         return len(self._drafts) > self._drafts.num_parked and not self._rollout.at_work()
 
+    @property
+    def num_out(self) -> int:
+        """Requests that engines have."""
+        return len(self._drafts) - self._drafts.num_parked
+
     def under_way(self) -> Sequence[Any]:
         """The engines' calls whose end is worth a poll."""
         return self._rollout.under_way()
@@ -144,10 +149,23 @@ class InFlight:
         engines = self.arrivals.engines(self._rollout, timeout_seconds)
         responses = self._rollout.take(engines)
         self.arrivals.brought(engines, responses)
+        self._go_on_elsewhere(responses)
+
+    def _go_on_elsewhere(self, responses: Sequence[Response]) -> int:
+        """Takes responses, of which those that an engine gave up are asked again where engines serve; how many."""
         self._answered(responses)
-        lost = [r.request_id for r in responses if r.status is Status.PARKED]
-        if again := [name for name in lost if sample_of(name)[0] not in self._resting]:
+        given_up = [r.request_id for r in responses if r.status is Status.PARKED]
+        if again := [name for name in given_up if sample_of(name)[0] not in self._resting]:
             self._rollout.submit(self._drafts.resubmit(again))
+        return len(again)
+
+    def spread(self) -> int:
+        """Engines that rested serve too, and share what the others had not begun; the requests that moved."""
+        return self._go_on_elsewhere(self._rollout.join())
+
+    def gather(self) -> int:
+        """These engines rest again: what they had goes on in the others; the requests that moved."""
+        return self._go_on_elsewhere(self._rollout.leave())
 
     def _ask_environments(self, timeout_seconds: float) -> bool:
         """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""

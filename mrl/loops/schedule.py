@@ -35,6 +35,10 @@ class Engines(Protocol):
 
     def rest(self) -> None: ...
 
+    def wake(self) -> None:
+        """Engines on the trainer's slots get these, and the weights that are served. Only with elastic slots."""
+        ...
+
 
 class Supply(Protocol):
     """Where a schedule's groups come from, as far as checkpoints and the ledger's lines go."""

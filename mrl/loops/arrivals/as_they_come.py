@@ -41,6 +41,14 @@ class Rollout(Protocol):
         """What waits may be begun, beside what is submitted next."""
         ...
 
+    def join(self) -> list[Response]:
+        """Engines that rested serve too: what the others had not begun, PARKED. Only with elastic slots."""
+        ...
+
+    def leave(self) -> list[Response]:
+        """They rest: what they had, finished or PARKED."""
+        ...
+
     def under_way(self) -> Sequence[Any]:
         """Calls of the engines, for whoever waits for their end."""
         ...
