@@ -153,8 +153,11 @@ class Producer:
 
     @property
     def lacks_responses(self) -> bool:
-        """Whether the oldest group waits for engines."""
-        return self._held_by() == "engines"
+        """Whether the next groups, as many as a step takes, wait for engines."""
+        oldest = self._ledger.entries(State.MAKING, State.KEPT)[: self._admission.batch]
+        indices = [entry.index for entry in oldest if entry.state is State.MAKING]
+        in_flight = self._in_flight
+        return any(in_flight.num_unanswered([i]) and not in_flight.waits_for_environments(i) for i in indices)
 
     @property
     def num_out(self) -> int:

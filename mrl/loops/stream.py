@@ -107,11 +107,11 @@ class StreamLoop(Schedule):
                         f"{self._producer.waiting_for()}"
                     )
                 step.metrics["stream/waited"] = 1.0
+                if self.elastic is not None:
+                    self.elastic.look(lambda: self._sync_early(step))
                 self._producer.pump(1.0)
                 if self._steps_since_sync and self._producer.stranded:
                     self._sync_early(step)
-                if self.elastic is not None:
-                    self.elastic.look(lambda: self._sync_early(step))
             if self.elastic is not None:
                 self.elastic.give_back()
                 step.metrics |= self.elastic.take_metrics()
