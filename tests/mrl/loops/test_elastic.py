@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from mrl.loops.stream import StreamLoop
 from mrl.pool.waking import Waking
 from mrl.report.audit import audit, text
 from mrl.rollout.request import Request, Response, Round
@@ -101,7 +102,7 @@ def test_each_prompt_once_whenever_engines_wake(words: tuple[str], seed: int, tm
     run = TableRun(config)
     run.engines.tokens_per_poll, run.engines.at_once = 1, 12
     lent = Lent(run, dice)
-    assert run.loop.elastic is not None
+    assert isinstance(run.loop, StreamLoop) and run.loop.elastic is not None
     run.loop.elastic.rule = Dice(dice)
     assert run.finished() == "done"
     rows = [row for row in run.rows() if row["step"] > 0]
