@@ -54,16 +54,22 @@ class Eager(Waking):
         return unfinished > AT_ONCE
 
 
+MESSAGES = ("sync.transport=distributed", "training.layout={tp: 1, pp: 1, ep: 1, dp: 2}")
+
+
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(MESSAGES, marks=pytest.mark.slow)], ids=["memory", "messages to two"]
+)
 def test_engines_wake_on_the_trainers_slots_and_every_token_is_of_its_stamp(
-    task: Path, tmp_path: Path
+    words: tuple[str, ...], task: Path, tmp_path: Path
 ) -> None:
-    config = tiny_config(task / "model", task, *ELASTIC, f"run.folder={tmp_path}")
+    config = tiny_config(task / "model", task, *ELASTIC, f"run.folder={tmp_path}", *words)
     folder, groups = RunFolder(config.run_folder), []
     with assembled(config, log_folder=tmp_path / "logs") as parts:
         recorder = Recorder(config, folder, parts.clock, first_step=0)
         loop = parts.loop(recorder, Checkpoints(config, folder))
         assert isinstance(loop, StreamLoop) and loop.elastic is not None
-        loop.elastic.rule = Eager(own=1, sleepers=1, at_once=AT_ONCE)
+        loop.elastic.rule = Eager(own=1, sleepers=len(config.sleepers), at_once=AT_ONCE)
         loop.on_batch = groups.append
         loop.start()
         for version in loop.steps():
@@ -113,11 +119,13 @@ def assert_each_age_is_bounded(steps: Sequence[Sequence[Group]]) -> None:
 
 
 def assert_who_answered(groups: Sequence[Group]) -> None:
-    """Both engines, and one went on with what the other had begun."""
+    """All engines, and one went on with what another had begun."""
     segments = [sample.segments for group in groups for sample in group.samples]
     engines = [{segment.engine for segment in each} for each in segments]
-    assert any(found == {1} for found in engines), "the engine on the trainer's slot answered nothing alone"
-    assert any(found == {0, 1} for found in engines), "no response moved"
+    assert any(0 not in found for found in engines), (
+        "no engine on the trainer's slots answered anything alone"
+    )
+    assert any(len(found) > 1 for found in engines), "no response moved"
 
 
 def assert_log_probs_are_of_the_stamps(groups: Sequence[Group], folder: Path, *, source: Path) -> None:
