@@ -146,20 +146,20 @@ def rule(needed: float, hand_overs: float) -> Waking:
     return waking
 
 
-def test_waking_pays_where_what_is_left_is_worth_two_hand_overs() -> None:
-    waking = rule(20.0, hand_overs=3.0)
+def test_waking_pays_where_what_is_left_is_worth_the_hand_overs_twice() -> None:
+    waking = rule(20.0, hand_overs=1.5)
     assert waking.left(4.0) == pytest.approx(6.0)
-    assert not waking.pays(4.0, 32), "half of 6 seconds, exactly what it costs"
+    assert not waking.pays(4.0, 32), "half of 6 seconds, exactly twice what it costs"
     assert waking.pays(3.9, 32) and not waking.pays(4.1, 32)
     assert not waking.pays(3.9, 16) and not waking.pays(3.9, 0), "its own engines run all at once already"
     assert waking.pays(0.0, 24) and not waking.pays(3.9, 24), "a third of them would move"
 
 
 def test_what_is_overdue_is_expected_to_take_as_long_again() -> None:
-    waking = rule(20.0, hand_overs=3.0)
+    waking = rule(20.0, hand_overs=1.5)
     assert not waking.pays(10.0, 32) and not waking.pays(15.9, 32) and waking.pays(16.1, 32)
     first = Waking(own=1, sleepers=1, at_once=8)
-    first.hand_overs = 3.0
+    first.hand_overs = 1.5
     first.work(0.0, 1)
     assert not first.pays(5.9, 16) and first.pays(6.1, 16), "nothing is known of the first step"
 
