@@ -148,7 +148,7 @@ def _config(options: argparse.Namespace, folder: str) -> Config:
         [ROOT / "configs/quickstart.yaml"],
         [
             f"run={{name: driver, folder: {folder}}}",
-            f"model={{path: {folder}/model, max_length: {most + 512}}}",
+            f"model={{path: {folder}/model, max_length: {most + 512}, new: {{}}}}",
             f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2}}",
             "algorithm.filter=null",
             "training.layout={ep: 1, dp: 2}",
