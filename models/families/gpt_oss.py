@@ -69,8 +69,9 @@ class GptOss(Family):
         }
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """Windows of an eighth of the length, YaRN that stretches half of it twofold."""
+        """Windows of an eighth of the length, YaRN that stretches half of it twofold, whose bounds vLLM asks for."""
         stretched = {"factor": 2.0, "original_max_position_embeddings": -(-max_length // 2)}
+        stretched |= {"beta_fast": 32.0, "beta_slow": 1.0}
         return {
             "intermediate_size": new.expert_size,
             "num_local_experts": new.num_experts,
