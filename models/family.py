@@ -15,6 +15,7 @@ from mrl.errors import ConfigError
 from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.hf_config import (
+    FP8,
     HARMLESS,
     HfConfig,
     Noted,
@@ -68,6 +69,8 @@ class Family:
     """The kinds of layers in `layer_types` that training implements."""
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
     """The rotary embeddings that training implements."""
+    quantised: ClassVar[tuple[str, ...]] = (FP8,)
+    """The methods by which a folder's weights may be quantised; training reads them as what they mean."""
     partial_rotary: ClassVar[bool] = False
     """Whether config.json may say that only a share of each head is turned."""
     output_gate: ClassVar[bool] = False
@@ -115,7 +118,7 @@ class Family:
 
     def unsupported(self, hf: HfConfig) -> list[str]:
         """What config.json asks for and training does not implement, as text; planning does not ask."""
-        problems = unsupported_values(hf, self.implemented)
+        problems = unsupported_values(hf, self.implemented, self.quantised)
         least = self.fewest_experts_per_token
         if least > 1 and (count := field(hf, "num_experts_per_tok")) < least:
             problems.append(f"num_experts_per_tok = {count} (only {least} and more)")

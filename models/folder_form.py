@@ -4,7 +4,8 @@ The tables know a model of text, each expert of which has tensors of its own. A 
 too has those of text under a prefix; and some hold a layer's experts in two tensors [experts, rows, columns], each
 expert's gate above its up. Qwen3.5 is published so; transformers 5.19 writes each expert by itself. Which form a
 folder has its own names say, so that both are read, and an export has the form of the folder that training began
-from. (gpt-oss has one form alone, which its tables know: `CheckpointTensor.stack`.)
+from. (gpt-oss has one wide form alone, which its tables know: `CheckpointTensor.stack`; as published its experts are mxfp4,
+two tensors for one, and an export of them is wide.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from mrl.models import microscaling
 from mrl.models.tensors import CheckpointTensor
 
 _TEXT, _TEXT_BESIDE_IMAGES = "model.", "model.language_model."
@@ -89,6 +91,8 @@ class FolderForm:
 
     beside_images: bool = False
     packed_experts: bool = False
+    microscaled: bool = False
+    """Whether stacked experts are mxfp4."""
 
     @classmethod
     def of(cls, names: Collection[str]) -> FolderForm:
@@ -96,7 +100,23 @@ class FolderForm:
         return cls(
             beside_images=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
             packed_experts=any(name.endswith(".experts.gate_up_proj") for name in names),
+            microscaled=any(name.endswith(f"_proj{microscaling.BLOCKS}") for name in names),
         )
+
+    def is_microscaled(self, tensor: CheckpointTensor) -> bool:
+        """Whether the folder has a checkpoint tensor in mxfp4."""
+        return self.microscaled and bool(tensor.stack) and len(tensor.shape) > 1
+
+    def stored_names(self, tensor: CheckpointTensor) -> list[str]:
+        """The folder's tensors that hold a checkpoint tensor.
+
+        >>> FolderForm(microscaled=True).stored_names(CheckpointTensor("down_proj", (512, 32), "bfloat16", stack=8))
+        ['down_proj_blocks', 'down_proj_scales']
+        """
+        name = self.name(tensor.name)
+        if self.is_microscaled(tensor):
+            return [name + microscaling.BLOCKS, name + microscaling.SCALES]
+        return [name]
 
     def name(self, tensor: str) -> str:
         """The folder's name of a checkpoint tensor, packed or not.

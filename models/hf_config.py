@@ -7,7 +7,7 @@ alone reads in that family's file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mrl.errors import ConfigError
@@ -16,9 +16,13 @@ from mrl.models.tensors import BLOCK
 HfConfig = Mapping[str, Any]
 
 QUANTIZATION = "quantization_config"
-"""The key that says how a folder's linear weights are quantised: DeepSeek-V3's and Qwen3's FP8 folders hold
-float8_e4m3fn values in `X.weight` and the scale of each block in `X.weight_scale_inv`; weight = value *
-scale."""
+"""The key that says how a folder's linear weights are quantised."""
+
+FP8 = "fp8"
+"""The method of DeepSeek-V3's and Qwen3's FP8 folders, which hold float8_e4m3fn values in `X.weight` and the scale of
+each block in `X.weight_scale_inv`; weight = value * scale."""
+MXFP4 = "mxfp4"
+"""The method of gpt-oss's folders (models/microscaling.py)."""
 
 E4M3 = ("e4m3", "float8_e4m3fn")
 """What published folders call the type of their values."""
@@ -104,13 +108,21 @@ def checkpoint_dtype(hf: HfConfig) -> str:
     return str(hf.get("dtype") or hf.get("torch_dtype") or "bfloat16").removeprefix("torch.")
 
 
+def stored_method(hf: HfConfig) -> str:
+    """By which method a folder's weights are quantised; nothing where they are wide."""
+    return (hf.get(QUANTIZATION) or {}).get("quant_method", "")
+
+
 def stored_block(hf: HfConfig) -> int:
     """The edge of the blocks in which a folder's linear weights are float8; 0 where they are not."""
-    return BLOCK if hf.get(QUANTIZATION) else 0
+    return BLOCK if stored_method(hf) == FP8 else 0
 
 
-def unsupported_values(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """The keys, as text, that have another value than those `allowed`, and a quantisation that is not read.
+def unsupported_values(
+    hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]], methods: Collection[str]
+) -> list[str]:
+    """The keys, as text, that have another value than those `allowed`, and a quantisation that is not by one of
+    `methods`, as they are read.
 
     No family implements another activation than SiLU, or leaves a part of the attention out at random; biases
     of the attention are a family's own matter.
@@ -125,11 +137,22 @@ def unsupported_values(hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]]) -> 
         for key, values in allowed.items()
         if hf.get(key) not in values
     ]
-    settings = hf.get(QUANTIZATION) or {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
-    form = settings.get("quant_method"), settings.get("weight_block_size")
-    if form != ("fp8", [BLOCK, BLOCK]) or settings.get("fmt", "e4m3") not in E4M3:
+    settings = hf.get(QUANTIZATION)
+    if settings and not (stored_method(hf) in methods and _is_read(settings)):
         shown = {
             key: settings[key] for key in ("quant_method", "weight_block_size", "fmt") if key in settings
         }
-        problems.append(f"{QUANTIZATION} = {shown!r} (only fp8 e4m3 in blocks of {BLOCK} x {BLOCK})")
+        read = " or ".join(_READ[method] for method in methods) or "wide weights"
+        problems.append(f"{QUANTIZATION} = {shown!r} (only {read})")
     return problems
+
+
+_READ = {FP8: f"fp8 e4m3 in blocks of {BLOCK} x {BLOCK}", MXFP4: "mxfp4"}
+"""What is read of each method."""
+
+
+def _is_read(settings: Mapping[str, Any]) -> bool:
+    """Whether a quantisation by a known method has the form that is read."""
+    return settings["quant_method"] == MXFP4 or (
+        settings.get("weight_block_size") == [BLOCK, BLOCK] and settings.get("fmt", "e4m3") in E4M3
+    )

@@ -1,4 +1,5 @@
-"""A folder as DeepSeek-V3 or V3.1 is published, float8 values and scales, and its wide twin with what these values mean."""
+"""Folders as DeepSeek-V3 or V3.1 is published, float8 values and scales, and as gpt-oss is, mxfp4, and their wide twins with
+what these values mean."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import shutil
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from transformers.utils.quantization_config import Mxfp4Config
 
 EDGE = 128
 LINEAR = re.compile(r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj)\.weight$")
@@ -44,3 +47,30 @@ def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = 
     save_file(scales, published / "scales.safetensors")
     files = dict.fromkeys(values, "values.safetensors") | dict.fromkeys(scales, "scales.safetensors")
     (published / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def publish_mxfp4(source: Path, published: Path, wide: Path) -> None:
+    """Writes both from a folder of gpt-oss with one safetensors file: experts of random numbers under random scales near the
+    spread that random weights have. What they mean is transformers' word. (Its save_pretrained() of such a model leaves the
+    experts out, in 5.19.)"""
+    random, tensors = torch.Generator().manual_seed(0), {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = tensor.bfloat16()
+            continue
+        experts, columns, rows = tensor.shape
+        shape = (experts, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.randint(256, (*shape, 16), generator=random, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(118, 124, shape, generator=random, dtype=torch.uint8)
+    config = json.loads((source / "config.json").read_text()) | {"dtype": "bfloat16"}
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    for folder, written in ((wide, config), (published, config | {"quantization_config": settings})):
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        (folder / "config.json").write_text(json.dumps(written))
+    save_file(tensors, published / "model.safetensors", metadata={"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        published, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16
+    )
+    meant = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(meant, wide / "model.safetensors", metadata={"format": "pt"})

@@ -3,7 +3,8 @@ a clamped activation whose folder tensors are transposed stacks.
 
 Source of the forms: transformers 5.19, models/gpt_oss; of vLLM's names: vllm 0.32,
 model_executor/models/gpt_oss.py. Trainer and engine hold the experts alike, rows of gate and up by turns, so
-that a weight sync moves rows; only a folder has each expert transposed (`CheckpointTensor.stack`).
+that a weight sync moves rows; only a folder has each expert transposed (`CheckpointTensor.stack`), or in mxfp4, as
+published (models/microscaling.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mrl.config.sections.model import NewModelSection
 from mrl.errors import ConfigError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.family import Family
-from mrl.models.hf_config import QUANTIZATION, HfConfig, field
+from mrl.models.hf_config import MXFP4, HfConfig, field
 from mrl.models.layout import Layout, Place
 from mrl.models.tensors import LocalTensor, Piece, Row, Segment, Spec, whole
 
@@ -41,6 +42,7 @@ class GptOss(Family):
     harmless = ("experts_per_token", "initial_context_length")
     layer_kinds = (WINDOWED, FULL)
     rope_kinds = ("yarn",)
+    quantised = (MXFP4,)
 
     def qkv_bias(self, hf: HfConfig) -> bool:
         return True
@@ -50,11 +52,6 @@ class GptOss(Family):
         kinds = layer_types(hf)
         if kinds != [FULL if number % 2 else WINDOWED for number in range(len(kinds))]:
             problems.append("layer_types in another order than sliding_attention, full_attention (vLLM's)")
-        if (hf.get(QUANTIZATION) or {}).get("quant_method") == "mxfp4":
-            problems.append(
-                "quant_method = 'mxfp4' (load it with transformers' Mxfp4Config(dequantize=True), save it in "
-                "bfloat16, and give that folder)"
-            )
         return problems
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mrl.models import delta_net, rows
 from mrl.models.delta_net import DeltaNet
 from mrl.models.engine_rows import EngineRows
 from mrl.models.families.qwen3 import Qwen3Moe
-from mrl.models.hf_config import QUANTIZATION, HfConfig, field
+from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import Layout, divide
 from mrl.models.tensors import LocalTensor, Row, Segment, Spec
 
@@ -29,6 +29,7 @@ class Qwen3Next(Qwen3Moe):
     partial_rotary = True
     output_gate = True
     layer_kinds = ("linear_attention", "full_attention")
+    quantised = ()
     harmless = (*Qwen3Moe.harmless, "full_attention_interval")
 
     def is_delta_net(self, hf: HfConfig, number: int) -> bool:
@@ -43,12 +44,6 @@ class Qwen3Next(Qwen3Moe):
     def untrained(self, hf: HfConfig) -> tuple[str, ...]:
         """The prefix of the multi-token-prediction layer."""
         return ("mtp.",)
-
-    def unsupported(self, hf: HfConfig) -> list[str]:
-        problems = super().unsupported(hf)
-        if hf.get(QUANTIZATION):
-            problems.append(f"{QUANTIZATION} (delta nets are read and served wide only)")
-        return problems
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:
         if layout.cp > 1:

@@ -10,7 +10,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.families import family_of
-from mrl.models.hf_config import QUANTIZATION, language_model, stored_block
+from mrl.models.hf_config import FP8, MXFP4, QUANTIZATION, language_model, stored_method
 from mrl.models.tensors import TRAINER
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.manifest import RankManifest
@@ -23,8 +23,9 @@ def overrides(
     hf = language_model(json.loads((Path(model_path) / "config.json").read_text()))
     settings = quantised.engine_settings(hf["num_hidden_layers"])
     if rollout.quantization == "none":
-        # Wide weights will come, unless the folder's own are read; some folders do not say that routers are wide.
-        return {QUANTIZATION: settings if real_weights else None} if stored_block(hf) else {}
+        if real_weights and on_cpu:
+            _require_cpu_microscaled(hf, model_path)
+        return _as_stored(hf, settings) if real_weights else _wide(hf)
     if real_weights:
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: weights are quantised at a weight sync, and here they are read from "
@@ -34,6 +35,30 @@ def overrides(
     if on_cpu:
         require_cpu(rollout)
     return {QUANTIZATION: settings}
+
+
+def _as_stored(hf: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Of an engine that reads the folder's weights as they are; some float8 folders do not say that routers are wide."""
+    return {QUANTIZATION: settings} if stored_method(hf) == FP8 else {}
+
+
+def _wide(hf: dict[str, Any]) -> dict[str, Any]:
+    """Of an engine to which wide weights will come, whatever the folder holds. vLLM's gpt-oss asks for the method
+    wherever config.json has the key: an empty word is none."""
+    if not (method := stored_method(hf)):
+        return {}
+    return {QUANTIZATION: {"quant_method": ""} if method == MXFP4 else None}
+
+
+def _require_cpu_microscaled(hf: dict[str, Any], model_path: str) -> None:
+    """ConfigError where a folder's mxfp4 weights are to be served as they are by a CPU that has no kernel for them."""
+    import torch
+
+    if stored_method(hf) == MXFP4 and not torch.cpu._is_amx_tile_supported():
+        raise ConfigError(
+            f"{model_path} holds mxfp4 weights, which vLLM serves as they are on CPUs with AMX, which this machine lacks; "
+            "evaluate an export (mrl export writes wide weights), or use a GPU"
+        )
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:

@@ -41,8 +41,8 @@ def name_loaders(model: Any) -> None:
 def quantised_block(model_config: Any) -> int:
     """Edge of the blocks by which the engine's weights are quantised; 0 where they are not. WeightSyncError
     for other forms."""
-    settings = getattr(model_config.hf_config, "quantization_config", None)
-    if not settings:
+    settings: Any = getattr(model_config.hf_config, "quantization_config", None) or {"quant_method": ""}
+    if settings.get("quant_method") == "":  # as mrl/rollout/quantised.py says it of a folder that is not wide
         return 0
     rows, cols = settings.get("weight_block_size") or (0, 0)
     if settings.get("quant_method") != "fp8" or rows != cols or not rows:

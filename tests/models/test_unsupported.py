@@ -94,7 +94,8 @@ def test_published_models_are_implemented(folder: str) -> None:
         (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit = 5.0 (only None or 7.0)"),
         (GPT_OSS, {"attention_bias": False}, "attention_bias = False (only True)"),
         (GPT_OSS, {"layer_types": ["full_attention"] * 24}, "layer_types in another order than sliding_attention"),
-        (GPT_OSS, {"quantization_config": {"quant_method": "mxfp4"}}, "Mxfp4Config(dequantize=True)"),
+        (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "'fp8'} (only mxfp4)"),
+        (OLMOE, {"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'} (only fp8 e4m3 in blocks"),
     ],
 )  # fmt: skip
 def test_others_are_named(hf: dict[str, Any], changes: dict[str, Any], named: str) -> None:

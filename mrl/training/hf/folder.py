@@ -18,9 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mrl.errors import ConfigError
+from mrl.models import microscaling
 from mrl.models.family import Family
 from mrl.models.folder_form import FolderForm, Home
 from mrl.models.hf_config import HfConfig, language_model, stored_block
+from mrl.models.kernels.microscaling import widened
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.boxes import Box
@@ -120,7 +122,7 @@ def check_names(
     none are. Returns the names that are left out because they begin with one of `untrained`.
     """
     form = FolderForm.of(files)
-    names = {form.name(tensor.name) for tensor in quantised.checkpoint(expected, block)}
+    names = {name for tensor in quantised.checkpoint(expected, block) for name in form.stored_names(tensor)}
     left_out = {name for name in files if name.startswith(untrained)}
     present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
     if missing := sorted(names - present):
@@ -169,14 +171,21 @@ def _stored_boxes(
     block: int,
 ) -> Iterator[tuple[int, Tensor]]:
     """(index, stored values, made wide where they are quantised), file by file and by name."""
-    homes = FolderForm.of(files).homes(expected)
+    form, expected = FolderForm.of(files), list(expected)
+    homes, tensors = form.homes(expected), {tensor.name: tensor for tensor in expected}
     by_file: dict[Path, list[int]] = defaultdict(list)
     for index in sorted(range(len(boxes)), key=lambda n: boxes[n][0]):
-        by_file[files[homes[boxes[index][0]].tensor.name]].append(index)
+        by_file[files[form.stored_names(tensors[boxes[index][0]])[0]]].append(index)
     for indices in by_file.values():
         with _OpenFiles(files) as opened:
             for index in indices:
                 name, (start, shape) = boxes[index]
+                if form.is_microscaled(tensors[name]):
+                    yield (
+                        index,
+                        _microscaled(opened, form.stored_names(tensors[name]), tensors[name], start, shape),
+                    )
+                    continue
                 home = homes[name]
                 values = _values(opened.slice(home.tensor.name, home.tensor.shape), home, start, shape)
                 if block and quantised.quantises(name):
@@ -227,13 +236,38 @@ def _values(stored: Any, home: Home, start: tuple[int, ...], shape: tuple[int, .
     tensor = home.tensor.parts[0][0]
     if not tensor.stack:
         return stored[_slices(start, shape)]
-    share, end, columns = tensor.shape[0] // tensor.stack, start[0] + shape[0], _slices(start[1:], shape[1:])
-    rows = []
-    for part in range(start[0] // share, -(-end // share)):
-        low, high = max(start[0] - part * share, 0), min(end - part * share, share)
-        values = stored[(slice(part, part + 1), *columns, slice(low, high))][0]
+    columns, rows = _slices(start[1:], shape[1:]), []
+    for part, own in _parts(tensor, start[0], shape[0]):
+        values = stored[(slice(part, part + 1), *columns, own)][0]
         rows.append(values.t() if columns else values)
     return torch.cat(rows)
+
+
+def _microscaled(
+    opened: _OpenFiles,
+    names: Sequence[str],
+    tensor: CheckpointTensor,
+    start: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> Tensor:
+    """A box [rows, columns] float32 of a stacked checkpoint tensor from its mxfp4 blocks and scales."""
+    blocks, scales = (
+        opened.slice(name, stored)
+        for name, stored in zip(names, microscaling.stored_shapes(tensor), strict=True)
+    )
+    groups = slice(start[1] // microscaling.BLOCK, -(-(start[1] + shape[1]) // microscaling.BLOCK))
+    rows = [
+        widened(blocks[part : part + 1, own, groups][0], scales[part : part + 1, own, groups][0])
+        for part, own in _parts(tensor, start[0], shape[0])
+    ]
+    return torch.cat(rows).narrow(1, start[1] - groups.start * microscaling.BLOCK, shape[1])
+
+
+def _parts(tensor: CheckpointTensor, first: int, count: int) -> Iterator[tuple[int, slice]]:
+    """The parts of a stack that hold `count` rows from `first`, with their own rows."""
+    share, end = tensor.shape[0] // tensor.stack, first + count
+    for part in range(first // share, -(-end // share)):
+        yield part, slice(max(first - part * share, 0), min(end - part * share, share))
 
 
 def _widened(

@@ -1,5 +1,6 @@
 """Engines that cannot have quantised weights are named before they start; the others are told exactly what to quantise."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,20 @@ def test_a_folder_of_float8_weights_serves_wide_ones_unless_asked_for_or_read_it
     served = told(published, quantization="fp8_block")
     assert served["quantization_config"]["modules_to_not_convert"]
     assert told(published, real_weights=True) == served
+
+
+def test_a_folder_of_mxfp4_weights_serves_wide_ones_unless_it_is_read_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's gpt-oss asks any `quantization_config` for its method, also one that is null."""
+    published = folder(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    assert told(published) == {"quantization_config": {"quant_method": ""}}
+    assert told(published, real_weights=True) == {}
+    for has_kernels in (True, False):
+        monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda has=has_kernels: has)
+        expected = contextlib.nullcontext() if has_kernels else pytest.raises(ConfigError, match="mrl export")
+        with expected:
+            assert overrides(RolloutSection(), published, on_cpu=True, real_weights=True) == {}
 
 
 def test_a_split_inside_a_block_is_named_with_a_way_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mrl.models.hf_config import stored_block
 from mrl.models.layout import Layout
 from mrl.training.hf import export
 from mrl.training.hf import folder as hf_folder
-from tests.published import publish
+from tests.published import publish, publish_mxfp4
 from tests.tiny_models import write_model
 
 LAYOUTS = [
@@ -149,6 +149,54 @@ def test_published_float8_weights_load_as_what_they_mean(
     assert all(torch.equal(published[key], wide[key]) for key in wide)
     coarse = load_all(source, layout)
     assert sum(not torch.equal(coarse[key], wide[key]) for key in wide) > len(wide) / 3
+
+
+@pytest.fixture(scope="module")
+def microscaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `published` and `wide`."""
+    folder = tmp_path_factory.mktemp("mxfp4")
+    source = write_model(folder / "source", "gpt_oss", hidden_size=64, intermediate_size=96)
+    publish_mxfp4(source, folder / "published", folder / "wide")
+    return folder
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, pp=2, ep=4, dp=2)], ids=str)
+def test_published_mxfp4_weights_load_as_transformers_reads_them(layout: Layout, microscaled: Path) -> None:
+    require_trainable(hf_folder.read_config(microscaled / "published"))
+    check(microscaled / "published")
+    published, wide = load_all(microscaled / "published", layout), load_all(microscaled / "wide", layout)
+    assert published.keys() == wide.keys()
+    assert all(torch.equal(published[key], wide[key]) for key in wide)
+    assert any(name.endswith("experts.weight1") and tensor.std() > 0 for (*_, name), tensor in wide.items())
+
+
+def test_any_box_of_mxfp4_weights_is_read(microscaled: Path) -> None:
+    """Rows of several experts, and columns that begin and end inside a block."""
+    config = hf_folder.read_config(microscaled / "published")
+    family, name = family_of(config), "model.layers.1.mlp.experts.down_proj"
+    boxes = [(name, ((70, 5), (150, 40))), (name, ((3, 64), (1, 32))), (name, ((0, 0), (8 * 64, 96)))]
+    read = [
+        dict(hf_folder.read_boxes(microscaled / folder, family, config, torch.bfloat16, boxes))
+        for folder in ("published", "wide")
+    ]
+    assert [read[0][n].shape for n in range(3)] == [(150, 40), (1, 32), (512, 96)]
+    assert all(torch.equal(read[0][n], read[1][n]) for n in range(3))
+
+
+def test_mxfp4_weights_of_another_shape_or_without_scales_are_named(
+    microscaled: Path, tmp_path: Path
+) -> None:
+    published, name = microscaled / "published", "model.layers.0.mlp.experts.gate_up_proj"
+    (tmp_path / "config.json").write_text((published / "config.json").read_text())
+    tensors = load_file(published / "model.safetensors")
+    cut = tensors[f"{name}_scales"][:, :, :1].contiguous()
+    save_file(tensors | {f"{name}_scales": cut}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"gate_up_proj_scales .* is \[8, 192, 1\], .* says \[8, 192, 2\]"):
+        check(tmp_path)
+    del tensors[f"{name}_scales"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"lacks 1 of .*layers\.0\.mlp\.experts\.gate_up_proj_scales"):
+        check(tmp_path)
 
 
 def test_missing_scales_are_named(tmp_path: Path) -> None:

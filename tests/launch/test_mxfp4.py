@@ -1,0 +1,54 @@
+"""`mrl train` from a folder of gpt-oss as it is published, mxfp4: engines serve what the trainer read, and the export is wide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.observe.metrics_log import read
+from mrl.prepare import new_model
+from tests.launch.command import run
+from tests.launch.tiny_runs import words
+from tests.published import publish_mxfp4
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The task's folder with a tiny gpt-oss in mxfp4, and with `wide` beside its `model`."""
+    folder = tmp_path_factory.mktemp("mxfp4")
+    new = NewModelSection(
+        family="gpt_oss", num_layers=2, hidden_size=64, expert_size=64, num_experts=4, head_dim=32
+    )
+    model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
+    new_model.ensure(model, [str(task / "train.jsonl")], seed=0)
+    (folder / "task").mkdir()
+    for file in ("train.jsonl", "validation.jsonl"):
+        (folder / "task" / file).symlink_to(task / file)
+    publish_mxfp4(folder / "source", folder / "task" / "model", folder / "wide")
+    return folder
+
+
+def test_published_mxfp4_weights_are_trained_served_and_exported(published: Path, tmp_path: Path) -> None:
+    task = published / "task"
+    more = ("loop.steps=2", "training.spec=local", "training.layout={ep: 2, dp: 2}", "rollout.dtype=float32")
+    run("train", *words(task, tmp_path, "run", *more), log=tmp_path / "log")
+    rows = read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["optim/grad_norm"] > 0 and row["policy/rollout_difference_max"] < 1e-4 for row in rows[1:])
+
+    run("export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), log=tmp_path / "log")
+    trained, before = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "out", published / "wide")
+    )
+    assert {name: tensor.shape for name, tensor in trained.items()} == {n: t.shape for n, t in before.items()}
+    experts = "model.layers.1.mlp.experts.down_proj"
+    moved = (trained[experts] - before[experts].float()).abs()
+    assert 0 < moved.max() < 5e-3  # two steps at 1e-3
+    assert trained[experts].std() > 0.02
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
