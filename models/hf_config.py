@@ -142,7 +142,7 @@ def unsupported_values(
         shown = {
             key: settings[key] for key in ("quant_method", "weight_block_size", "fmt") if key in settings
         }
-        read = " or ".join(_READ[method] for method in methods) or "wide weights"
+        read = " or ".join([*(_READ[method] for method in methods), "a copy in bfloat16"])
         problems.append(f"{QUANTIZATION} = {shown!r} (only {read})")
     return problems
 

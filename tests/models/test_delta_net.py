@@ -160,7 +160,7 @@ def test_layouts_that_delta_nets_are_not_implemented_in_are_refused_by_name(
 def test_quantised_delta_nets_are_refused_by_name() -> None:
     require_trainable(NEXT)
     settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    with pytest.raises(ConfigError, match=r"\(only wide weights\)"):
+    with pytest.raises(ConfigError, match=r"\(only a copy in bfloat16\)"):
         require_trainable(NEXT | {"quantization_config": settings})
     with pytest.raises(ConfigError, match="delta nets are served wide only"):
         quantised.require_whole_blocks(NEXT, RolloutSection(quantization="fp8_block"))

@@ -94,7 +94,7 @@ def test_published_models_are_implemented(folder: str) -> None:
         (GPT_OSS, {"swiglu_limit": 5.0}, "swiglu_limit = 5.0 (only None or 7.0)"),
         (GPT_OSS, {"attention_bias": False}, "attention_bias = False (only True)"),
         (GPT_OSS, {"layer_types": ["full_attention"] * 24}, "layer_types in another order than sliding_attention"),
-        (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "'fp8'} (only mxfp4)"),
+        (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "'fp8'} (only mxfp4 or a copy in bfloat16)"),
         (OLMOE, {"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'} (only fp8 e4m3 in blocks"),
     ],
 )  # fmt: skip
