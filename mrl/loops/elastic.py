@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from mrl.config.root import Config
 from mrl.loops.produce import Producer
-from mrl.loops.schedule import Engines
+from mrl.loops.schedule import ElasticEngines, Engines
 from mrl.pool.waking import Waking
 
 METRICS: tuple[str, ...] = (
@@ -58,6 +58,7 @@ class ElasticSlots:
             self._wake()
 
     def _wake(self) -> None:
+        assert isinstance(self._engines, ElasticEngines), "only with elastic slots"
         start = time.monotonic()
         with self._engines.train.meanwhile(self._producer.pump):
             self._engines.wake()

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome, ElasticRollout, RewardWorkers, Rollout
 from mrl.loops.episodes import Episodes
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
@@ -161,11 +161,16 @@ class InFlight:
 
     def spread(self) -> int:
         """Engines that rested serve too, and share what the others had not begun; the requests that moved."""
-        return self._go_on_elsewhere(self._rollout.join())
+        return self._go_on_elsewhere(self._elastic.join())
 
     def gather(self) -> int:
         """These engines rest again: what they had goes on in the others; the requests that moved."""
-        return self._go_on_elsewhere(self._rollout.leave())
+        return self._go_on_elsewhere(self._elastic.leave())
+
+    @property
+    def _elastic(self) -> ElasticRollout:
+        assert isinstance(self._rollout, ElasticRollout), "only with elastic slots"
+        return self._rollout
 
     def _ask_environments(self, timeout_seconds: float) -> bool:
         """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""

@@ -9,7 +9,7 @@ import abc
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -35,8 +35,13 @@ class Engines(Protocol):
 
     def rest(self) -> None: ...
 
+
+@runtime_checkable
+class ElasticEngines(Engines, Protocol):
+    """The same, with engines on the trainer's slots beside those that have their own."""
+
     def wake(self) -> None:
-        """Engines on the trainer's slots get these, and the weights that are served. Only with elastic slots."""
+        """Engines on the trainer's slots get these, and the weights that are served."""
         ...
 
 

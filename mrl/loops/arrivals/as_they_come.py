@@ -7,7 +7,7 @@ All else that a driver does follows from what it has taken. So whoever decides t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mrl.rollout.request import Request, Response, Round
 from mrl.samples import Prompt, Sample, Verdict
@@ -41,20 +41,25 @@ class Rollout(Protocol):
         """What waits may be begun, beside what is submitted next."""
         ...
 
-    def join(self) -> list[Response]:
-        """Engines that rested serve too: what the others had not begun, PARKED. Only with elastic slots."""
-        ...
-
-    def leave(self) -> list[Response]:
-        """They rest: what they had, finished or PARKED."""
-        ...
-
     def under_way(self) -> Sequence[Any]:
         """Calls of the engines, for whoever waits for their end."""
         ...
 
     def where(self, prompt: int) -> str:
         """The engine that has a prompt's requests, by name."""
+        ...
+
+
+@runtime_checkable
+class ElasticRollout(Rollout, Protocol):
+    """Engines of which some have the trainer's slots."""
+
+    def join(self) -> list[Response]:
+        """Engines that rested serve too: what the others had not begun, PARKED."""
+        ...
+
+    def leave(self) -> list[Response]:
+        """They rest: what they had, finished or PARKED."""
         ...
 
 
