@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mrl.config.root import Config
 from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, own_gpus
-from mrl.rewards.judges.reward_model import Conversation
+from mrl.rewards.judges.reward_model import Conversation, check_heads
 from mrl.rewards.judges.rules import EngineSection
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.pool.engines import askers, served, visible_gpus
 from mrl.samples import Prompt
 from mrl.training.hf.folder import read_config, tensor_files
@@ -23,9 +23,8 @@ def check_engines(config: Config) -> None:
     line for each fault; reads no weights."""
     faults: list[str] = []
     for name, engine in config.reward.engines.items():
-        kind = str(askers(config.reward, name)[0].kind)
         try:
-            _check_folder(engine, kind)
+            _check_folder(engine, askers(config.reward, name))
         except ConfigError as error:
             faults += [f"reward.engines.{name}: {line}" for line in str(error).splitlines()]
     faults += _gpu_faults(config)
@@ -33,12 +32,15 @@ def check_engines(config: Config) -> None:
         raise ConfigError("\n".join(faults))
 
 
-def _check_folder(engine: EngineSection, kind: str) -> None:
+def _check_folder(engine: EngineSection, parts: Sequence[KindPart]) -> None:
+    """`parts`: the verifiers that ask the engine, all of one kind."""
     head = str((read_config(engine.model).get("architectures") or ["no known model"])[0])
     if absent := sorted({path.name for path in tensor_files(engine.model).values() if not path.is_file()}):
         raise ConfigError(f"{engine.model} lacks {len(absent)} files of weights, first {absent[0]}")
-    if kind == "reward_model":
-        Conversation(engine.model)
+    if parts[0].kind == "reward_model":
+        conversation = Conversation(engine.model)
+        for part in parts:
+            check_heads(conversation, part.reward_model)  # type: ignore[attr-defined] each kind's rules are in the part
         return
     if not head.endswith(("ForCausalLM", "ForConditionalGeneration")):
         raise ConfigError(f"{engine.model} is {head}; kind = llm asks a model that generates")

@@ -180,6 +180,24 @@ def test_a_word_that_names_nothing_ends_the_dry_run(
     assert lines[0].startswith("mrl: ") and len(lines) <= 3, lines
 
 
+@pytest.mark.parametrize(
+    ("labels", "rules", "said"),
+    [(3, "{}", "gives 3 numbers"), (1, "{disagreement_weight: 0.5}", "has no disagreement_weight")],
+)
+def test_an_engine_with_another_number_of_heads_ends_the_dry_run(
+    labels: int, rules: str, said: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "scores"
+    shutil.copytree(task / "model", folder)
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    names = {str(number): f"head {number}" for number in range(labels)}
+    rewrite(folder, architectures=["Qwen3MoeForSequenceClassification"], pad_token_id=end + 1, id2label=names)
+    engine = f"engine: j, engines: {{j: {{model: {folder}}}}}"
+    word = f"reward={{kind: reward_model, path: null, {engine}, reward_model: {rules}}}"
+    lines = refused(["train", *words(task, tmp_path, "run", word), "--dry-run"], capsys)
+    assert len(lines) == 1 and "reward.engines.j: " in lines[0] and said in lines[0], lines
+
+
 @pytest.mark.parametrize("fault", MODEL_FAULTS)
 def test_a_model_that_cannot_be_trained_ends_the_dry_run(
     fault: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

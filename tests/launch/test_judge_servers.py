@@ -104,17 +104,22 @@ def request(number: int) -> Request:
 
 
 @pytest.mark.integration
-def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "heads", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["one score", "three heads"]
+)
+def test_a_served_reward_model_scores_as_transformers(heads: int, tmp_path: Path) -> None:
     folder = tmp_path / "scores"
-    model = write(folder, "Qwen3ForSequenceClassification", num_labels=1)
-    with served(section(folder, "reward_model"), tmp_path) as rewards:
+    model = write(folder, "Qwen3ForSequenceClassification", num_labels=heads)
+    rules = {"disagreement_weight": 0.5} if heads > 1 else {}
+    with served(section(folder, "reward_model", reward_model=rules), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
     conversation = Conversation(str(folder))
     for number, verdict in enumerate(found):
         ids, _ = conversation.ids(request(number))
         with torch.no_grad():
-            wanted = model(torch.tensor([ids])).logits.item()
-        assert verdict.value == pytest.approx(wanted, abs=1e-5), verdict.reason
+            scores = model(torch.tensor([ids])).logits[0].double()
+        wanted = scores.mean() - 0.5 * scores.std(correction=0)
+        assert verdict.value == pytest.approx(wanted.item(), abs=1e-5), verdict.reason
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
 
 

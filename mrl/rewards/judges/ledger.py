@@ -2,7 +2,8 @@
 twice and keeps to its budget.
 
 One line of JSON for each answered call: {"judge", "tokens"}, with {"key", "value"} where it held a verdict.
-`judge` is the digest of all that decides the verdict, `key` that of the question.
+`judge` is the digest of all that decides the verdict, `key` that of the question. What gives several scores has the others
+as "further".
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Ledger:
 
     def __init__(self, folder: Path | None, judge: str) -> None:
         self._judge = judge
-        self._values: dict[str, float] = {}
+        self._values: dict[str, tuple[float, ...]] = {}
         self.calls = self.tokens = 0
         """Of answered calls, those of the run's earlier parts included."""
         self._file = None
@@ -43,17 +44,23 @@ class Ledger:
 
     def find(self, key: str) -> float | None:
         """The value that was given to this question before."""
-        return self._values.get(key)
+        return next(iter(self.find_all(key)), None)
+
+    def find_all(self, key: str) -> tuple[float, ...]:
+        """The scores that were given to this question before, none where it is new."""
+        return self._values.get(key, ())
 
     def count_above(self, value: float) -> int:
         """Questions that were given more than so much."""
-        return sum(found > value for found in self._values.values())
+        return sum(found[0] > value for found in self._values.values())
 
-    def note(self, tokens: int, key: str | None = None, value: float | None = None) -> None:
-        """Adds an answered call, with the verdict it held where it held one."""
+    def note(self, tokens: int, key: str | None = None, *values: float) -> None:
+        """Adds an answered call, with the value, or the scores, that it gave to a question where it gave any."""
         line: dict[str, Any] = {"judge": self._judge, "tokens": tokens}
         if key is not None:
-            line |= {"key": key, "value": value}
+            line |= {"key": key, "value": values[0]}
+            if values[1:]:
+                line["further"] = values[1:]
         self._count(line)
         if self._file is None:
             return
@@ -78,7 +85,7 @@ class Ledger:
         self.calls += 1
         self.tokens += int(line.get("tokens", 0))
         if "key" in line:
-            self._values[line["key"]] = float(line["value"])
+            self._values[line["key"]] = (float(line["value"]), *map(float, line.get("further", ())))
 
 
 def check_budget(rules: EndpointRules, *ledgers: Ledger) -> None:

@@ -1,5 +1,8 @@
-"""A sequence classifier with one label, behind vLLM's pooling server (POST {url}/classify): its number is the reward.
+"""A sequence classifier behind vLLM's pooling server (POST {url}/classify): the number of its one label is the reward, or of
+several labels, the heads of an ensemble, their mean less a weight times their standard deviation.
 
+The penalty is that of uncertainty-weighted optimization (arXiv 2310.02743), with the deviation, which has the scores' unit,
+in the place of the variance.
 The conversation goes out as token ids, made here with the model's own template, so that what a policy wrote is
 plain text to it.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,9 @@ from mrl.rewards.judges.untrusted import ControlStrings
 from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict
 
+DEFAULT_LABELS = 2
+"""What transformers takes a config.json to mean that names no labels."""
+
 
 class RewardModelVerifier:
     """Asks a server's classification."""
@@ -32,24 +39,25 @@ class RewardModelVerifier:
     def __init__(self, part: RewardPart, rules: RewardModelRules, folder: Path | None) -> None:
         self._rules = rules
         self._conversation = Conversation(rules.tokenizer or "")
-        self.version = digest(
-            "reward_model", Endpoint.who(part, rules), rules.model, self._conversation.version
-        )[:12]
+        check_heads(self._conversation, rules)
+        who = ("reward_model", Endpoint.who(part, rules), rules.model, self._conversation.version)
+        weight = () if rules.disagreement_weight is None else (rules.disagreement_weight,)
+        self.version = digest(*who, *weight)[:12]
         self._ledger = Ledger(folder, self.version)
         self._endpoint = Endpoint.of(part, rules)
 
     async def score(self, request: Request) -> Verdict:
         ids, found = self._conversation.ids(request)
         key = digest(ids)
-        value = self._ledger.find(key)
-        if value is None:
+        scores = self._ledger.find_all(key)
+        if not scores:
             check_budget(self._rules, self._ledger)
             body = {"input": ids, "use_activation": False}
             if self._rules.model:
                 body["model"] = self._rules.model
-            value = _score(await self._endpoint.post("/classify", body))
-            self._ledger.note(len(ids), key, value)
-        return scored(value, score=value, control_strings=float(found))
+            scores = _scores(await self._endpoint.post("/classify", body), self._conversation.num_heads)
+            self._ledger.note(len(ids), key, *scores)
+        return _verdict(scores, self._rules, found)
 
 
 class Conversation:
@@ -58,6 +66,7 @@ class Conversation:
     def __init__(self, folder: str) -> None:
         """ConfigError for a folder that holds no reward model whose scores mean what they seem to."""
         config = _checked_config(Path(folder))
+        self.folder = folder
         from transformers import AutoTokenizer
 
         try:
@@ -67,6 +76,8 @@ class Conversation:
         self._controls = ControlStrings.of_folder(folder)
         self._template = getattr(self._tokenizer, "chat_template", None)
         self._end = config["eos_token_id"]
+        self.num_heads = len(config.get("id2label") or ()) or config.get("num_labels") or DEFAULT_LABELS
+        """Numbers that the model gives for a conversation."""
         self._last = _end_tokens(Path(folder))
         self._opening = _opening_tokens(self._tokenizer)
         vocabulary = (Path(folder) / "tokenizer.json").read_text()
@@ -114,6 +125,18 @@ class Conversation:
         return self._tokenizer.encode(text, add_special_tokens=False) if text else []
 
 
+def check_heads(conversation: Conversation, rules: RewardModelRules) -> None:
+    """ConfigError where the settings are for another number of heads than the model has."""
+    heads, folder = conversation.num_heads, conversation.folder
+    if heads > 1 and rules.disagreement_weight is None:
+        raise ConfigError(
+            f"{folder} gives {heads} numbers. If each is the score of a head, set reward_model.disagreement_weight: the reward is "
+            "then their mean less that times their standard deviation; if they are classes, none of them is a reward"
+        )
+    if heads == 1 and rules.disagreement_weight is not None:
+        raise ConfigError(f"{folder} gives one number, which has no disagreement_weight; leave it out")
+
+
 def _end_tokens(folder: Path) -> list[int]:
     """The tokens that end what the model was trained on, where the folder says so; empty of a folder from elsewhere."""
     try:
@@ -153,10 +176,25 @@ def _checked_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _score(reply: dict[str, Any]) -> float:
+def _scores(reply: dict[str, Any], count: int) -> tuple[float, ...]:
+    """The `count` numbers of the reply."""
     try:
         (row,) = reply["data"]
-        (value,) = row["probs"]
+        values = tuple(row["probs"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RewardError(f"the reward model's answer is not one number: {str(reply)[:120]!r}") from error
-    return checked_value(value, verifier="reward_model")
+        raise RewardError(f"the reward model's answer is no list of numbers: {str(reply)[:120]!r}") from error
+    if len(values) != count:
+        raise RewardError(
+            f"the reward model's answer has {len(values)} numbers; its folder has {count} labels"
+        )
+    return tuple(checked_value(value, verifier="reward_model") for value in values)
+
+
+def _verdict(scores: Sequence[float], rules: RewardModelRules, control_strings: int) -> Verdict:
+    """The reward of a response that has these scores; `disagreement` is their standard deviation (over the heads, not one less)."""
+    mean = statistics.fmean(scores)
+    if rules.disagreement_weight is None:
+        return scored(mean, score=mean, control_strings=float(control_strings))
+    disagreement = statistics.pstdev(scores)
+    value = mean - rules.disagreement_weight * disagreement
+    return scored(value, score=mean, disagreement=disagreement, control_strings=float(control_strings))

@@ -123,3 +123,7 @@ class LlmRules(EndpointRules):
 
 class RewardModelRules(EndpointRules):
     """Which reward model is asked."""
+
+    disagreement_weight: float | None = Field(default=None, ge=0)
+    """Of a model with several labels, each the score of a head of its own: the reward is their mean less this times their
+    standard deviation. null: the model has one label."""

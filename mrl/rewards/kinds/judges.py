@@ -62,7 +62,7 @@ class Llm(_Asked):
 
 
 class RewardModel(_Asked):
-    """A sequence classifier with one label, behind vLLM's pooling server."""
+    """A sequence classifier behind vLLM's pooling server, whose labels are scores."""
 
     rules_section = RewardModelRules
 

@@ -236,6 +236,65 @@ def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) ->
             Conversation(str(tmp_path))
 
 
+def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules: Any) -> RewardSection:
+    """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
+    tokenizer = chat_tokenizers.qwen()
+    tokenizer.save_pretrained(folder)
+    end = tokenizer.eos_token_id
+    config = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "pad_token_id": end + 1,
+        "eos_token_id": end,
+    }
+    labels = {str(head): f"head {head}" for head in range(heads)}
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": labels}))
+    rules = {"tokenizer": str(folder), "tries": 1, "model": str(served)} | rules
+    return RewardSection(kind="reward_model", path=url, reward_model=rules, retries=0, deadline_seconds=60.0)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_heads_that_disagree_lower_the_reward(
+    weight: float, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run says so without asking."""
+    url, stats, _ = server
+    (tmp_path / "model").mkdir()
+    heads = scored_by_heads(tmp_path / "model", url, 3, served=3, disagreement_weight=weight)
+    pair, before = make_pair(0, "12", None), stats()["calls"]
+    for _ in range(2):
+        with RewardPool(heads, folder=str(tmp_path / "judged")) as pool:
+            verdict = score_all(pool, [pair])["0.0"]
+        request = Request("0.0", 0, "12", None, prompt=pair[1].text)
+        mean = sum(Conversation(str(tmp_path / "model")).ids(request)[0]) + 3.0
+        assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
+        assert verdict.parts == pytest.approx({"score": mean, "disagreement": 6**0.5, "control_strings": 0.0})
+    assert stats()["calls"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "served", "rules", "said"),
+    [
+        (3, 3, {}, "gives 3 numbers. If each is the score of a head"),
+        (1, 1, {"disagreement_weight": 0.5}, "gives one number, which has no disagreement_weight"),
+        (0, 2, {}, "gives 2 numbers"),  # transformers' own default
+        (3, 2, {"disagreement_weight": 0.5}, "answer has 2 numbers; its folder has 3 labels"),
+    ],
+)
+def test_numbers_that_are_no_heads_are_no_reward(
+    heads: int,
+    served: int,
+    rules: dict[str, Any],
+    said: str,
+    server: Asked,
+    make_pair: Any,
+    score_all: Any,
+    tmp_path: Path,
+) -> None:
+    with RewardPool(scored_by_heads(tmp_path, server[0], heads, served=served, **rules)) as pool:
+        verdict = score_all(pool, [make_pair(0, "12", None)])["0.0"]
+    assert verdict.value is None and said in verdict.reason
+
+
 @pytest.mark.parametrize("school", ["qwen", "deepseek", "opening without a template"])
 def test_a_reward_model_is_given_the_tokens_that_it_was_trained_on(school: str, tmp_path: Path) -> None:
     """Up to the end token, where its score is, whatever the template writes after it; and with the opening token."""
