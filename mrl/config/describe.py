@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic_core import PydanticUndefined
 
+from mrl.config.other_names import answer
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 
@@ -39,10 +40,18 @@ def describe(prefix: str = "") -> str:
     if not shown and prefix:  # inside a section that is printed at its first place alone
         shown = [setting for setting in _walk(Config, "", None) if _below(setting.path, prefix)]
     if not shown:
-        close = difflib.get_close_matches(prefix, [setting.path for setting in settings()], n=1, cutoff=0.4)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise ConfigError(f"there is no setting {prefix}{hint} `mrl settings` prints all")
+        raise ConfigError(f"there is no setting {prefix}{_hint(prefix)}; `mrl settings` prints all")
     return "\n".join(map(str, shown))
+
+
+def _hint(path: str) -> str:
+    """What another system's word is here, else every setting of that last name, else the path nearest to it."""
+    name, paths = path.rpartition(".")[2], [setting.path for setting in settings()]
+    if elsewhere := answer(name):
+        return elsewhere
+    same = [each for each in paths if each.endswith(f".{name}")]
+    close = same or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
+    return f"; did you mean '{"' or '".join(close)}'?" if close else ""
 
 
 def settings() -> list[Setting]:

@@ -239,6 +239,20 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
         load([minimal], [word])
 
 
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("lora", r"training\.lora\.rank"),
+        ("num_generations", r"loop\.samples_per_prompt"),
+        ("learning_rate", r"training\.optimizer\.lr"),
+        ("lr", r"'training\.optimizer\.lr'"),
+    ],
+)
+def test_settings_answers_words_of_other_systems_and_last_names(word: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        describe(word)
+
+
 def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     known = [line.split(":")[0] for line in describe().splitlines()]
     plain = {re.sub(r"\[\w+\]", "", path) for path in known}
