@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from mrl.config.other_names import answer
+from mrl.config.other_names import answer, renamed
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 
@@ -45,10 +45,13 @@ def describe(prefix: str = "") -> str:
 
 
 def _hint(path: str) -> str:
-    """What another system's word is here, else every setting of that last name, else the path nearest to it."""
-    name, paths = path.rpartition(".")[2], [setting.path for setting in settings()]
+    """What a former section's or another system's word is here, else every setting of that last name, else the path nearest to it."""
+    section, name = path.partition(".")[0], path.rpartition(".")[2]
+    if today := renamed(Config, section):
+        return f"; {section} is {today} now"
     if elsewhere := answer(name):
         return elsewhere
+    paths = [setting.path for setting in settings()]
     same = [each for each in paths if each.endswith(f".{name}")]
     close = same or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
     return f"; did you mean '{"' or '".join(close)}'?" if close else ""

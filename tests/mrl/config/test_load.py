@@ -246,6 +246,9 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
         ("num_generations", r"loop\.samples_per_prompt"),
         ("learning_rate", r"training\.optimizer\.lr"),
         ("lr", r"'training\.optimizer\.lr'"),
+        ("rollout.n", r"loop\.samples_per_prompt"),
+        ("max_grad_norm", r"training\.optimizer\.clip_grad"),
+        ("judge", "judge is reward now"),
     ],
 )
 def test_settings_answers_words_of_other_systems_and_last_names(word: str, expected: str) -> None:
