@@ -173,7 +173,7 @@ METRICS = {
         "What of stream.max_age was used while the step was made, where stream.age_budget learns it.",
     ),
     "stream/elastic_wakes": Metric(
-        "wakes",
+        "1",
         "Times that engines woke on the trainer's slots while the step waited; with stream.elastic_slots.",
     ),
     "stream/elastic_seconds": Metric("s", "Seconds that they served."),

@@ -43,6 +43,13 @@ def children() -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if "mrl.cli" in " ".join(p.cmdline())]
 
 
+def only_child() -> psutil.Process:
+    """Waits for it: a process that was just started has no command line for a moment after its parent goes on."""
+    until(children)
+    (child,) = children()
+    return child
+
+
 def test_a_checkpoint_becomes_a_folder_and_the_newest_stay(
     golden_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,7 +62,7 @@ def test_a_checkpoint_becomes_a_folder_and_the_newest_stay(
     exports.request(2)
     assert exports.needed == {2}
     exports.poll()
-    (child,) = children()
+    child = only_child()
     assert exports.needed == {2} and "MRL_SESSION" not in child.environ()
     exports.wait()
     assert exports.needed == set() and not children(), (golden_run / "exports.log").read_text()
@@ -93,7 +100,7 @@ def test_of_those_that_wait_the_newest_is_made_and_none_outlives_the_run(
         exports.request(step)
         exports.poll()
     assert exports.needed == {2, 6} and "export of step 4 left out" in caplog.text
-    (child,) = children()
+    child = only_child()
     exports.wait(should_stop=lambda: "SIGTERM")
     assert child.is_running()
     exports.close()
