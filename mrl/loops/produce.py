@@ -153,7 +153,7 @@ class Producer:
 
     @property
     def lacks_responses(self) -> bool:
-        """Whether the next groups, as many as a step takes, wait for engines."""
+        """Whether any of the next step's groups waits for engines."""
         oldest = self._ledger.entries(State.MAKING, State.KEPT)[: self._admission.batch]
         indices = [entry.index for entry in oldest if entry.state is State.MAKING]
         in_flight = self._in_flight
@@ -191,14 +191,18 @@ class Producer:
             self._admission = dataclasses.replace(self._admission, budget=self._budget.value)
 
     def waiting_for(self) -> str:
-        """The oldest group that no step has taken, and what it lacks."""
-        head = self._ledger.head()
+        """The oldest group that no step has taken; where the next step has to wait, what the oldest that is not ready lacks."""
+        head, awaited = self._ledger.head(), self._ledger.awaited(self._admission.batch)
         if head is None:
             return "no group is on its way"
         text = f"the oldest of {self._ledger.on_the_way} groups is {head.index}, {head.state.value}"
-        if head.index in self._in_flight:
-            text += f": {self._in_flight.late(head.index)}"
-        return f"{text}; admitted at version {head.admitted_at}, the engines serve {self._served}"
+        if awaited is not None and awaited is not head:
+            text += f", the oldest that is not ready {awaited.index}, {awaited.state.value}"
+        if awaited is not None and awaited.index in self._in_flight:
+            text += f": {self._in_flight.late(awaited.index)}"
+        return (
+            f"{text}; admitted at version {(awaited or head).admitted_at}, the engines serve {self._served}"
+        )
 
     # -- around a weight sync ------------------------------------------------------------------------------------
 
@@ -258,12 +262,12 @@ class Producer:
                 self._ledger.drop(index, screened.dropped()[index])
 
     def _held_by(self) -> str:
-        head = self._ledger.head()
-        if head is None or head.index not in self._in_flight:
+        awaited = self._ledger.awaited(self._admission.batch)
+        if awaited is None or awaited.index not in self._in_flight:
             return "slots"
-        if not self._in_flight.num_unanswered([head.index]):
+        if not self._in_flight.num_unanswered([awaited.index]):
             return "verdicts"
-        return "environments" if self._in_flight.waits_for_environments(head.index) else "engines"
+        return "environments" if self._in_flight.waits_for_environments(awaited.index) else "engines"
 
     def _count(self, name: str, value: float) -> None:
         self._counts[name] += value

@@ -192,7 +192,7 @@ METRICS = {
     ),
     "stream/held_by/<holder>": Metric(
         "share",
-        "Share of the pumps' time in which the oldest group waited for engines, environments, verdicts or slots.",
+        "Share of waiting by what the next step's oldest unready group waited for; slots: all of them were ready.",
     ),
     "resume/undone_steps": Metric(
         "steps", "In the first row after a resume: steps that earlier attempts made and no checkpoint has."

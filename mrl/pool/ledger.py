@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mrl.errors import PoolError
@@ -93,7 +94,14 @@ class Ledger:
 
     def head(self) -> Entry | None:
         """The oldest group that no step has taken."""
-        return next((e for e in self._entries.values() if e.state is not State.TAKEN), None)
+        return next(self._untaken(), None)
+
+    def awaited(self, count: int) -> Entry | None:
+        """The oldest group in the making among the `count` that a step would take next; None where all of them are kept."""
+        return next((e for e in itertools.islice(self._untaken(), count) if e.state is State.MAKING), None)
+
+    def _untaken(self) -> Iterator[Entry]:
+        return (entry for entry in self._entries.values() if entry.state is not State.TAKEN)
 
     # -- a group's way -------------------------------------------------------------------------------------------
 

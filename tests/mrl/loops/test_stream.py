@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,26 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
         match=r"oldest of 8 groups is 0, making: 4 responses missing \(first: 0.0 on the table; 0.1 on the table; .*\), 4 verdicts",
     ):
         run.loop.step()
+
+
+def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest group of all is ready, and the next one lacks its verdicts."""
+    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=1"))
+    run.loop.start()
+    run.producer.resume()
+    collect = run.rewards.collect
+    monkeypatch.setattr(
+        run.rewards,
+        "collect",
+        lambda timeout: [pair for pair in collect(timeout) if pair[0].startswith("0.")],
+    )
+    for _ in range(50):
+        run.producer.pump()
+    assert run.producer._held["verdicts"] and not run.producer._held["slots"]
+    said = r"the oldest of 8 groups is 0, kept, the oldest that is not ready 1, making: 0 responses missing, 4 verdicts missing"
+    assert re.search(said, run.producer.waiting_for()), run.producer.waiting_for()
 
 
 def test_a_row_tells_what_admission_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
