@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,8 +14,24 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.utils.quantization_config import Mxfp4Config
 
+from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.prepare import new_model
+
 EDGE = 128
 LINEAR = re.compile(r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj)\.weight$")
+
+
+def publish_task(
+    task: Path, folder: Path, new: NewModelSection, form: Callable[[Path, Path, Path], None]
+) -> None:
+    """`folder/task` with the rows of a task and a new model in a published form (`publish`, `publish_mxfp4`), whose twin is
+    `folder/wide`."""
+    model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
+    new_model.ensure(model, [str(task / "train.jsonl")], seed=0)
+    (folder / "task").mkdir()
+    for file in ("train.jsonl", "validation.jsonl"):
+        (folder / "task" / file).symlink_to(task / file)
+    form(folder / "source", folder / "task" / "model", folder / "wide")
 
 
 def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = False) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
 from mrl.errors import WorkerLost
@@ -30,6 +30,9 @@ from mrl.launch.workers.step_profiles import StepProfiles
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import Event, PhaseClock
 from mrl.resharding.transfer.session import Session
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 CLOSE_SECONDS = 20.0
 
@@ -66,9 +69,6 @@ class Hybrid:
         self._clock.listeners += self._listeners
 
     def _start_workers(self) -> list[EngineRank]:
-        return self._start_in_turn()
-
-    def _start_in_turn(self) -> list[EngineRank]:
         """Builds the engines, then the trainer ranks on the slots that sleeping engines left."""
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
@@ -95,9 +95,13 @@ class Hybrid:
         metrics."""
         proved, self._proved = self._proved, None  # what fails is followed by a full session
         session, start = self._session(version, proved), time.monotonic()
-        results = self._hand_over(session)
+        results = self._deliver(session)
         self.version, self._proved = version, version if session.full else proved
         return {"sync/seconds": time.monotonic() - start, **stats(results)}
+
+    def _deliver(self, session: Session) -> list[Any]:
+        """The weights of a session to all engines that serve; what the trainer ranks tell of it."""
+        return self._hand_over(session)
 
     def _hand_over(self, session: Session, engines: Collection[int] | None = None) -> list[Any]:
         """The trainer's slots to the engines on them, or these, with the weights of a session; what the trainer ranks tell of
@@ -110,11 +114,17 @@ class Hybrid:
         return results
 
     def _bring(self, session: Session, engines: Collection[int] | None = None) -> list[Any]:
-        absent = [] if engines is None else self.rollout.without(engines)
-        sends, receives = self.train.send(session, absent), self.rollout.receive(session, engines)
+        sends, receives = self._calls(session, engines)
         deadline = 2 * self._config.sync.deadline_seconds
         results = self.train.wait({**sends, **receives}, deadline_seconds=deadline)
         return [results[name] for name in sends]
+
+    def _calls(
+        self, session: Session, engines: Collection[int] | None
+    ) -> tuple[dict[str, ObjectRef[dict[str, float]]], dict[str, ObjectRef[dict[str, Any]]]]:
+        """A session to all engines, or to these, started on both sides: the trainer ranks' calls and the engines'."""
+        absent = [] if engines is None else self.rollout.without(engines)
+        return self.train.send(session, absent), self.rollout.receive(session, engines)
 
     def _session(self, version: int, proved: int | None, *, uneven: bool = False) -> Session:
         """To `version`; full where `sync` wants it after the version that was `proved` last. `uneven`: engines may have

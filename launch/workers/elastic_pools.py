@@ -14,11 +14,12 @@ to the others, so that all that serve have one version.
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
-from mrl.launch.workers.colocated import stats
+from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.launch.workers.two_pools import TwoPools
+from mrl.resharding.transfer.session import Session
 
 
 class ElasticPools(TwoPools):
@@ -26,15 +27,11 @@ class ElasticPools(TwoPools):
 
     def _start_workers(self) -> list[EngineRank]:
         """Engines first, as on shared slots: those beside the trainer measure what their slots have."""
-        return self._start_in_turn()
+        return Hybrid._start_workers(self)
 
-    def sync(self, version: int) -> dict[str, float]:
+    def _deliver(self, session: Session) -> list[Any]:
         """To the engines on slots of their own; nobody leaves a slot."""
-        proved, self._proved = self._proved, None
-        session, start = self._session(version, proved), time.monotonic()
-        results = self._bring(session, range(self._config.sleepers.start))
-        self.version, self._proved = version, version if session.full else proved
-        return {"sync/seconds": time.monotonic() - start, **stats(results)}
+        return self._bring(session, range(self._config.sleepers.start))
 
     def wake(self) -> None:
         """The trainer leaves its slots to the engines there, with the weights that the others serve; it must have these."""

@@ -95,10 +95,10 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """The rounds under way on each engine, each a call of each of its ranks."""
         self._since = [0.0] * len(self._rounds)
         """When the driver began to wait for the first of them (monotonic)."""
-        self._resting = set(config.sleepers if config.stream.elastic_slots else ())
+        self._resting: set[int] = set()
         """Engines that nothing is sent to, because the trainer has their slots."""
-        for engine in self._resting:
-            self._book.rest(engine)
+        if config.stream.elastic_slots:
+            self._rest()
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
@@ -214,10 +214,13 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             over[engine] = [*self._rounds[engine], {engine: call}]
             self._rounds[engine].clear()
         responses = [r for engine, rounds in over.items() for r in self._brought(engine, rounds)]
+        self._rest()
+        return responses
+
+    def _rest(self) -> None:
         self._resting = set(self._config.sleepers)
         for engine in self._resting:
             self._book.rest(engine)
-        return responses
 
     @property
     def _awake(self) -> list[int]:

@@ -62,8 +62,7 @@ class TwoPools(Hybrid):
 
     def _exchanged(self, session: Session, engines: Collection[int]) -> list[Any] | None:
         """What the trainer ranks tell of a session that everyone committed; None where engines were lost in it."""
-        sends = self.train.send(session, self.rollout.without(engines))
-        receives = self.rollout.receive(session, engines)
+        sends, receives = self._calls(session, engines)
         results, errors = wait_for_ends(
             {**sends, **receives},
             deadline_seconds=2 * self._config.sync.deadline_seconds,

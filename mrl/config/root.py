@@ -1,6 +1,6 @@
 """The whole configuration of a run: its sections, and the rules that cross them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import model_validator
 
@@ -185,9 +185,7 @@ class Config(Section):
             f"rollout.dp = {self.rollout.dp}: no test has shown that such a run repeats itself": self.rollout.dp
             > 1,
         }
-        if found := [said for said, holds in without.items() if holds]:
-            raise ValueError(f"stream.clock = logical with {found[0]}; set stream.clock = wall")
-        return self
+        return self._refusing("stream.clock = logical", without, "; set stream.clock = wall")
 
     @model_validator(mode="after")
     def _caches_can_be_kept(self) -> "Config":
@@ -206,9 +204,7 @@ class Config(Section):
             f"loop.max_rollout_mismatch = {limit}: tokens over an earlier version's cache differ by what training changes; set "
             "null, and an algorithm.correction": limit is not None,
         }
-        if found := [said for said, holds in without.items() if holds]:
-            raise ValueError(f"stream.in_flight = keep with {found[0]}, or in_flight recompute")
-        return self
+        return self._refusing("stream.in_flight = keep", without, ", or in_flight recompute")
 
     @model_validator(mode="after")
     def _slots_can_be_elastic(self) -> "Config":
@@ -236,9 +232,7 @@ class Config(Section):
                 self.repeats_itself
             ),
         }
-        if found := [said for said, holds in without.items() if holds]:
-            raise ValueError(f"stream.elastic_slots with {found[0]}, or elastic_slots false")
-        return self
+        return self._refusing("stream.elastic_slots", without, ", or elastic_slots false")
 
     @model_validator(mode="after")
     def _lost_engines_can_be_replaced(self) -> "Config":
@@ -256,8 +250,12 @@ class Config(Section):
                 self.repeats_itself
             ),
         }
-        if found := [said for said, holds in without.items() if holds]:
-            raise ValueError(f"rollout.replace = {self.rollout.replace} with {found[0]}, or replace 0")
+        return self._refusing(f"rollout.replace = {self.rollout.replace}", without, ", or replace 0")
+
+    def _refusing(self, setting: str, without: Mapping[str, bool], way_out: str) -> "Config":
+        """The configuration; ValueError with the first of what a setting cannot go together with, said by name, that holds."""
+        if found := next((said for said, holds in without.items() if holds), None):
+            raise ValueError(f"{setting} with {found}{way_out}")
         return self
 
     @model_validator(mode="after")

@@ -120,7 +120,7 @@ class InFlight:
     @property
     def stranded(self) -> bool:
         """Whether requests are out and no engine works: until one is brought in nothing comes."""
-        return len(self._drafts) > self._drafts.num_parked and not self._rollout.at_work()
+        return self.num_out > 0 and not self._rollout.at_work()
 
     @property
     def num_out(self) -> int:
@@ -139,7 +139,7 @@ class InFlight:
 
     def poll(self, timeout_seconds: float) -> None:
         """Takes the responses and verdicts that are there, or the first ones within the time."""
-        asks_engines = len(self._drafts) > self._drafts.num_parked
+        asks_engines = self.num_out > 0
         if asks_engines:
             self._take_responses(timeout_seconds)
         waits = self._ask_environments(0.0 if asks_engines else timeout_seconds)

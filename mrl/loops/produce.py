@@ -30,7 +30,7 @@ from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of, is_newer
 from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
-from mrl.pool.ledger import Admission, End, Ledger, State
+from mrl.pool.ledger import Admission, End, Entry, Ledger, State
 from mrl.pool.store import Store
 from mrl.samples import Group, Prompt
 
@@ -154,8 +154,7 @@ class Producer:
     @property
     def lacks_responses(self) -> bool:
         """Whether any of the next step's groups waits for engines."""
-        oldest = self._ledger.entries(State.MAKING, State.KEPT)[: self._admission.batch]
-        indices = [entry.index for entry in oldest if entry.state is State.MAKING]
+        indices = (entry.index for entry in self._ledger.unready(self._admission.batch))
         in_flight = self._in_flight
         return any(in_flight.num_unanswered([i]) and not in_flight.waits_for_environments(i) for i in indices)
 
@@ -192,7 +191,7 @@ class Producer:
 
     def waiting_for(self) -> str:
         """The oldest group that no step has taken; where the next step has to wait, what the oldest that is not ready lacks."""
-        head, awaited = self._ledger.head(), self._ledger.awaited(self._admission.batch)
+        head, awaited = self._ledger.head(), self._awaited()
         if head is None:
             return "no group is on its way"
         text = f"the oldest of {self._ledger.on_the_way} groups is {head.index}, {head.state.value}"
@@ -261,8 +260,12 @@ class Producer:
                 self._screen.book(screened)
                 self._ledger.drop(index, screened.dropped()[index])
 
+    def _awaited(self) -> Entry | None:
+        """The oldest of the next step's groups that is not ready."""
+        return next(self._ledger.unready(self._admission.batch), None)
+
     def _held_by(self) -> str:
-        awaited = self._ledger.awaited(self._admission.batch)
+        awaited = self._awaited()
         if awaited is None or awaited.index not in self._in_flight:
             return "slots"
         if not self._in_flight.num_unanswered([awaited.index]):

@@ -96,9 +96,9 @@ class Ledger:
         """The oldest group that no step has taken."""
         return next(self._untaken(), None)
 
-    def awaited(self, count: int) -> Entry | None:
-        """The oldest group in the making among the `count` that a step would take next; None where all of them are kept."""
-        return next((e for e in itertools.islice(self._untaken(), count) if e.state is State.MAKING), None)
+    def unready(self, count: int) -> Iterator[Entry]:
+        """Those in the making of the `count` groups that a step would take next, the oldest first."""
+        return (e for e in itertools.islice(self._untaken(), count) if e.state is State.MAKING)
 
     def _untaken(self) -> Iterator[Entry]:
         return (entry for entry in self._entries.values() if entry.state is not State.TAKEN)

@@ -312,8 +312,7 @@ class World:
         return True
 
     def _lacks_responses(self) -> bool:
-        oldest = self.ledger.entries(State.MAKING, State.KEPT)[: self.admission.batch]
-        return any(entry.state is State.MAKING and self._making[entry.index].left for entry in oldest)
+        return any(self._making[entry.index].left for entry in self.ledger.unready(self.admission.batch))
 
     def _give_back(self) -> None:
         """The groups are there: the trainer's slots are its own again."""

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.config.sections.model import NewModelSection
 from mrl.observe.metrics_log import read
-from mrl.prepare import new_model
 from tests.launch.command import run
 from tests.launch.tiny_runs import words
-from tests.published import publish
+from tests.published import publish, publish_task
 
 pytestmark = pytest.mark.integration
 
@@ -32,12 +31,7 @@ def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The task's folder with a model wide enough for whole blocks, in float8."""
     folder = tmp_path_factory.mktemp("float8")
     new = NewModelSection(num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32)
-    model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
-    new_model.ensure(model, [str(task / "train.jsonl")], seed=0)
-    (folder / "task").mkdir()
-    for file in ("train.jsonl", "validation.jsonl"):
-        (folder / "task" / file).symlink_to(task / file)
-    publish(folder / "source", folder / "task" / "model", folder / "wide")
+    publish_task(task, folder, new, publish)
     return folder / "task"
 
 

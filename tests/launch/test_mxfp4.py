@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.config.sections.model import NewModelSection
 from mrl.observe.metrics_log import read
-from mrl.prepare import new_model
 from tests.launch.command import run
 from tests.launch.tiny_runs import words
-from tests.published import publish_mxfp4
+from tests.published import publish_mxfp4, publish_task
 
 pytestmark = pytest.mark.integration
 
@@ -25,12 +24,7 @@ def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     new = NewModelSection(
         family="gpt_oss", num_layers=2, hidden_size=64, expert_size=64, num_experts=4, head_dim=32
     )
-    model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
-    new_model.ensure(model, [str(task / "train.jsonl")], seed=0)
-    (folder / "task").mkdir()
-    for file in ("train.jsonl", "validation.jsonl"):
-        (folder / "task" / file).symlink_to(task / file)
-    publish_mxfp4(folder / "source", folder / "task" / "model", folder / "wide")
+    publish_task(task, folder, new, publish_mxfp4)
     return folder
 
 

@@ -401,6 +401,19 @@ class TableRun:
         """Gives the run's folder to another start."""
         self._folder.close()
 
+    def bounded_samples(self) -> list[Sample]:
+        """What a stream trained on, with no token older than its settings allow and no seed used for two segments."""
+        stream, samples = self._config.stream, []
+        bound = stream.max_age + stream.sync_every - 1 + (stream.window > 1)
+        for version, groups in enumerate(self.groups):
+            for sample in (sample for group in groups for sample in group.samples):
+                ages = version - np.asarray(sample.policy_versions)
+                assert ages.min() >= 0 and ages.max() <= bound
+                attempts = [segment.attempt for segment in sample.segments]
+                assert attempts == sorted(set(attempts)), "a seed was used for two segments"
+                samples.append(sample)
+        return samples
+
     def rows(self) -> list[dict[str, Any]]:
         """metrics.jsonl so far."""
         return metrics_log.read(self._folder.metrics)

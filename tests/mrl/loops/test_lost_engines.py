@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mrl.report.audit import audit, text
@@ -96,11 +95,4 @@ def test_each_prompt_once_whatever_engines_are_lost(
     assert mortal.num_lost > 3
     found = audit(tmp_path / "run")
     assert found.holds, text(found)
-    stream = config.stream
-    bound = stream.max_age + stream.sync_every - 1 + (stream.window > 1)
-    for version, groups in enumerate(run.groups):
-        for sample in (sample for group in groups for sample in group.samples):
-            ages = version - np.asarray(sample.policy_versions)
-            assert ages.min() >= 0 and ages.max() <= bound
-            attempts = [segment.attempt for segment in sample.segments]
-            assert attempts == sorted(set(attempts)), "a seed was used for two segments"
+    assert run.bounded_samples()

@@ -236,18 +236,23 @@ def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) ->
             Conversation(str(tmp_path))
 
 
-def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules: Any) -> RewardSection:
-    """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
-    tokenizer = chat_tokenizers.qwen()
+def save_classifier(folder: Path, tokenizer: Any, **more: Any) -> int:
+    """A classifier's folder as far as conversations need it; its end token."""
     tokenizer.save_pretrained(folder)
-    end = tokenizer.eos_token_id
+    end = int(tokenizer.eos_token_id)
     config = {
         "architectures": ["Qwen3ForSequenceClassification"],
         "pad_token_id": end + 1,
         "eos_token_id": end,
     }
-    labels = {str(head): f"head {head}" for head in range(heads)}
-    (folder / "config.json").write_text(json.dumps(config | {"id2label": labels}))
+    (folder / "config.json").write_text(json.dumps(config | more))
+    return end
+
+
+def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules: Any) -> RewardSection:
+    """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
+    tokenizer = chat_tokenizers.qwen()
+    save_classifier(folder, tokenizer, id2label={str(head): f"head {head}" for head in range(heads)})
     rules = {"tokenizer": str(folder), "tries": 1, "model": str(served)} | rules
     return RewardSection(kind="reward_model", path=url, reward_model=rules, retries=0, deadline_seconds=60.0)
 
@@ -305,14 +310,7 @@ def test_a_reward_model_is_given_the_tokens_that_it_was_trained_on(school: str, 
             single=f"{start[0]} $A", special_tokens=[start]
         )
         tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path)
-    end = tokenizer.eos_token_id
-    config = {
-        "architectures": ["Qwen3ForSequenceClassification"],
-        "pad_token_id": end + 1,
-        "eos_token_id": end,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    end = save_classifier(tmp_path, tokenizer)
     elsewhere = Conversation(str(tmp_path))
     (tmp_path / "reward_model.json").write_text(json.dumps({"end_tokens": [end]}))
     ours = Conversation(str(tmp_path))
