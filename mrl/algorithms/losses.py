@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms.tokens import MAX_LOG_RATIO, Packed
+from mrl.algorithms.own_function import own_function, tried
+from mrl.algorithms.tokens import MAX_LOG_RATIO, Packed, Segments
 from mrl.config.sections import policy_loss as sections
 from mrl.config.sections.algorithm import AggregationSection
-from mrl.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +77,7 @@ Loss = Callable[[Tokens], PerToken]
 LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {}
 """Section to formula; `register` adds to it."""
 
+_FUNCTION = "algorithm.loss.function"
 
 Formula = TypeVar("Formula", bound=Callable[..., PerToken])
 
@@ -97,7 +97,7 @@ def register(section: type[sections.LossSection]) -> Callable[[Formula], Formula
 def loss_of(section: sections.LossSection) -> Loss:
     """The configured loss; ConfigError for a user's function that cannot be imported or called with its options."""
     if isinstance(section, sections.CustomLoss):
-        return functools.partial(_imported(section), **section.options)
+        return own_function(section.function, section.options, setting=_FUNCTION, takes=["tokens"])
     return functools.partial(LOSSES[type(section)], section=section)
 
 
@@ -200,31 +200,42 @@ def _clipped(tokens: Tokens, ratio: Tensor, section: Any) -> PerToken:
     )
 
 
-def _imported(section: sections.CustomLoss) -> Callable[..., PerToken]:
-    """The user's function; ConfigError where it is not there, or cannot be called with its tokens and options."""
-    module_name, _, name = section.function.partition(":")
-    setting = f"algorithm.loss.function = {section.function}"
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it is read
-        raise ConfigError(
-            f"{setting}: {module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    function: Callable[..., PerToken] | None = getattr(module, name, None)
-    if not callable(function):
-        offered = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
-        raise ConfigError(
-            f"{setting}: {module_name} has no function {name!r}; it has {', '.join(offered) or 'none'}"
-        )
-    try:
-        inspect.signature(function).bind(None, **section.options)
-    except TypeError as error:
-        options = ", ".join(f"{key}=..." for key in section.options)
-        raise ConfigError(
-            f"{setting}: it is called as {name}({', '.join(filter(None, ['tokens', options]))}), and has the signature "
-            f"{inspect.signature(function)}: {error}"
-        ) from error
-    return function
+def try_loss(section: sections.LossSection) -> None:
+    """Calls a loss of the user's own with the tokens of two made-up responses; ConfigError where it fails, or gives
+    something else than PerToken of [N] with a gradient to the log-probs."""
+    if isinstance(section, sections.CustomLoss):
+        loss, tokens = loss_of(section), _made_up()
+        tried(section.function, lambda: _fault(loss(tokens), tokens), setting=_FUNCTION)
+
+
+def _made_up() -> Tokens:
+    """Responses of three and two tokens, one of them not trained on."""
+    return Tokens(
+        mask=torch.tensor([True, True, False, True, True]),
+        segments=Segments.of(np.array([3, 2])),
+        num_tokens=torch.tensor(4.0),
+        num_sequences=torch.tensor(2.0),
+        logprobs=torch.tensor([-1.0, -0.5, 0.0, -2.0, -1.5], requires_grad=True),
+        old_logprobs=torch.tensor([-1.2, -0.4, 0.0, -1.9, -1.5]),
+        advantages=torch.tensor([0.7, 0.7, 0.0, -0.7, -0.7]),
+        scores=torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]),
+    )
+
+
+def _fault(found: object, tokens: Tokens) -> str:
+    """What is wrong with what a loss gave for the tokens; empty where nothing is."""
+    if not isinstance(found, PerToken):
+        return f"it gave {type(found).__name__}, not mrl.algorithms.losses.PerToken"
+    for field in dataclasses.fields(found):
+        values = getattr(found, field.name)
+        if not torch.is_tensor(values) or values.shape != tokens.mask.shape:
+            shape = list(values.shape) if torch.is_tensor(values) else type(values).__name__
+            return f"{field.name} of what it gave is {shape}, not a tensor of one value a token, {list(tokens.mask.shape)}"
+    if not found.loss.requires_grad:
+        return "its loss has no gradient to tokens.logprobs"
+    if not bool(torch.isfinite(found.loss[tokens.mask]).all()):
+        return f"its loss is {found.loss.tolist()}"
+    return ""
 
 
 def policy_loss(

@@ -1,7 +1,7 @@
 """From rewards to advantages as the configuration names it: the one call the loop makes between scoring and update.
 
 Consumes: a packed batch (with old_logprobs and ref_logprobs where KL is in the reward, values for gae), the samples'
-outcomes, and the run's algorithm state. Produces: the batch with `advantages` and `returns` (and `scores` for topr),
+outcomes, and the run's algorithm state. Produces: the batch with `advantages` and `returns` (and `scores` where the loss may read them),
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, length, overlong, truncation, normalisation, weight) -> reward on each sample's last
@@ -69,7 +69,7 @@ def shape_and_estimate(
     metrics |= advantage_metrics | {"reward/masked_truncated": float((cut & work.has_reward).sum())}
     trained = batch.loss_mask & work.rows.on_tokens(work.rows.mask & ~work.rows.segments.spread(cut))
     arrays = {"advantages": advantages} | ({"returns": returns} if config.needs_values else {})
-    if config.loss.name == "topr":
+    if config.loss.reads_scores:
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
         arrays["scores"] = work.rows.segments.spread(rewards)
     spread = {

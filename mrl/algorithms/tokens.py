@@ -32,7 +32,7 @@ class Segments:
     count: int
     """B; sequences without a token are allowed."""
     values: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    """What is known of each sequence, [B] by name."""
+    """What is known of each sequence, [B] or [B, K] by name."""
 
     @classmethod
     def of(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mrl.agents.environment import Step
 from mrl.agents.tool_calls import ToolCall
-from mrl.rewards.plugins.find import find_callable
+from mrl.own_code import find_callable
 from mrl.rewards.visible import visible_text
 
 _NUMBER = re.compile(r"-?\d+")

@@ -14,7 +14,7 @@ from typing import Any
 
 from mrl.agents.environment import Step
 from mrl.agents.tool_calls import ToolCall
-from mrl.rewards.plugins.find import find_callable
+from mrl.own_code import find_callable
 
 
 class OpenRLHF:

@@ -6,7 +6,7 @@ given before it (mrl/config/load.py, CHOICES).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import Discriminator, Field
 
@@ -17,6 +17,8 @@ class LossSection(Section):
     """The constants of one policy loss. A subclass in this file is a choice of `algorithm.loss`, by its name."""
 
     name: Any
+    reads_scores: ClassVar[bool] = False
+    """Whether its formula may read the samples' raw rewards."""
 
 
 class PpoClipLoss(LossSection):
@@ -76,6 +78,7 @@ class ToprLoss(LossSection):
 
     name: Literal["topr"] = "topr"
     """Loss."""
+    reads_scores: ClassVar[bool] = True
     clip_low: float = Field(default=1.0, ge=0, le=1)
     """The weight of a sample that is not positive is at least 1 - clip_low."""
     clip_high: float = Field(default=0.0, ge=0)
@@ -106,8 +109,9 @@ class CustomLoss(LossSection):
 
     name: Literal["custom"] = "custom"
     """Loss."""
-    function: str = Field(pattern=r"^[\w.]+:\w+$")
-    """module:function, called with mrl.algorithms.losses.Tokens and the options; it returns PerToken."""
+    reads_scores: ClassVar[bool] = True
+    function: str = Field(pattern=r"^.+:\w+$")
+    """package.module:function or file.py:function, called with mrl.algorithms.losses.Tokens and the options; it returns PerToken."""
     options: dict[str, float | int | bool | str] = {}
     """Keyword arguments of the function."""
 

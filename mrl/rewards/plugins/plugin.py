@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
+from mrl.own_code import find_callable
 from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
 from mrl.rewards.part import RewardPart
-from mrl.rewards.plugins.find import find_callable
 from mrl.samples import Verdict, VerdictKind
 
 _KEYWORDS = {

@@ -13,7 +13,7 @@ import torch
 from mrl.algorithms.objective import Objective
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.loops.staleness import ages_of, by_age, oldest
+from mrl.loops.staleness import ages_of, by_age, oldest, token_counts
 from mrl.samples import TrainBatch
 from tests.support.samples import make_groups, make_sample
 
@@ -152,3 +152,11 @@ def test_ages_are_counted_over_the_tokens_of_the_policy() -> None:
     fractions = {age: found[f"policy/age_frac/{age}"] for age in (0, 1, 2)}
     assert fractions == pytest.approx({0: 7 / 11, 1: 3 / 11, 2: 1 / 11})
     assert oldest([], 3)["policy/age_steps"] == 0.0 and ages_of([], 3) == {}
+
+
+@pytest.mark.parametrize("versions", [[[3, 3], [3]], [[5, 5], [5]], [[1, 1], [1]], [[2, 3], [3]], [[], []]])
+def test_ages_of_one_version_are_counted_as_those_of_several(versions: list[list[int]]) -> None:
+    own = [np.array(each, np.int32) for each in versions]
+    (group,) = make_groups([make_sample(0, policy_versions=v, loss_mask=np.ones(len(v), bool)) for v in own])
+    ages = [max(3 - int(version), 0) for version in np.concatenate(own)]
+    assert token_counts(group, 3).tolist() == [ages.count(age) for age in range(max(ages, default=-1) + 1)]

@@ -70,7 +70,7 @@ def batch(teachers: list[int], log_ratio: float, **arrays: np.ndarray) -> TrainB
     count = 3 * len(teachers)
     policy = -np.linspace(0.1, 1, count, dtype=np.float32)
     return TrainBatch(
-        tokens=np.zeros(count, np.int64),
+        tokens=np.zeros(count, np.int32),
         cu_seqlens=np.arange(0, count + 1, 3, dtype=np.int32),
         loss_mask=np.tile([False, True, True], len(teachers)),
         group_ids=np.zeros(len(teachers), np.int64),

@@ -1,5 +1,7 @@
 """The objective: same loss and gradient for any split, every term, old log-prob modes, refusals."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +10,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mrl.algorithms import kl
-from mrl.algorithms.losses import PerToken, Tokens, reinforce
+from mrl.algorithms.losses import PerToken, Tokens, reinforce, try_loss
 from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy
 from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.policy_loss import CustomLoss
 from mrl.errors import ConfigError
 from tests.mrl.algorithms.padded import NAMES, aggregate, policy_loss, segments_of
 from tests.mrl.algorithms.padded import weights as correction_weights
@@ -250,7 +253,7 @@ def test_a_users_function_by_path(batch) -> None:
     [
         (
             {"function": "nowhere:loss"},
-            r"function = nowhere:loss: nowhere cannot be imported: ModuleNotFound",
+            r"function = 'nowhere:loss': nowhere cannot be imported: ModuleNotFound",
         ),
         ({"function": f"{__name__}:scaled"}, r"has no function 'scaled'; it has .*scaled_reinforce"),
         (
@@ -265,6 +268,64 @@ def test_a_users_function_that_cannot_be_called_is_refused_when_it_is_named(
     custom = {"name": "custom", "function": f"{__name__}:scaled_reinforce", "options": {"factor": 3.0}}
     with pytest.raises(ConfigError, match=message):
         Objective(AlgorithmSection.model_validate({"loss": custom | changes}))
+
+
+def test_a_users_function_is_found_in_a_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "own_loss.py"
+    file.write_text(
+        "from mrl.algorithms.losses import reinforce\n\ndef plain(tokens):\n    return reinforce(tokens)\n"
+    )
+    try_loss(CustomLoss(function=f"{file}:plain"))
+    with pytest.raises(
+        ConfigError, match=r"own_loss\.py has no function 'plane'; it has \['plain', 'reinforce'\]"
+    ):
+        try_loss(CustomLoss(function=f"{file}:plane"))
+    with pytest.raises(ConfigError, match=r"algorithm.loss.function: no file .*gone\.py"):
+        try_loss(CustomLoss(function=f"{tmp_path}/gone.py:plain"))
+
+
+def damped(tokens: Tokens, *, raises: bool = False, gives: str = "") -> Any:
+    """A user's loss with the mistakes that users make."""
+    plain = reinforce(tokens)
+    if raises:
+        tokens.ratioo()  # type: ignore[attr-defined]
+    if gives == "a sum":
+        return dataclasses.replace(plain, loss=plain.loss.sum())
+    if gives == "no gradient":
+        return dataclasses.replace(plain, loss=plain.loss.detach())
+    if gives == "infinite":
+        return dataclasses.replace(plain, loss=plain.loss / 0.0)
+    if gives == "the loss alone":
+        return plain.loss
+    assert tokens.scores is not None
+    return dataclasses.replace(plain, loss=plain.loss * (tokens.scores + 1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"raises": True}, "it raised AttributeError: 'Tokens' object has no attribute 'ratioo'"),
+        ({"gives": "a sum"}, r"loss of what it gave is \[\], not a tensor of one value a token, \[5\]"),
+        ({"gives": "no gradient"}, "its loss has no gradient to tokens.logprobs"),
+        ({"gives": "infinite"}, "its loss is .*inf"),
+        ({"gives": "the loss alone"}, "it gave Tensor, not mrl.algorithms.losses.PerToken"),
+    ],
+)
+def test_a_users_loss_with_a_mistake_inside_is_refused_before_it_sees_a_batch(
+    options: dict[str, Any], message: str
+) -> None:
+    function = f"{__name__}:damped"
+    try_loss(CustomLoss(function=function))
+    with pytest.raises(ConfigError, match=f"algorithm.loss.function = '{function}': tried .*{message}"):
+        try_loss(CustomLoss(function=function, options=options))
+
+
+def test_a_users_module_that_ends_the_process_is_a_fault_of_the_configuration() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^algorithm.loss.function = \S+: \S+leaving_module cannot be imported: SystemExit: 0$",
+    ):
+        try_loss(CustomLoss(function="tests.support.leaving_module:loss"))
 
 
 def test_value_objective_shares_add_up(batch) -> None:

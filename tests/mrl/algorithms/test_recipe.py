@@ -293,8 +293,9 @@ def test_a_return_is_not_added_to_the_rewards_that_it_is_the_sum_of() -> None:
     assert per_sample(plain)[0] > 0 > per_sample(plain)[1], "an estimator of outcomes has the sums"
 
 
-def test_clip_of_advantages_and_scores_for_topr() -> None:
-    config = {"estimator": {"name": "grpo", "clip": 0.5}, "loss": {"name": "topr"}}
+@pytest.mark.parametrize("loss", [{"name": "topr"}, {"name": "custom", "function": "mine:loss"}])
+def test_clip_of_advantages_and_scores_for_losses_that_may_read_them(loss: dict[str, str]) -> None:
+    config = {"estimator": {"name": "grpo", "clip": 0.5}, "loss": loss}
     batch, metrics = estimated(config, *FOUR)
     assert per_sample(batch) == pytest.approx([0.5, -0.5, 0, 0])
     assert per_sample(batch, "scores") == [1, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""Users' code, found by name."""
+"""Code of the user's own (rewards, environments, losses), found by name."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def find_callable(
     path: str, *, setting: str, what: Literal["function", "class"]
 ) -> tuple[ModuleType, Callable[..., Any]]:
     """The module and what it calls `name`, of `package.module:name` or `file.py:name`. ConfigError naming the setting and what is
-    not there."""
+    not there, or what the module raised while it was read."""
     place, _, name = path.rpartition(":")
     where = f"{setting} = {path!r}"
-    module = _load_file(place, setting) if place.endswith(".py") else _import(place, where)
+    try:
+        module = _load_file(place, setting) if place.endswith(".py") else importlib.import_module(place)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is read
+        raise ConfigError(
+            f"{where}: {place or 'nothing'} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     found = getattr(module, name, None)
     if not callable(found):
         is_one = inspect.isclass if what == "class" else inspect.isfunction
-        offered = [n for n, v in vars(module).items() if is_one(v) and not n.startswith("_")]
+        offered = sorted(n for n, v in vars(module).items() if is_one(v) and not n.startswith("_"))
         raise ConfigError(f"{where}: {place} has no {what} {name!r}; it has {offered}")
     return module, found
-
-
-def _import(place: str, where: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{where}: {place or 'nothing'} cannot be imported: {error}") from error
 
 
 def _load_file(place: str, setting: str) -> ModuleType:

@@ -1,0 +1,15 @@
+"""Losses as users mistype them."""
+
+from torch import Tensor
+
+from mrl.algorithms.losses import PerToken, Tokens
+from mrl.algorithms.preference import Side
+from mrl.config.sections.tune import ObjectiveSection
+
+
+def misspelt(tokens: Tokens) -> PerToken:
+    return tokens.ratioo()  # type: ignore[attr-defined]
+
+
+def misspelt_of_pairs(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
+    return rejected.logprobs - chosen.logprobs  # type: ignore[attr-defined]
