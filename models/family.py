@@ -15,6 +15,7 @@ from mrl.errors import ConfigError
 from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.hf_config import (
+    COMPRESSED,
     FP8,
     HARMLESS,
     HfConfig,
@@ -23,6 +24,7 @@ from mrl.models.hf_config import (
     field,
     has_score,
     head_dim,
+    num_heads_of_score,
     unsupported_values,
 )
 from mrl.models.layout import Layout, Place, chunk_layers, divide, padded_vocab
@@ -69,12 +71,14 @@ class Family:
     """The kinds of layers in `layer_types` that training implements."""
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
     """The rotary embeddings that training implements."""
-    quantised: ClassVar[tuple[str, ...]] = (FP8,)
+    quantised: ClassVar[tuple[str, ...]] = (FP8, COMPRESSED)
     """The methods by which a folder's weights may be quantised; training reads them as what they mean."""
     partial_rotary: ClassVar[bool] = False
     """Whether config.json may say that only a share of each head is turned."""
     output_gate: ClassVar[bool] = False
     """Whether the projection to queries also gives a gate of each head's output."""
+    own_attention: ClassVar[bool] = False
+    """Whether only our own attention computes the models' (attention sinks): their layers are never Transformer Engine's."""
     carried: ClassVar[tuple[str, ...]] = ()
     """The prefixes of a folder's tensors that nobody trains or serves and that an export has as the folder has
     them."""
@@ -355,7 +359,7 @@ class Family:
 
 
 def _outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
-    """The embedding, the final norm, and the output layer unless it is tied; of a reward model the head of its score."""
+    """The embedding, the final norm, and the output layer unless it is tied; of a reward model the heads of its score."""
     vocab, hidden = field(hf, "vocab_size"), field(hf, "hidden_size")
     padded = padded_vocab(vocab, tp=layout.tp, pad_vocab_to=pad_vocab_to)
     outer = [
@@ -364,7 +368,7 @@ def _outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
     ]
     tied = hf.get("tie_word_embeddings", False)
     if has_score(hf):
-        outer.append(Row("output_layer.weight", whole(SCORE, 1), hidden))
+        outer.append(Row("output_layer.weight", whole(SCORE, num_heads_of_score(hf)), hidden))
     elif not tied:
         outer.append(Row("output_layer.weight", whole(HEAD, vocab), hidden, "tp", padded_rows=padded))
     return outer

@@ -4,8 +4,10 @@ The tables know a model of text, each expert of which has tensors of its own. A 
 too has those of text under a prefix; and some hold a layer's experts in two tensors [experts, rows, columns], each
 expert's gate above its up. Qwen3.5 is published so; transformers 5.19 writes each expert by itself. Which form a
 folder has its own names say, so that both are read, and an export has the form of the folder that training began
-from. (gpt-oss has one wide form alone, which its tables know: `CheckpointTensor.stack`; as published its experts are mxfp4,
-two tensors for one, and an export of them is wide.)
+from. (gpt-oss has one wide form alone, which its tables know: `CheckpointTensor.stack`.)
+
+A folder's names also say which of its tensors are quantised, whatever a family calls them: beside one of float8 values lie
+its scales, and mxfp4 and int4 have several tensors in the place of one. An export of them is wide.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from mrl.models import microscaling
-from mrl.models.tensors import CheckpointTensor
+from mrl.models import int4, microscaling
+from mrl.models.tensors import SCALES, CheckpointTensor
 
 _TEXT, _TEXT_BESIDE_IMAGES = "model.", "model.language_model."
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -93,14 +95,21 @@ class FolderForm:
     packed_experts: bool = False
     microscaled: bool = False
     """Whether stacked experts are mxfp4."""
+    float8: frozenset[str] = frozenset()
+    """The folder's tensors of float8 values, by their own names."""
+    int4: frozenset[str] = frozenset()
+    """What the folder's int4 tensors are in the place of."""
 
     @classmethod
     def of(cls, names: Collection[str]) -> FolderForm:
         """The form of a folder with tensors of these names."""
+        packed = int4.SUFFIXES[0]
         return cls(
             beside_images=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
             packed_experts=any(name.endswith(".experts.gate_up_proj") for name in names),
             microscaled=any(name.endswith(f"_proj{microscaling.BLOCKS}") for name in names),
+            float8=frozenset(n.removesuffix(SCALES) for n in names if n.endswith(SCALES)),
+            int4=frozenset(n.removesuffix(packed) for n in names if n.endswith(f".weight{packed}")),
         )
 
     def is_microscaled(self, tensor: CheckpointTensor) -> bool:
@@ -116,7 +125,9 @@ class FolderForm:
         name = self.name(tensor.name)
         if self.is_microscaled(tensor):
             return [name + microscaling.BLOCKS, name + microscaling.SCALES]
-        return [name]
+        if name in self.int4:
+            return [name + suffix for suffix in int4.SUFFIXES]
+        return [name, name + SCALES] if name in self.float8 else [name]
 
     def name(self, tensor: str) -> str:
         """The folder's name of a checkpoint tensor, packed or not.

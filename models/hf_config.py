@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mrl.errors import ConfigError
+from mrl.models import int4
 from mrl.models.tensors import BLOCK
 
 HfConfig = Mapping[str, Any]
@@ -23,6 +24,8 @@ FP8 = "fp8"
 each block in `X.weight_scale_inv`; weight = value * scale."""
 MXFP4 = "mxfp4"
 """The method of gpt-oss's folders (models/microscaling.py)."""
+COMPRESSED = "compressed-tensors"
+"""The method of Kimi-K2-Thinking's folders (models/int4.py)."""
 
 E4M3 = ("e4m3", "float8_e4m3fn")
 """What published folders call the type of their values."""
@@ -45,6 +48,9 @@ HARMLESS = frozenset({
 """The keys that change nothing of what training and serving compute, whatever they say."""
 
 
+DEFAULT_LABELS = 2
+"""What transformers takes a config.json to mean that names no labels."""
+
 SCORED = "ForSequenceClassification"
 """How the class of a reward model ends: it gives a score in the place of the vocabulary's logits."""
 
@@ -54,12 +60,32 @@ def has_score(hf: HfConfig) -> bool:
     return any(str(name).endswith(SCORED) for name in hf.get("architectures") or ())
 
 
-def scored(hf: HfConfig) -> dict[str, Any]:
-    """What config.json says of the reward model of the same layers."""
+def num_heads_of_score(hf: HfConfig) -> int:
+    """The labels of a reward model's folder, each the score of a head."""
+    return len(hf.get("id2label") or ()) or int(hf.get("num_labels") or DEFAULT_LABELS)
+
+
+def labels(heads: int) -> dict[str, Any]:
+    """The keys of config.json that name the scores of so many heads."""
+    names = ["score"] if heads == 1 else [f"score_{head}" for head in range(heads)]
+    return {
+        "id2label": {str(head): name for head, name in enumerate(names)},
+        "label2id": {name: head for head, name in enumerate(names)},
+    }
+
+
+def scored(hf: HfConfig, heads: int = 1) -> dict[str, Any]:
+    """What config.json says of the reward model of the same layers, with so many heads; of a reward model what it says."""
     if has_score(hf):
         return dict(hf)
     name = str(next(iter(hf.get("architectures") or ()), hf.get("model_type")))
-    return {**hf, "architectures": [name.partition("For")[0] + SCORED]}
+    return {**hf, "architectures": [name.partition("For")[0] + SCORED], **labels(heads)}
+
+
+def require_heads(hf: HfConfig, heads: int, *, what: str) -> None:
+    """ConfigError, which begins with `what`, where the folder holds a reward model with another number of heads."""
+    if has_score(hf) and (own := num_heads_of_score(hf)) != heads:
+        raise ConfigError(f"{what} is a reward model of {own} heads, and has to be one of {heads}")
 
 
 def language_model(hf: HfConfig) -> dict[str, Any]:
@@ -113,11 +139,6 @@ def stored_method(hf: HfConfig) -> str:
     return (hf.get(QUANTIZATION) or {}).get("quant_method", "")
 
 
-def stored_block(hf: HfConfig) -> int:
-    """The edge of the blocks in which a folder's linear weights are float8; 0 where they are not."""
-    return BLOCK if stored_method(hf) == FP8 else 0
-
-
 def unsupported_values(
     hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]], methods: Collection[str]
 ) -> list[str]:
@@ -139,20 +160,26 @@ def unsupported_values(
     ]
     settings = hf.get(QUANTIZATION)
     if settings and not (stored_method(hf) in methods and _is_read(settings)):
-        shown = {
-            key: settings[key] for key in ("quant_method", "weight_block_size", "fmt") if key in settings
-        }
+        keys = ("quant_method", "weight_block_size", "fmt", "format", "config_groups", "kv_cache_scheme")
+        shown = {key: settings[key] for key in keys if key in settings}
         read = " or ".join([*(_READ[method] for method in methods), "a copy in bfloat16"])
         problems.append(f"{QUANTIZATION} = {shown!r} (only {read})")
     return problems
 
 
-_READ = {FP8: f"fp8 e4m3 in blocks of {BLOCK} x {BLOCK}", MXFP4: "mxfp4"}
+_READ = {
+    FP8: f"fp8 e4m3 in blocks of {BLOCK} x {BLOCK}",
+    COMPRESSED: f"pack-quantized int4 in groups of {int4.GROUP}",
+    MXFP4: "mxfp4",
+}
 """What is read of each method."""
 
 
 def _is_read(settings: Mapping[str, Any]) -> bool:
     """Whether a quantisation by a known method has the form that is read."""
-    return settings["quant_method"] == MXFP4 or (
+    method = settings["quant_method"]
+    if method == COMPRESSED:
+        return int4.is_read(settings)
+    return method == MXFP4 or (
         settings.get("weight_block_size") == [BLOCK, BLOCK] and settings.get("fmt", "e4m3") in E4M3
     )

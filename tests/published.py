@@ -1,5 +1,5 @@
-"""Folders as DeepSeek-V3 or V3.1 is published, float8 values and scales, and as gpt-oss is, mxfp4, and their wide twins with
-what these values mean."""
+"""Folders as DeepSeek-V3, V3.1 and Qwen's FP8 models are published, float8 values and scales, as Kimi-K2-Thinking is, int4,
+and as gpt-oss is, mxfp4, and their wide twins with what these values mean."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -18,7 +21,11 @@ from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.prepare import new_model
 
 EDGE = 128
-LINEAR = re.compile(r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj)\.weight$")
+LINEAR = re.compile(
+    r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj|linear_attn\.(in_proj_(qkvz?|z)|out_proj))\.weight$"
+    r"|\.experts\.(gate_up|down)_proj$"
+)
+"""Qwen3-Next's and Qwen3.5's in_proj_ba, in_proj_b and in_proj_a stay wide."""
 
 
 def publish_task(
@@ -43,16 +50,13 @@ def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = 
     for name, tensor in load_file(source / "model.safetensors").items():
         values[name] = meant[name] = tensor
         if LINEAR.search(name):
-            values[name] = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn)
-            meant[name] = torch.empty_like(tensor)
-            edges = [-(-size // EDGE) for size in tensor.shape]
-            own = scales[f"{name}_scale_inv"] = torch.empty(edges)
-            for row, column in torch.cartesian_prod(*(torch.arange(n) for n in edges)).tolist():
-                box = (slice(row * EDGE, (row + 1) * EDGE), slice(column * EDGE, (column + 1) * EDGE))
-                scale = tensor[box].float().abs().max() / 448
-                own[row, column] = scale.log2().ceil().exp2() if powers_of_two else scale
-                values[name][box] = (tensor[box].float() / own[row, column]).to(torch.float8_e4m3fn)
-                meant[name][box] = (values[name][box].float() * own[row, column]).to(tensor.dtype)
+            parts = [
+                in_float8(part, powers_of_two=powers_of_two) for part in tensor.view(-1, *tensor.shape[-2:])
+            ]
+            stacked = [
+                torch.stack(own).view(*tensor.shape[:-2], *own[0].shape) for own in zip(*parts, strict=True)
+            ]
+            values[name], scales[f"{name}_scale_inv"], meant[name] = stacked
     config = json.loads((source / "config.json").read_text())
     settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
     settings |= {"weight_block_size": [EDGE, EDGE]} | ({"scale_fmt": "ue8m0"} if powers_of_two else {})
@@ -64,6 +68,65 @@ def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = 
     save_file(scales, published / "scales.safetensors")
     files = dict.fromkeys(values, "values.safetensors") | dict.fromkeys(scales, "scales.safetensors")
     (published / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def in_float8(
+    tensor: torch.Tensor, *, powers_of_two: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(values, scales, what they mean) of a matrix."""
+    edges = [-(-size // EDGE) for size in tensor.shape]
+    values, own = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), torch.empty(edges)
+    meant = torch.empty_like(tensor)
+    for row, column in torch.cartesian_prod(*(torch.arange(n) for n in edges)).tolist():
+        box = (slice(row * EDGE, (row + 1) * EDGE), slice(column * EDGE, (column + 1) * EDGE))
+        scale = tensor[box].float().abs().max() / 448
+        own[row, column] = scale.log2().ceil().exp2() if powers_of_two else scale
+        values[box] = (tensor[box].float() / own[row, column]).to(torch.float8_e4m3fn)
+        meant[box] = (values[box].float() * own[row, column]).to(tensor.dtype)
+    return values, own, meant
+
+
+INT4: dict[str, Any] = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "kv_cache_scheme": None,
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+    "quantization_status": "compressed",
+    "config_groups": {"group_0": {
+        "input_activations": None, "output_activations": None, "targets": ["Linear"],
+        "weights": {
+            "actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4,
+            "observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True, "type": "int",
+        },
+    }},
+}  # fmt: skip
+"""Kimi-K2-Thinking's own words."""
+
+
+def publish_int4(source: Path, published: Path, wide: Path) -> None:
+    """Writes both from a folder with one safetensors file: the routed experts int4, by compressed-tensors, whose word is what
+    they mean."""
+    scheme = QuantizationScheme(**INT4["config_groups"]["group_0"])
+    stored: dict[str, torch.Tensor] = {}
+    meant: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        wide_tensor = tensor if name.endswith("correction_bias") else tensor.bfloat16()
+        if ".experts." not in name:
+            stored[name] = meant[name] = wide_tensor
+            continue
+        scale = wide_tensor.unflatten(1, (-1, 32)).abs().amax(2) / 7.5
+        compressed = PackedQuantizationCompressor.compress(
+            {"weight": wide_tensor, "weight_scale": scale}, scheme
+        )
+        prefix = name.removesuffix("weight")
+        stored |= {prefix + part: values for part, values in compressed.items()}
+        meant[name] = PackedQuantizationCompressor.decompress(compressed, scheme)["weight"]
+    config = json.loads((source / "config.json").read_text()) | {"dtype": "bfloat16"}
+    for folder, written, tensors in (
+        (wide, config, meant),
+        (published, config | {"quantization_config": INT4}, stored),
+    ):
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        (folder / "config.json").write_text(json.dumps(written))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def publish_mxfp4(source: Path, published: Path, wide: Path) -> None:

@@ -125,6 +125,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {"hidden_size": 128, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2}),
     "minimax_m2": ("MiniMaxM2", MINIMAX),
     "gpt_oss": ("GptOss", GPT_OSS),
+    "phi3": ("Phi3", {"pad_token_id": None, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}),
     "kimi_k2": ("DeepseekV3", LATENT | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
     "moonlight": (
         "DeepseekV3",
@@ -200,7 +201,7 @@ def random_batch(
     total = int(cu_seqlens[-1])
     inside = np.arange(total) - np.repeat(cu_seqlens[:-1], lengths)
     return TrainBatch(
-        tokens=rng.integers(0, vocab, total),
+        tokens=rng.integers(0, vocab, total).astype(np.int32),
         cu_seqlens=cu_seqlens,
         loss_mask=inside >= np.repeat(lengths // 2, lengths).clip(min=1),
         group_ids=np.arange(num_samples) // 4,
@@ -213,7 +214,7 @@ def batch_of_tokens(sequences: Sequence[Sequence[int]]) -> TrainBatch:
     """Each sequence a sample, all of it to be predicted."""
     lengths = [len(tokens) for tokens in sequences]
     return TrainBatch(
-        tokens=np.concatenate([np.asarray(tokens, np.int64) for tokens in sequences]),
+        tokens=np.concatenate([np.asarray(tokens, np.int32) for tokens in sequences]),
         cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         loss_mask=np.ones(sum(lengths), np.bool_),
         group_ids=np.arange(len(lengths)),
@@ -229,7 +230,10 @@ def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     hf = json.loads((folder / "config.json").read_text())
     kind: Any = getattr(transformers, hf["architectures"][0])
     own = kind.config_class.from_dict(hf | {"model_type": kind.config_class.model_type})
-    return kind.from_pretrained(folder, config=own, dtype=dtype, attn_implementation="eager")
+    model = kind.from_pretrained(folder, config=own, dtype=dtype, attn_implementation="eager")
+    if dtype == torch.float64:
+        model.config._experts_implementation = "eager"  # grouped products have no float64
+    return model
 
 
 def reference_logprobs(
@@ -239,7 +243,7 @@ def reference_logprobs(
     model = reference_model(folder, dtype)
     logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
-        tokens = torch.from_numpy(batch.tokens[start:end])[None]
+        tokens = torch.from_numpy(batch.tokens[start:end]).long()[None]
         with torch.no_grad():
             log_p = (model(tokens).logits[0, :-1].double() / temperature).log_softmax(-1)
         logprobs[start + 1 : end] = log_p.gather(1, tokens[0, 1:, None])[:, 0]

@@ -11,6 +11,7 @@ from mrl.models.families.llama import Llama
 from mrl.models.families.minimax_m2 import MiniMaxM2
 from mrl.models.families.mixtral import Mixtral
 from mrl.models.families.olmoe import Olmoe
+from mrl.models.families.phi3 import Phi3
 from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
 from mrl.models.families.qwen3_5 import Qwen35, Qwen35Moe
@@ -35,6 +36,7 @@ _ALL: tuple[Family, ...] = (
     Olmoe(),
     MiniMaxM2(),
     GptOss(),
+    Phi3(),
 )
 FAMILIES: dict[str, Family] = {
     name: family for family in _ALL for name in (family.model_type, *family.aliases)

@@ -29,7 +29,6 @@ class Qwen3Next(Qwen3Moe):
     partial_rotary = True
     output_gate = True
     layer_kinds = ("linear_attention", "full_attention")
-    quantised = ()
     harmless = (*Qwen3Moe.harmless, "full_attention_interval")
 
     def is_delta_net(self, hf: HfConfig, number: int) -> bool:

@@ -1,12 +1,15 @@
 """Causal attention inside each of many packed segments, in torch alone.
 
 Segments are padded into a few buckets of equal length (buckets.py), and each bucket is one
-scaled-dot-product call: causal, so that padding at the end of a segment is never seen. Megatron's side is
-models/megatron/packed_attention.py.
+scaled-dot-product call: causal, so that padding at the end of a segment is never seen. With a window it is two, in
+which each block of queries meets its own keys and those of the block before: nothing is as large as all pairs of
+positions. Megatron's side is models/megatron/packed_attention.py.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,17 +44,43 @@ def packed_attention(
     value = padded_to(value, query.shape[2])
     parts = (_fill(buckets.queries, query), _fill(buckets.keys, key), _fill(buckets.keys, value))
     outputs = []
-    masks: Any = buckets.windowed if windowed else buckets.masks
+    attend = functools.partial(_attend, scale=scale, sinks=sinks)
+    masks: Any = buckets.windowed if windowed and buckets.band is None else buckets.masks
     for q, k, v, mask in zip(*parts, masks, strict=True):
-        length = q.shape[2]
-        if sinks is not None:
-            q, k, v, mask = _with_sinks(q, k, v, mask, sinks / scale)
-        out = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-        )
-        outputs.append(out[:, :, -length:, :width].transpose(1, 2).reshape(-1, heads * width))
+        if windowed and buckets.band is not None:
+            out = _in_blocks(q, k, v, buckets.band, attend)
+        else:
+            out = attend(q, k, v, mask)
+        outputs.append(out[..., :width].transpose(1, 2).reshape(-1, heads * width))
     slots = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return to_tokens(slots, buckets.queries.token_slots)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, sinks: Tensor | None
+) -> Tensor:
+    """[S, H, queries, V] under a mask, or causal without one."""
+    length = q.shape[2]
+    if sinks is not None:
+        q, k, v, mask = _with_sinks(q, k, v, mask, sinks / scale)
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+    )
+    return out[:, :, -length:]
+
+
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, band: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+    """[S, H, length, V] of a bucket in which a position sees itself and W - 1 before it: of the first W positions, which see
+    all before them, and of the blocks of W that follow, each with the keys of the block before."""
+    window, length = band.shape[2], q.shape[2]
+    first = attend(*(x[:, :, :window] for x in (q, k, v)), None)
+    if length <= window:
+        return first
+    q, k, v = (functional.pad(x, (0, 0, 0, -length % window)).unflatten(2, (-1, window)) for x in (q, k, v))
+    k, v = (torch.cat((x[:, :, :-1], x[:, :, 1:]), dim=3) for x in (k, v))
+    blocks = (x.transpose(1, 2) for x in (q[:, :, 1:], k, v))
+    rest = attend(*(x.flatten(0, 1) for x in blocks), band).unflatten(0, (len(q), -1))
+    return torch.cat((first, rest.transpose(1, 2).flatten(2, 3)), dim=2)[:, :, :length]
 
 
 def _with_sinks(

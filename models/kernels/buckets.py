@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +37,9 @@ class SegmentBuckets:
     """Per bucket what is added to the scores [segments, 1, queries, keys]: 0, or -inf for later keys and
     padding. None where queries and keys are the same and plain causal attention will do."""
     windowed: list[Tensor] = dataclasses.field(default_factory=list)
-    """The same for layers that see the last keys only; none where no layer does."""
+    """The same for layers that see the last keys only, with context parallelism; none where no layer does."""
+    band: Tensor | None = None
+    """[1, 1, W, 2W] for these layers without: what W queries in a row see of the W keys before them and of their own."""
 
 
 def bucket_length(length: np.ndarray) -> np.ndarray:
@@ -90,17 +91,16 @@ def segment_buckets(
     """The buckets of segments of the given lengths [B], which follow one another; `rank` of `cp` has its
     chunks of them. In some layers a position sees itself and `window` - 1 before it, where `window` is not 0.
 
-    Masks, with context parallelism or a window only, are of `dtype` and hold all pairs of positions of each
-    segment.
+    Masks, with context parallelism only, are of `dtype` and hold all pairs of positions of each segment.
     """
-    at = torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device)
     if cp == 1:
-        queries = keys = _on_device(*plan_buckets(lengths), device=device)
-        masks: Any = [None] * len(keys.shapes)
-    else:
-        queries = _on_device(*plan_buckets(lengths // cp, unit=2), device=device)
-        keys = _gathered_keys(lengths, cp=cp, device=device)
-        masks = _masks(queries, keys, at, dtype=dtype)
+        buckets = _on_device(*plan_buckets(lengths), device=device)
+        band = _band(window, dtype=dtype, device=device) if window else None
+        return SegmentBuckets(buckets, buckets, [None] * len(buckets.shapes), band=band)
+    at = torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device)
+    queries = _on_device(*plan_buckets(lengths // cp, unit=2), device=device)
+    keys = _gathered_keys(lengths, cp=cp, device=device)
+    masks = _masks(queries, keys, at, dtype=dtype)
     windowed = _masks(queries, keys, at, dtype=dtype, window=window) if window else []
     return SegmentBuckets(queries, keys, masks, windowed)
 
@@ -151,3 +151,10 @@ def _masks(
             torch.zeros(unseen.shape, dtype=dtype, device=at.device).masked_fill_(unseen, -math.inf)[:, None]
         )
     return masks
+
+
+def _band(window: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[1, 1, W, 2W]: query i of a block stands W slots behind slot i of the keys, and sees itself and W - 1 before it."""
+    ahead = torch.arange(2 * window, device=device) - torch.arange(window, device=device)[:, None]
+    unseen = (ahead <= 0) | (ahead > window)
+    return torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, -math.inf)[None, None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class LowRankPair(torch.nn.Module):
         """A's start depends on `seed` and its names outside alone, so that it is the same in every layout."""
         super().__init__()
         self.adapter, self.scale = adapter, scale
+        self._taken: Callable[[Tensor], None] | None = None
         self._base = (base,)  # else it would be a parameter of this module
         self.a: Any = torch.nn.Parameter(_start(adapter.a, seed).to(base.device, base.dtype))
         self.b: Any = torch.nn.Parameter(base.new_zeros(adapter.b.tensor.shape))
@@ -46,9 +47,10 @@ class LowRankPair(torch.nn.Module):
         for base, a, b in zip(*map(self._slabs, (self.base, self.a, self.b)), strict=True):
             base.copy_(merged(base, a, b, scale=self.scale))
 
-    def follow_gradients(self) -> None:
-        """From now on a gradient of the base is one of A and B. To be called once the optimizer is made, which
-        must not take the base for trained."""
+    def follow_gradients(self, taken: Callable[[Tensor], None] | None = None) -> None:
+        """From now on a gradient of the base is one of A and B, of which `taken` then hears. To be called once the optimizer
+        is made, which must not take the base for trained."""
+        self._taken = taken
         self.base.requires_grad_(True)
         self.base.register_post_accumulate_grad_hook(self._take_gradient)
 
@@ -60,6 +62,9 @@ class LowRankPair(torch.nn.Module):
         for dw, a, b, sum_a, sum_b in zip(*map(self._slabs, parts), strict=True):
             sum_a.add_(torch.mm(b.t(), dw), alpha=self.scale)
             sum_b.add_(torch.mm(dw, a.t()), alpha=self.scale)
+        if self._taken is not None:
+            self._taken(self.a)
+            self._taken(self.b)
 
     def _slabs(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """A view of each expert's rows of a stack; of all rows where it is none."""

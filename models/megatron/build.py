@@ -7,6 +7,7 @@ load weights, wrap for data parallelism or own an optimizer (mrl/training).
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ class PackedModel(GPTModel):
         return result
 
     def values(self, hidden: Tensor) -> Tensor:
-        """[m] float32 values of hidden states [m, D], where a value head stands in the output layer's place."""
+        """[m] float32 values of hidden states [m, D], or [m, K], where a value head stands in the output layer's place."""
         return self.output_layer(hidden)
 
     def weights(self) -> dict[str, Tensor]:
@@ -96,15 +97,30 @@ def _is_extra_state(name: str) -> bool:
 
 
 class ValueHead(torch.nn.Module):
-    """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. Starts at
-    0."""
+    """Hidden states to one number each, or to one of each of K heads, computed in float32; the same on all tensor-parallel ranks.
 
-    def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
+    One head starts at 0. Of several each starts elsewhere, where scores have a variance of about 1: normal with variance 1 / (D + 1), as in
+    arXiv 2009.01325, from `seed` and the head's number alone.
+    """
+
+    def __init__(self, hidden_size: int, *, heads: int = 1, seed: int = 0, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
+        starts = torch.zeros(1, hidden_size)
+        if heads > 1:
+            starts = torch.stack([_start_of_head(hidden_size, head, seed) for head in range(heads)])
+        self.weight = torch.nn.Parameter(starts.to(dtype))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return torch.mv(hidden.float(), self.weight[0].float())
+        """[m] of hidden states [m, D] from one head, [m, K] from several."""
+        if len(self.weight) == 1:
+            return torch.mv(hidden.float(), self.weight[0].float())
+        return hidden.float() @ self.weight.float().T
+
+
+def _start_of_head(hidden_size: int, head: int, seed: int) -> Tensor:
+    key = hashlib.sha256(f"{seed} head {head}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key[:7], "big"))
+    return torch.randn(hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
 
 
 @dataclasses.dataclass
@@ -118,7 +134,13 @@ class Chunks:
     vocab_size: int
     """Without padding."""
     max_length: int
-    has_value_head: bool = False
+    num_value_heads: int = 0
+    """Numbers that a state is given by the value head in the output layer's place; 0 where there is none."""
+
+    @property
+    def has_value_head(self) -> bool:
+        """Whether states give values, not log-probs."""
+        return self.num_value_heads > 0
 
     @property
     def window(self) -> int:
@@ -133,23 +155,24 @@ def build_chunks(
     *,
     max_length: int,
     device: torch.device,
-    value_head: bool = False,
+    num_value_heads: int = 0,
+    seed: int = 0,
     replays: bool = False,
 ) -> Chunks:
     """Build the model chunks of this rank on `device`, with Megatron's own random initialisation.
 
-    With `value_head` the output layer is a ValueHead, and never tied to the embedding. `replays`: routers may be given
-    the experts of each token (replay.py).
+    With `num_value_heads` the output layer is a ValueHead, and never tied to the embedding; `seed`: of where several start.
+    `replays`: routers may be given the experts of each token (replay.py).
     """
     require_trainable(hf_config)
     family = family_of(hf_config)
     family.require_layout(hf_config, layout)
-    choice = choose_layers(training, device, replays=replays)
+    choice = choose_layers(training, device, replays=replays, own_attention=family.own_attention)
     config = _transformer_config(family.transformer_fields(hf_config), training, layout, device, choice)
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")
     place_pp = parallel_state.get_pipeline_model_parallel_rank()
-    tied = bool(hf_config.get("tie_word_embeddings", False)) and not value_head
+    tied = bool(hf_config.get("tie_word_embeddings", False)) and not num_value_heads
     models = []
     for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
         model = PackedModel(
@@ -163,8 +186,8 @@ def build_chunks(
             share_embeddings_and_output_weights=tied,
             vp_stage=chunk if layout.vpp > 1 else None,
         )
-        if value_head and model.post_process:
-            head: Any = ValueHead(config.hidden_size, dtype=dtype)
+        if num_value_heads and model.post_process:
+            head: Any = ValueHead(config.hidden_size, heads=num_value_heads, seed=seed, dtype=dtype)
             model.output_layer = head
         models.append(model.to(device))
     mark_expert_parameters(models)
@@ -183,7 +206,7 @@ def build_chunks(
         rotary=rotary,
         vocab_size=vocab,
         max_length=max_length,
-        has_value_head=value_head,
+        num_value_heads=num_value_heads,
     )
 
 
@@ -225,11 +248,6 @@ def _transformer_config(
         fields = fields | _router_fields(training)
     if layout.pp > 1:
         fields = fields | _pipeline_fields(fields["num_layers"], layout)
-    if fields.get("softmax_type") == "learnable" and choice.transformer_engine:
-        raise ConfigError(
-            "training.spec = transformer_engine: attention sinks are implemented in our own attention alone; set "
-            "training.spec = local"
-        )
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else ModelConfig
     return kind(
         **{"add_bias_linear": False} | fields,

@@ -70,16 +70,23 @@ class LayerChoice:
         return fields
 
 
-def choose_layers(training: TrainingSection, device: torch.device, *, replays: bool = False) -> LayerChoice:
-    """What training.spec and training.dispatcher say, or else what the device and the environment have.
+def choose_layers(
+    training: TrainingSection, device: torch.device, *, replays: bool = False, own_attention: bool = False
+) -> LayerChoice:
+    """What training.spec and training.dispatcher say, or else what the device, the environment and the model have
+    (Family.own_attention).
 
-    ConfigError where something that is asked for is not installed.
+    ConfigError where something that is asked for is not installed, or does not go together.
     """
     wanted, dtype = training.spec, getattr(torch, training.dtype)
     on_gpu = device.type == "cuda"
-    engine = (
-        _installed("transformer_engine") and on_gpu if wanted == "auto" else wanted == "transformer_engine"
-    )
+    engine = wanted == "transformer_engine"
+    if wanted == "auto":
+        engine = _installed("transformer_engine") and on_gpu and not own_attention
+    elif engine and own_attention:
+        raise ConfigError(
+            "training.spec = transformer_engine: attention sinks are implemented in our own attention alone; set local or auto"
+        )
     if engine and not _installed("transformer_engine"):
         raise ConfigError(
             "training.spec = transformer_engine, and transformer_engine is not installed in the trainer's "

@@ -27,7 +27,7 @@ from megatron.core.transformer.utils import (
 )
 from torch import Tensor
 
-from mrl.models.kernels.attention import packed_attention, padded_to
+from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.rotary import rotate
 from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.packed_segments import PackedSegments
@@ -119,10 +119,11 @@ class PackedAttention(PackedCore):
 class FusedPackedAttention(PackedCore):
     """Transformer Engine's THD kernels, for 16-bit types; not run on a GPU yet.
 
-    Values are padded to the width of keys, as our own attention pads them: of the backends only some take
-    two widths, by architecture and version. With context parallelism the kernels pass keys and values round
-    the ranks themselves; they take this rank's chunks of every segment (zigzag.py) and the bounds of whole
-    segments. Megatron passes what TEDotProductAttention.__init__ takes.
+    Of the backends only some take keys and values of two widths, by architecture and version: Megatron's latent
+    attention pads values to the width of keys (multi_latent_attention.py) and trims what comes back. With
+    context parallelism the kernels pass keys and values round the ranks themselves; they take this rank's chunks
+    of every segment (zigzag.py) and the bounds of whole segments. Megatron passes what
+    TEDotProductAttention.__init__ takes.
     """
 
     bucketed = False
@@ -152,11 +153,7 @@ class FusedPackedAttention(PackedCore):
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSegments, **kwargs: Any
     ) -> Tensor:
         segments = PackedSeqParams(**{name: getattr(packed, name) for name in _MEGATRONS_FIELDS})
-        heads, width, padded = query.shape[1], value.shape[2], padded_to(value, key.shape[2])
-        out = self.core(query, key, padded, None, packed_seq_params=segments, **kwargs)
-        if padded is value:
-            return out
-        return out.unflatten(-1, (heads, -1))[..., :width].flatten(-2)
+        return self.core(query, key, value, None, packed_seq_params=segments, **kwargs)
 
 
 def core_attention(choice: LayerChoice) -> type[PackedCore]:

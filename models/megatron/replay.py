@@ -52,8 +52,9 @@ class Given:
             )
         if self.microbatch is not None:
             _, own = choose(scores.detach(), topk, num_groups=num_groups, group_topk=group_topk)
-            agreed = (experts.unsqueeze(2) == own.unsqueeze(1)).any(2)[self._known[number]]
-            self.agreement += torch.stack([agreed.sum(), torch.full_like(agreed.sum(), agreed.numel())])
+            known = self._known[number]
+            agreed = (experts.unsqueeze(2) == own.unsqueeze(1)).any(2) & known.unsqueeze(1)
+            self.agreement += torch.stack([agreed.sum(), known.sum() * topk])
         return scores.gather(1, experts), experts
 
     def _next(self) -> int:

@@ -24,6 +24,7 @@ from tests.tiny_models import COMMON, EXPERTS, GPT_OSS, LATENT
 
 EVERYTHING = LoraSection(rank=3, targets=("attention", "mlp", "shared_experts", "routed_experts"))
 DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v3", "num_hidden_layers": 4} | COMMON | LATENT
+PHI: dict[str, Any] = {"model_type": "phi3", "num_hidden_layers": 4} | COMMON
 MOE: dict[str, Any] = {"model_type": "qwen3_moe", "num_hidden_layers": 4} | COMMON | EXPERTS
 
 
@@ -39,10 +40,26 @@ def held(hf: dict[str, Any], layout: Layout, lora: LoraSection, spec: Spec) -> l
 )
 def test_ranks_hold_every_stored_number_once(layout: dict[str, int], spec: Spec) -> None:
     """Replicas left out; whatever the layers and the layout, the stored tensors are the same."""
-    family, shapes = family_of(DEEPSEEK), stored_shapes(family_of(DEEPSEEK), DEEPSEEK, EVERYTHING)
-    changed = changed_tensors(family, DEEPSEEK, EVERYTHING)
+    require_every_number_once(DEEPSEEK, Layout(**layout), EVERYTHING, spec)
+
+
+def test_merged_tensors_have_one_pair_each() -> None:
+    """Phi's queries, keys and values, gate and up: what is one tensor in the folder is one module to PEFT."""
+    lora = LoraSection(rank=3, targets=("attention", "mlp"))
+    require_every_number_once(PHI, Layout(tp=4, pp=2), lora, TRAINER)
+    changed = changed_tensors(family_of(PHI), PHI, lora)
+    for module in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+        name = f"model.layers.3.{module}"
+        assert changed.pop(f"{name}.weight") == (f"{name}.lora_A.weight", f"{name}.lora_B.weight")
+    assert len(changed) == 3 * 4
+
+
+def require_every_number_once(hf: dict[str, Any], layout: Layout, lora: LoraSection, spec: Spec) -> None:
+    """Of all stored adapters."""
+    family, shapes = family_of(hf), stored_shapes(family_of(hf), hf, lora)
+    changed = changed_tensors(family, hf, lora)
     counts = {name: np.zeros(shapes[name], int) for pair in changed.values() for name in pair}
-    for adapter in held(DEEPSEEK, Layout(**layout), EVERYTHING, spec):
+    for adapter in held(hf, layout, lora, spec):
         for half in (adapter.a, adapter.b):
             assert sum(int(np.prod(p.shape)) for p in half.tensor.pieces) == int(np.prod(half.tensor.shape))
             for piece in half.tensor.pieces if half.replica == (0, 0, 0) else ():
@@ -50,7 +67,7 @@ def test_ranks_hold_every_stored_number_once(layout: dict[str, int], spec: Spec)
                     tuple(slice(s, s + n) for s, n in zip(piece.start, piece.shape, strict=True))
                 ] += 1
     assert all((count == 1).all() for count in counts.values())
-    assert sum(count.size for count in counts.values()) == num_elements(family, DEEPSEEK, EVERYTHING)
+    assert sum(count.size for count in counts.values()) == num_elements(family, hf, lora)
 
 
 def test_a_fused_parameter_has_one_a_and_the_rows_of_each_part() -> None:

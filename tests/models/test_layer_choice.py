@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from torch.nn import functional
 
 from mrl.config.sections.training import LayoutSection, TrainingSection
 from mrl.errors import ConfigError
@@ -44,6 +45,12 @@ def test_without_transformer_engine_layers_are_local_and_asking_for_it_is_refuse
     assert choose_layers(TrainingSection(), GPU) == LayerChoice(False)
     with pytest.raises(ConfigError, match="transformer_engine is not installed"):
         choose_layers(TrainingSection(spec="transformer_engine"), GPU)
+
+
+def test_attention_that_only_ours_computes_has_local_layers_wherever_it_runs(installed: None) -> None:
+    assert choose_layers(TrainingSection(), GPU, own_attention=True) == LayerChoice(False)
+    with pytest.raises(ConfigError, match=r"attention sinks .*; set local or auto"):
+        choose_layers(TrainingSection(spec="transformer_engine"), GPU, own_attention=True)
 
 
 def test_names_follow_the_layers() -> None:
@@ -126,7 +133,9 @@ def test_the_fused_attention_agrees_with_our_own(latent: bool) -> None:
     for attention in (fused, PackedAttention(config, layer_number=1, **widths)):
         packed = pack_segments(lengths, rotary=rotary, device=device, bucketed=attention.bucketed)
         options = {"attn_mask_type": AttnMaskType.causal, "packed_seq_params": packed}
-        found = attention(query, key, value, None, **options)
+        padded = functional.pad(value, (0, width - value_width))  # as Megatron's latent attention does
+        found = attention(query, key, padded, None, **options)
+        found = found.unflatten(-1, (heads, -1))[..., :value_width].flatten(-2)
         results.append((found, *torch.autograd.grad(found.float().square().sum(), (query, key, value))))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=5e-2)

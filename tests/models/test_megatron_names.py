@@ -108,6 +108,7 @@ def cpu_construction(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self, *a, **k: self)
 
 
+PHI = QWEN3 | {"model_type": "phi3"}
 QWEN2 = QWEN3 | {"model_type": "qwen2"}
 QWEN2_MOE = QWEN3_MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64}
 QWEN3_NEXT = QWEN2_MOE | {
@@ -128,6 +129,7 @@ LAYOUTS = [
     (MINIMAX, Layout(tp=4, ep=2, etp=2)),  # tp above the key heads
     (GPT_OSS, Layout(tp=2, pp=2, ep=2)),
     (GLM, Layout(tp=4, pp=2, ep=2)),
+    (PHI, Layout(tp=4, pp=2)),
     (QWEN2, Layout(tp=4, pp=2)),
     (QWEN2_MOE, Layout(tp=2, pp=2, ep=2)),
     (QWEN3_NEXT, Layout(tp=4, pp=2, ep=2)),

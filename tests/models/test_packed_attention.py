@@ -94,7 +94,7 @@ def test_turned_queries_and_values_of_another_width(width: int) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize("window", [0, 1, 4, 6, 31, 40])
 @pytest.mark.parametrize("cp", [1, 2])
 def test_sinks_and_windows(cp: int, window: int) -> None:
     """Against each segment alone, whose softmax has one score more in each row; with two ranks, rank 1's tokens."""

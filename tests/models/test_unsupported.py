@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mrl.models.families import FAMILIES, family_of, require_trainable
 from mrl.models.families.refused import REFUSED
 from mrl.models.hf_config import language_model
 from tests import tiny_models
+from tests.published import INT4
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 SHAPE = {
@@ -30,9 +32,9 @@ MIXTRAL = SHAPE | {
 }  # fmt: skip
 DEEPSEEK = json.loads((PUBLISHED / "DeepSeek-V3" / "config.json").read_text(encoding="utf-8"))
 YARN = DEEPSEEK["rope_scaling"]
-OLMOE, MINIMAX, GPT_OSS = (
+OLMOE, MINIMAX, GPT_OSS, PHI = (
     json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
-    for name in ("OLMoE-1B-7B", "MiniMax-M2", "gpt-oss-20b")
+    for name in ("OLMoE-1B-7B", "MiniMax-M2", "gpt-oss-20b", "phi-4")
 )
 QWEN35 = language_model(
     json.loads((PUBLISHED / "Qwen3.5-35B-A3B" / "config.json").read_text(encoding="utf-8"))
@@ -41,7 +43,13 @@ KIMI, GLM, FLASH = (
     json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
     for name in ("Kimi-K2-Instruct", "GLM-4.5", "GLM-4.7-Flash")
 )
-INT4 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
+
+
+def wrong_groups(**changes: object) -> dict[str, Any]:
+    """Kimi-K2-Thinking's int4 with other weights in it."""
+    settings = copy.deepcopy(INT4)
+    settings["config_groups"]["group_0"]["weights"] |= changes
+    return settings
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in PUBLISHED.iterdir() if path.is_dir()))
@@ -76,7 +84,11 @@ def test_published_models_are_implemented(folder: str) -> None:
         (DEEPSEEK, {"topk_group": 2}, "num_experts_per_tok = 8 with topk_group = 2"),
         (DEEPSEEK, {"rope_scaling": YARN | {"attention_factor": 1.0}}, "attention_factor of rope_type 'yarn'"),
         (KIMI, {"topk_method": "greedy"}, "topk_method = 'greedy' (only 'noaux_tc')"),
-        (KIMI, {"quantization_config": INT4}, "quantization_config = {'quant_method': 'compressed-tensors'} (only fp8"),
+        (KIMI, {"quantization_config": INT4 | {"format": "int-quantized"}}, "'format': 'int-quantized'"),
+        (KIMI, {"quantization_config": wrong_groups(group_size=128)}, "or pack-quantized int4 in groups of 32 or a copy in"),
+        (KIMI, {"quantization_config": wrong_groups(num_bits=8)}, "quantization_config = {'quant_method': 'compressed-tensors'"),
+        (KIMI, {"quantization_config": wrong_groups(symmetric=False)}, "'symmetric': False"),
+        (KIMI, {"quantization_config": INT4 | {"kv_cache_scheme": {"num_bits": 8}}}, "'kv_cache_scheme': {'num_bits': 8}"),
         (GLM, {"norm_topk_prob": False}, "norm_topk_prob = False (only True)"),
         (GLM, {"rope_scaling": YARN}, "rope_type = 'yarn' (only 'default')"),
         (FLASH, {"scoring_func": "softmax"}, "scoring_func = 'softmax' (only None or 'sigmoid')"),
@@ -95,6 +107,9 @@ def test_published_models_are_implemented(folder: str) -> None:
         (GPT_OSS, {"attention_bias": False}, "attention_bias = False (only True)"),
         (GPT_OSS, {"layer_types": ["full_attention"] * 24}, "layer_types in another order than sliding_attention"),
         (GPT_OSS, {"quantization_config": {"quant_method": "fp8"}}, "'fp8'} (only mxfp4 or a copy in bfloat16)"),
+        (PHI, {"sliding_window": 2047}, "sliding_window = 2047 (only None)"),
+        (PHI, {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "rope_type = 'longrope' (only 'default')"),
+        (PHI, {"resid_pdrop": 0.1}, "resid_pdrop = 0.1 (only None or 0)"),
         (OLMOE, {"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'} (only fp8 e4m3 in blocks"),
     ],
 )  # fmt: skip

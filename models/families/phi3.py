@@ -1,0 +1,61 @@
+"""Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): a plain dense decoder whose folders hold queries, keys and values in one
+tensor, and gate and up in another.
+
+vLLM's parameters of these names have the same rows, those of its ranks aside. Source: transformers 5.19, models/phi3; vLLM
+0.32, model_executor/models/phi3.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from mrl.models.engine_rows import EngineRows
+from mrl.models.family import Family
+from mrl.models.hf_config import HfConfig, field, head_dim
+from mrl.models.tensors import LocalTensor, Piece, Row, Segment, Spec
+
+_PART = re.compile(r"(.+\.)(q|k|v|gate|up)_proj\.weight")
+
+
+class Phi3(Family):
+    """Phi-3 and Phi-4 without windows and without LongRoPE."""
+
+    model_type = "phi3"
+    partial_rotary = True
+    implemented = {"sliding_window": (None,), "embd_pdrop": (None, 0), "resid_pdrop": (None, 0)}
+    harmless = ("original_max_position_embeddings",)  # of LongRoPE
+
+    def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
+        return [_merged(hf, row) for row in super().layer(hf, number, spec, own_experts)]
+
+    def engine_layer(self, hf: HfConfig, number: int, engine: EngineRows) -> Iterator[LocalTensor]:
+        for tensor in super().engine_layer(hf, number, engine):
+            pieces = tuple(_merged_piece(hf, piece) for piece in tensor.pieces)
+            yield dataclasses.replace(tensor, pieces=pieces)
+
+
+def _merged(hf: HfConfig, row: Row) -> Row:
+    """A row of the merged tensors in the place of one of their parts."""
+    blocks = tuple(
+        tuple(Segment(*_home(hf, part.tensor, part.start), part.rows) for part in block)
+        for block in row.blocks
+    )
+    return dataclasses.replace(row, blocks=blocks)
+
+
+def _merged_piece(hf: HfConfig, piece: Piece) -> Piece:
+    tensor, first = _home(hf, piece.tensor, piece.start[0])
+    return dataclasses.replace(piece, tensor=tensor, start=(first, *piece.start[1:]))
+
+
+def _home(hf: HfConfig, tensor: str, row: int) -> tuple[str, int]:
+    """The tensor of the folder that holds a row of one of its parts, and the number it has there."""
+    part = _PART.fullmatch(tensor)
+    if part is None:
+        return tensor, row
+    queries, keys = (field(hf, f"num_{kind}_heads") * head_dim(hf) for kind in ("attention", "key_value"))
+    starts = {"q": 0, "k": queries, "v": queries + keys, "gate": 0, "up": field(hf, "intermediate_size")}
+    merged = "gate_up_proj" if part[2] in ("gate", "up") else "qkv_proj"
+    return f"{part[1]}{merged}.weight", row + starts[part[2]]
