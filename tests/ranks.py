@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import random
@@ -17,11 +16,15 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-FORKED = multiprocessing.get_context("forkserver")
-"""New processes of a process that has imported what ranks need: without its threads, and without the seconds of those imports."""
-FORKED.set_forkserver_preload(
-    ["tests.mrl.training.scenarios", "tests.resharding.test_killed_ends", "tests.resharding.test_planned"]
+from tests.forking import process_kind
+
+IMPORTS = (
+    "tests.mrl.training.scenarios",
+    "tests.resharding.test_killed_ends",
+    "tests.resharding.test_planned",
 )
+Rank = process_kind(*IMPORTS)
+"""A process that begins with what ranks need."""
 
 
 def free_port() -> int:
@@ -45,14 +48,14 @@ def run_ranks(
 ) -> list[Any]:
     """[function(rank, world_size, port, *args) of each rank]; function must be a module's, arguments picklable.
 
-    `stand_ins`: a folder with stand-ins for packages; the ranks then import everything themselves, from there first.
+    `stand_ins`: a folder with stand-ins for packages, from which the ranks import first.
     AssertionError with the traceback of the first rank that failed, or with the ranks still running at the deadline.
     """
-    context: Any = FORKED if stand_ins is None else multiprocessing.get_context("spawn")
+    kind = Rank if stand_ins is None else process_kind(*IMPORTS, ahead=stand_ins)
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_enter, args=(function, rank, world_size, port, args, folder), daemon=True)
+            kind(target=_enter, args=(function, rank, world_size, port, args, folder), daemon=True)
             for rank in range(world_size)
         ]
         with _path_begins_with(stand_ins):

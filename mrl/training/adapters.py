@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -20,14 +20,20 @@ class Adapters:
     """
 
     def __init__(
-        self, pairs: Sequence[LowRankPair], memory: ParameterMemory, *, device: torch.device
+        self,
+        pairs: Sequence[LowRankPair],
+        memory: ParameterMemory,
+        *,
+        device: torch.device,
+        taken: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        """To be called once the optimizer is made: the changed weights ask for gradients from now on."""
+        """To be called once the optimizer is made: the changed weights ask for gradients from now on. `taken` hears of each A
+        and B that got its gradient of a microbatch."""
         self._pairs, self._memory = pairs, memory
         self._bases = [pair.base for pair in pairs]
         self._loaded = HostCopies(device, keep=True)
         for pair in pairs:
-            pair.follow_gradients()
+            pair.follow_gradients(taken)
 
     def keep_base(self) -> None:
         """Takes today's weights for the base, and merges."""

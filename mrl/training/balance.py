@@ -9,6 +9,7 @@ computed side by side: pairing them in order of their cost gives the smallest su
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 
 import numpy as np
@@ -109,25 +110,35 @@ def _fill(
 ) -> np.ndarray | None:
     """[B] place (microbatch x ranks + rank) of each sample; None where so many microbatches do not hold them.
 
-    The costliest goes first, each where it makes the pass least longer; of such places, where most is left to the microbatch's height.
+    The costliest goes first, each where most is left to the microbatch's height, which is where it makes the pass least longer:
+    the first of the heap of places with room. Its entries are dropped where what is left has changed, and moved to the heap
+    of tight places where the sample does not fit, until one comes that does.
     """
-    loads, heights = np.zeros((count, ranks)), np.zeros((count, 1))
-    room = np.full((count, ranks), max_tokens, np.int64)
+    left, room = [0.0] * (count * ranks), [max(max_tokens, int(lengths.max()))] * (count * ranks)
     chosen = np.zeros(len(lengths), np.int64)
+    roomy, tight = [(-0.0, place) for place in range(count * ranks)], list[tuple[int, int]]()
     for sample in np.argsort(-costs, kind="stable").tolist():
         size, cost = int(lengths[sample]), float(costs[sample])
-        fits = (room >= size) | (room == max_tokens)
-        left = heights - loads
-        longer = np.where(fits, np.maximum(cost - left, 0.0), np.inf)
-        least = longer.min()
-        if least == np.inf:
+        while tight and -tight[0][0] >= size:
+            place = heapq.heappop(tight)[1]
+            heapq.heappush(roomy, (-left[place], place))
+        while roomy and (-roomy[0][0] != left[roomy[0][1]] or room[roomy[0][1]] < size):
+            key, place = heapq.heappop(roomy)
+            if -key == left[place]:
+                heapq.heappush(tight, (-room[place], place))
+        if not roomy:
             return None
-        place = int(np.where(longer == least, left, -np.inf).argmax())
-        at = divmod(place, ranks)
+        place = heapq.heappop(roomy)[1]
         chosen[sample] = place
-        loads[at] += cost
-        room[at] -= size
-        heights[at[0]] = max(heights[at[0], 0], loads[at])
+        room[place] = min(room[place], max_tokens) - size
+        first, raised = place - place % ranks, cost - left[place]
+        if raised > 0.0:
+            for other in range(first, first + ranks):
+                left[other] += raised
+                if other != place:
+                    heapq.heappush(roomy, (-left[other], other))
+        left[place] -= cost
+        heapq.heappush(roomy, (-left[place], place))
     return chosen
 
 

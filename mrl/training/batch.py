@@ -18,7 +18,7 @@ def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return TrainBatch(
-        tokens=_join([part for s in samples for part in (s.prompt_tokens, s.response_tokens)], np.int64),
+        tokens=_join([part for s in samples for part in (s.prompt_tokens, s.response_tokens)], np.int32),
         cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         loss_mask=_after_prompts(samples, [s.loss_mask for s in samples], np.bool_),
         group_ids=np.array([s.prompt_index for s in samples], dtype=np.int64),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from torch import Tensor
 
 from mrl.training.platform.host_copies import PIECE_BYTES, HostCopies
@@ -53,9 +52,8 @@ class HostState:
         self._each(self._part.reload_model_params)
 
     def step_with_ready_grads(self) -> None:
-        """One update; parameters are gathered once, after all pieces."""
-        self._each(lambda: MixedPrecisionOptimizer.step_with_ready_grads(self._part))
-        self._part.start_param_sync_for_bucket_group_subset()
+        """One update, without the gathering of parameters."""
+        self._each(self._part.step_with_ready_grads)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what is not a tensor of a state whose tensors were loaded."""

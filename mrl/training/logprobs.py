@@ -49,22 +49,24 @@ class _ChunkedLogprobs(torch.autograd.Function):
         result = [torch.cat(values) for values in (logprobs, entropy, normaliser)]
         ctx.save_for_backward(hidden, weight, targets, result[1], result[2])
         ctx.settings = settings
+        ctx.set_materialize_grads(False)
         return result[0], result[1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, targets, entropy, normaliser = ctx.saved_tensors
         settings = ctx.settings
-        with_entropy = bool(grads[1].any())
+        by_logprob = torch.zeros_like(entropy) if grads[0] is None else grads[0]
+        by_entropy = grads[1]  # None where nothing depends on it
 
         def by_logits(rows: slice) -> Tensor:
             logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
             found = _backward_chunk(
                 logits.sub_(normaliser[rows, None]),
                 targets[rows] - settings["first"],
-                grads[0][rows],
+                by_logprob[rows],
                 entropy[rows],
-                grads[1][rows] if with_entropy else None,
+                None if by_entropy is None else by_entropy[rows],
             )
             return found if settings["temperature"] == 1.0 else found.div_(settings["temperature"])
 

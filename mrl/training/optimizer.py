@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.distributed.param_and_grad_buffer import shard_buffer
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
@@ -102,6 +103,8 @@ class Optimizer:
         )
         self._driven = self.chained()
         """Megatron's optimizers, or what stands for one whose state rests in the host's memory."""
+        for part in self._driven:
+            part._defer_param_sync = True  # each would gather the parameters of all
         if (fraction := section.offload_fraction) > 0:
             self._driven = [
                 HostState(part, fraction, device=device, prime=prime) if part in self.parts() else part
@@ -132,8 +135,12 @@ class Optimizer:
         if not good.item():
             return StepResult(grad_norm=norm, skipped=True, lr=rate)
         self._clip(norm)
-        for part in self._driven:  # those that hold nothing here too: all gather parameters
-            part.step_with_ready_grads()
+        gathers = []
+        for part, driven in zip(self.chained(), self._driven, strict=True):
+            driven.step_with_ready_grads()
+            gathers += _start_gather(part)
+        for gather in gathers:
+            gather.wait()
         self.steps += 1
         return StepResult(grad_norm=norm, skipped=False, lr=rate)
 
@@ -230,6 +237,22 @@ class Optimizer:
     def chained(self) -> list[Any]:
         """Megatron keeps dense and expert parameters in optimizers of their own."""
         return list(getattr(self.megatron, "chained_optimizers", [self.megatron]))
+
+
+def _start_gather(part: Any) -> list[Any]:
+    """Starts to bring the parameters that one of Megatron's optimizers has stepped from each rank to its replicas, while the
+    next one steps; what to wait for."""
+    return [
+        dist.all_gather_single(
+            bucket.param_data,
+            shard_buffer(bucket.param_data, size)[buffer.data_parallel_group.rank()],
+            group=buffer.data_parallel_group,
+            async_op=True,
+        )
+        for buffer in getattr(part, "buffers", ())  # none where it holds nothing
+        if (size := buffer.data_parallel_world_size) > 1
+        for bucket in buffer.buckets
+    ]
 
 
 def prime(part: Any, parameter: torch.Tensor) -> None:

@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segments, denominators) -> (loss, metrics).
 
-A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the state before it.
+A critic's objective takes values=[n], or [n, K] of several heads, in place of logprobs and entropy; the value of entry t is of the
+state before it.
 Where teachers left lessons it takes divergence=[n] too, 0 where none says anything.
 The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
 The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]` is False hold 0 in logprobs and
@@ -294,11 +295,11 @@ class Passes:
             count = torch.zeros((), dtype=torch.int, device=self._device)
             if not len(item.rows):
                 kept.append({})
-                return hidden.sum() * 0.0, count, {}
+                return self._nothing(hidden), count, {}
             found = self._outputs(item, hidden, temperature, taught)
             kept.append({name: x.detach() for name, x in found.items()})
             size = len(item.plan.token_index)
-            outputs = {name: x.new_zeros(size).index_copy(0, item.rows, x) for name, x in found.items()}
+            outputs = {name: _spread(x, item.rows, size) for name, x in found.items()}
             arrays, segments = self._arrays(batch, item.plan)
             try:
                 value, metrics = objective(
@@ -307,12 +308,17 @@ class Passes:
             except NotFiniteError as error:
                 # On this rank alone; a loss that is not finite stops all ranks alike.
                 log.warning("nothing is trained on in this optimizer step: %s", error)
-                nothing = hidden.sum() * float("nan")
+                nothing = self._nothing(hidden) * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
             reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
             return value, count, reported
 
         return loss
+
+    def _nothing(self, hidden: Tensor) -> Tensor:
+        """A loss of 0 whose gradients are zeros of the same parameters that a loss of tokens has gradients of: replicas sum them
+        while the backward pass goes on, and a rank must not have them later than the others."""
+        return hidden.sum() * 0.0 + self._head[:1].sum() * 0.0
 
     def _states(self, item: Prepared, hidden: Tensor) -> Tensor:
         """[j, D] the hidden states before item.own_rows, from hidden [k / tp, 1, D]."""
@@ -326,8 +332,8 @@ class Passes:
     def _outputs(
         self, item: Prepared, hidden: Tensor, temperature: float, taught: Lessons | None = None
     ) -> dict[str, Tensor]:
-        """[m] log-probs and entropies (and divergence, where it is taught), or values, of item.rows from hidden
-        [k / tp, 1, D]."""
+        """[m] log-probs and entropies (and divergence, where it is taught), or values ([m, K] of several heads), of item.rows from
+        hidden [k / tp, 1, D]."""
         states = self._states(item, hidden)
         last: PackedModel = self._chunks.models[-1]
         if self._chunks.has_value_head:
@@ -363,7 +369,7 @@ class Passes:
 
     def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
         """Puts together [m] from context-parallel ranks' [j]; backward each takes its own gradient."""
-        whole = values.new_zeros(len(item.rows)).index_copy(0, item.own_rows, values)
+        whole = _spread(values, item.own_rows, len(item.rows))
         return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
     def _arrays(self, batch: TrainBatch, plan: Microbatch) -> tuple[dict[str, Tensor], Segments]:
@@ -382,7 +388,7 @@ class Passes:
         outputs: list[dict[str, Tensor]],
         margins: list[Tensor],
     ) -> dict[str, np.ndarray] | None:
-        """[N] arrays, in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
+        """[N] arrays ([N, K] of several heads), in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
         arrays = self._flat_arrays(batch, prepared, outputs) if self._is_last else {}
         if margins:
             arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
@@ -392,7 +398,9 @@ class Passes:
         self, batch: TrainBatch, prepared: list[Prepared], outputs: list[dict[str, Tensor]]
     ) -> dict[str, np.ndarray]:
         names = ("values",) if self._chunks.has_value_head else ("logprobs", "entropy")
-        flat = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
+        heads = self._chunks.num_value_heads
+        shape = (batch.num_tokens, heads) if heads > 1 else (batch.num_tokens,)
+        flat = {name: np.zeros(shape, np.float32) for name in names}
         for item, values_of in zip(prepared, outputs, strict=True):
             index = item.plan.token_index[item.rows.cpu().numpy()]
             for name in flat.keys() & values_of.keys():
@@ -417,3 +425,8 @@ class Passes:
             own = item.of_all_ranks(smallest, fill=float("inf"), op=dist.ReduceOp.MIN)
             flat[item.plan.token_index] = own
         return prefix_minimum(flat, batch.cu_seqlens)
+
+
+def _spread(values: Tensor, rows: Tensor, size: int) -> Tensor:
+    """[size, ...] with values [m, ...] at `rows` [m] and 0 elsewhere."""
+    return values.new_zeros((size, *values.shape[1:])).index_copy(0, rows, values)

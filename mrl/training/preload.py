@@ -17,6 +17,11 @@ def without_wandb() -> None:
     sys.modules["wandb"] = None  # type: ignore[assignment]
 
 
+def variables(config: Config) -> dict[str, str]:
+    """What the imports are made under."""
+    return CPU_ENVIRONMENT
+
+
 def preload(config: Config) -> None:
     """The imports of a rank on CPU, which take seconds and no memory of a slot; they start no thread."""
     os.environ.update(CPU_ENVIRONMENT)

@@ -26,7 +26,7 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.families import family_of
-from mrl.models.hf_config import has_score, scored
+from mrl.models.hf_config import has_score, require_heads, scored
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron.adapters import LowRankPair, add_adapters
 from mrl.models.megatron.build import build_chunks
@@ -42,6 +42,7 @@ from mrl.training.optimizer import Optimizer
 from mrl.training.passes import Objective, Passes
 from mrl.training.platform.parallel import reduce_metrics
 from mrl.training.platform.parameter_memory import ParameterMemory
+from mrl.training.reduction import OverlappedReduction
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ HEAD = "output_layer.weight"
 
 
 class TrainedModel:
-    """A model that is trained: the policy, or with a value head a critic or a reward model. That head starts at 0, or as the
-    score of the reward model whose folder is loaded."""
+    """A model that is trained: the policy, or with a value head a critic or a reward model. One head starts at 0, several each
+    elsewhere, and all as the score of the reward model whose folder is loaded."""
 
     def __init__(
         self,
@@ -61,39 +62,47 @@ class TrainedModel:
         layout: Layout,
         place: Place,
         device: torch.device,
-        value_head: bool = False,
+        num_value_heads: int = 0,
         seed: int = 0,
         replays: bool = False,
     ) -> None:
-        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters. `replays`:
-        batches may bring routes."""
+        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters and heads.
+        `replays`: batches may bring routes."""
         self.layout, self.place, self.device = layout, place, device
         hf_config = folder.read_config(model.path)
-        self.hf_config = scored(hf_config) if value_head else hf_config
+        if num_value_heads:
+            require_heads(hf_config, num_value_heads, what=model.path)
+        self.hf_config = scored(hf_config, num_value_heads) if num_value_heads else hf_config
         self.family = family_of(self.hf_config)
         self.dtype = getattr(torch, training.dtype)
-        self._is_critic = value_head
+        self._is_critic = num_value_heads > 0
         self.chunks = build_chunks(
             self.hf_config,
             training,
             layout,
             max_length=model.max_length,
             device=device,
-            value_head=value_head,
+            num_value_heads=num_value_heads,
+            seed=seed,
             replays=replays,
         )
-        self.chunks.config.finalize_model_grads_func = _sum_gradients
-        pairs = [] if value_head else self._add_adapters(training, seed)
+        self._bucket_size = training.summed_bucket()
+        pairs = [] if num_value_heads else self._add_adapters(training, seed)
         with exportable_allocations():
             self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self.chunks.models)]
             self.memory = ParameterMemory(self._models, device=device)
+        self._reduction = None if self._bucket_size is None else OverlappedReduction(self._models)
+        self.chunks.config.finalize_model_grads_func = self._sum_gradients
+        if self._reduction is not None:
+            self.chunks.config.no_sync_func = self._reduction.no_sync()
         self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=device)
-        self.adapters = Adapters(pairs, self.memory, device=device) if pairs else None
+        taken = None if self._reduction is None else self._reduction.take
+        self.adapters = Adapters(pairs, self.memory, device=device, taken=taken) if pairs else None
         """What is trained, where training.lora says so; the parameters have it merged."""
         self._passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
-        moves_biases = training.router_bias == "sign" and not value_head
+        moves_biases = training.router_bias == "sign" and not num_value_heads
         self._bias_rate = training.router_bias_rate if moves_biases else 0.0
         self._loss = float("nan")
         """The loss of the gradients that wait for step(); not a number while none do."""
@@ -103,7 +112,10 @@ class TrainedModel:
 
     def _wrap(self, chunk: Any, number: int) -> Any:
         config = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=self._bucket_size is not None,
+            bucket_size=self._bucket_size,
         )
         return DistributedDataParallel(self.chunks.config, config, chunk, disable_bucketing=number > 0)
 
@@ -226,6 +238,8 @@ class TrainedModel:
         """Makes gradients for step(); returns their metrics, and what forward() returns by the same weights."""
         for model in self._models:
             model.zero_grad_buffer()
+        if self._reduction is not None:
+            self._reduction.begin()
         self.optimizer.zero_grad()
         parts, arrays = self._passes.forward_backward(
             batch,
@@ -280,7 +294,8 @@ class TrainedModel:
         self.memory.reload()
         self.optimizer.reload()
 
-
-def _sum_gradients(models: list[Any], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
-    """Megatron's gradient reduction without its division by tokens: our losses are divided."""
-    finalize_model_grads(models, None, **kwargs)
+    def _sum_gradients(self, models: list[Any], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+        """Megatron's gradient reduction without its division by tokens: our losses are divided."""
+        if self._reduction is not None:
+            self._reduction.finish()
+        finalize_model_grads(models, None, **kwargs)

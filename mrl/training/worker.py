@@ -56,11 +56,12 @@ class MegatronWorker:
         seed: int = 0,
         load: bool = True,
         replays: bool = False,
-        value_head: bool = False,
+        num_value_heads: int = 0,
     ) -> None:
         """Joins the other ranks, builds the policy and, unless `load` is False, loads model.path. `replays`: batches may
-        bring routes for the policy and the reference to take (routing.replay). With `value_head` what stands in the
-        policy's place is a reward model: forward() gives values, and an objective is called with them."""
+        bring routes for the policy and the reference to take (routing.replay). With `num_value_heads` what
+        stands in the policy's place is a reward model of so many heads: forward() gives values, and an objective is called with
+        them."""
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
         self.place = self.layout.place(rank)
@@ -86,7 +87,7 @@ class MegatronWorker:
             device=self.device,
             seed=seed,
             replays=replays,
-            value_head=value_head,
+            num_value_heads=num_value_heads,
         )
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""
@@ -102,7 +103,7 @@ class MegatronWorker:
         model = self.model.model_copy(update={"path": section.path or self.model.path})
         training = self.training.model_copy(update={"optimizer": section.optimizer})
         self.critic = TrainedModel(
-            model, training, layout=self.layout, place=self.place, device=self.device, value_head=True
+            model, training, layout=self.layout, place=self.place, device=self.device, num_value_heads=1
         )
         self.critic.load_hf(model.path)
         tokens, own_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))
@@ -150,8 +151,8 @@ class MegatronWorker:
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy [N] of this shard (and `router_margin`), at the sampling temperature.
 
-        The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a segment's
-        first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
+        The critic gives `values` [N], a reward model of K heads [N, K]: entry t is the value of the state before token t, 0 for a
+        segment's first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
         Entropies are in nats. The router margin of a token is the smallest gap in a router's choice
         (RecordingRouter) over all layers and its prefix. `teacher`: the folder of the role teacher's. Policy and reference
         take the batch's routes, where it has any; teachers choose their own experts;

@@ -91,6 +91,17 @@ def verify(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:
     All names and sizes are compared, and the digests of one of `shares` shares of the files, nearly equal in
     bytes: as many processes verify the whole together, each byte once.
     """
+    manifest = verify_sizes(folder)
+    for name in share_of(manifest, share, shares):
+        if digest(folder / name, version=manifest["version"]) != manifest["files"][name][1]:
+            raise DamagedCheckpoint(
+                f"{folder / name} does not have the digest that {MANIFEST} says; the file is damaged"
+            )
+    return manifest
+
+
+def verify_sizes(folder: Path) -> dict[str, Any]:
+    """Returns the manifest after holding names and sizes against it, without reading a file; DamagedCheckpoint names the first fault."""
     manifest = read_manifest(folder)
     for name, (size, _) in manifest["files"].items():
         path = folder / name
@@ -100,11 +111,6 @@ def verify(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:
             raise DamagedCheckpoint(f"{path} has {path.stat().st_size} bytes, {MANIFEST} says {size}")
     if extra := sorted(set(file_names(folder)) - set(manifest["files"])):
         raise DamagedCheckpoint(f"{folder / extra[0]} is not listed in {MANIFEST}")
-    for name in share_of(manifest, share, shares):
-        if digest(folder / name, version=manifest["version"]) != manifest["files"][name][1]:
-            raise DamagedCheckpoint(
-                f"{folder / name} does not have the digest that {MANIFEST} says; the file is damaged"
-            )
     return manifest
 
 

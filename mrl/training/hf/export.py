@@ -177,11 +177,12 @@ def _require_same_elements(
 def _write_file(
     path: Path, tensors: Sequence[FolderTensor], weights: Weights, carried: Mapping[str, Path]
 ) -> None:
-    """Fills one file's tensors and writes them; they are all of the weights that memory holds."""
+    """Fills one file's tensors and writes them; they are all of the weights that memory holds, with one of them twice
+    while the folder has it turned (a stack of gpt-oss)."""
     trained = [tensor for tensor in tensors if tensor.name not in carried]
     values = {tensor.name: _empty(tensor) for tensor in trained}
     weights.fill({k: part for tensor in trained for k, part in tensor.split(values[tensor.name]).items()})
-    stored = {tensor.name: tensor.as_stored(values[tensor.name]).contiguous() for tensor in trained}
+    stored = {tensor.name: tensor.as_stored(values.pop(tensor.name)).contiguous() for tensor in trained}
     stored |= read_whole({t.name: carried[t.name] for t in tensors if t.name in carried})
     save_file(stored, path, metadata={"format": "pt"})
     sync(path)

@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 
 from mrl.errors import ConfigError
-from mrl.models.hf_config import scored
+from mrl.models.hf_config import labels, scored
 from mrl.training.hf.folder import read_config
 
 ABOUT = "reward_model.json"
@@ -31,8 +31,8 @@ class RewardFolder:
     """What ABOUT holds."""
 
 
-def config_of(path: str | Path, tokenizer: Any) -> dict[str, Any]:
-    """The keys in which config.json of the reward model differs from that of the policy in the folder `path`.
+def config_of(path: str | Path, tokenizer: Any, *, heads: int = 1) -> dict[str, Any]:
+    """The keys in which config.json of the reward model of so many heads differs from that of the policy in the folder `path`.
 
     ConfigError where transformers has no class for it, and where the tokenizer's padding could be mistaken for an end.
     """
@@ -52,8 +52,7 @@ def config_of(path: str | Path, tokenizer: Any) -> dict[str, Any]:
         )
     return {
         "architectures": [name],
-        "id2label": {"0": "score"},
-        "label2id": {"score": 0},
+        **labels(heads),
         "problem_type": "regression",
         "pad_token_id": pad,
         "eos_token_id": end,

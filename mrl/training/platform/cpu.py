@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -146,14 +146,13 @@ def _redirect_factories() -> None:
 
 
 def _patch_megatron() -> None:
-    import megatron.core.distributed.param_and_grad_buffer as grad_buffer
     import megatron.core.tensor_parallel.random as rng
     import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
 
     _patch_uneven_collectives()
-    modules: Any = (grad_buffer, rng, moe_utils, dispatcher)
-    grad_buffer_, rng_, moe_utils_, dispatcher_ = modules
+    modules: Any = (rng, moe_utils, dispatcher)
+    rng_, moe_utils_, dispatcher_ = modules
     rng_._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     rng_._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
 
@@ -162,15 +161,6 @@ def _patch_megatron() -> None:
         return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
 
     moe_utils_.maybe_move_tensor_to_cpu = dispatcher_.maybe_move_tensor_to_cpu = splits_to_host
-
-    class Done:
-        def wait(self) -> None: ...
-
-    @contextlib.contextmanager
-    def no_coalescing(*args: Any, **kwargs: Any) -> Iterator[Done]:
-        yield Done()  # gloo has no startCoalescing
-
-    grad_buffer_._coalescing_manager = no_coalescing
 
 
 def _patch_uneven_collectives() -> None:

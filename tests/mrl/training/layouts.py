@@ -31,9 +31,18 @@ def name_of(layout: dict[str, int]) -> str:
 
 def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) -> float:
     """Every sample's log-probs and entropies are those of transformers, and come from exactly one rank; returns the
-    largest difference of a log-prob."""
+    largest difference of a log-prob.
+
+    Delta nets amplify rounding, by how much depends on the machine's kernels: there the reference is in float64, and twice what
+    transformers' own float32 is off it is allowed too."""
     batch = random_batch(10, seed=1)
     logprobs, entropy = reference_logprobs(folder, batch, temperature=scenarios.TEMPERATURE)
+    if "linear_num_key_heads" in (folder / "config.json").read_text():
+        rounded = logprobs
+        logprobs, entropy = reference_logprobs(
+            folder, batch, temperature=scenarios.TEMPERATURE, dtype=torch.float64
+        )
+        bound = max(bound, 2 * float(np.abs(rounded - logprobs).max()))
     found = [result for result in results if result["arrays"] is not None]
     assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
     gaps = []

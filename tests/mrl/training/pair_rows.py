@@ -52,9 +52,9 @@ LAYOUTS = pytest.mark.parametrize(
 """Layouts, and microbatches of one pair and of several."""
 
 
-def told_of(found: Mapping[int, Sequence[float]]) -> dict[str, float]:
-    """What row_logprobs() found, by row and side."""
-    return {f"{n}.{i}": value for n, values in found.items() for i, value in enumerate(values)}
+def told_of(found: Mapping[int, Sequence[float] | np.ndarray]) -> dict[str, float]:
+    """What row_logprobs() or row_scores() found, by row, side and head."""
+    return {f"{n}.{i}": float(x) for n, each in found.items() for i, x in enumerate(np.ravel(each))}
 
 
 def compare(told: Steps, wanted: Steps) -> None:

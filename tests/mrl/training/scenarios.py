@@ -47,7 +47,7 @@ def worker(
     *,
     replays: bool = False,
     max_length: int = 64,
-    value_head: bool = False,
+    num_value_heads: int = 0,
     **changes: Any,
 ) -> MegatronWorker:
     """A worker of a tiny model in float32 with small microbatches, unless changed."""
@@ -67,7 +67,7 @@ def worker(
         master_address="127.0.0.1",
         master_port=port,
         replays=replays,
-        value_head=value_head,
+        num_value_heads=num_value_heads,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint folders are accepted, which refused, and what is pruned. No engine."""
+"""Which checkpoint folders are accepted, which refused, and what is pruned. No engine, no ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
 from mrl.training.checkpoint import folder as folders
+from mrl.training.checkpoint import loading
 from mrl.training.checkpoint.writer import DigestingStream
 
 
@@ -99,6 +100,23 @@ def test_prune_spares_what_is_still_read(tmp_path: Path) -> None:
     removed = folders.prune(tmp_path, keep=1, spare=[folders.name_of(1)])
     assert [folders.step_of(path) for path in removed] == [2]
     assert [folders.step_of(path) for path in folders.candidates(tmp_path)] == [3, 1]
+
+
+def test_a_load_verifies_this_ranks_share_before_it_reads_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank alone takes half an hour for 3 TB, and the others give up meanwhile."""
+    asked: list[tuple[Path, int, int]] = []
+
+    def verify(path: Path, *, share: int = 0, shares: int = 1) -> None:
+        asked.append((path, share, shares))
+        raise CheckpointError("enough")
+
+    for name, value in (("get_rank", 2), ("get_world_size", 4)):
+        monkeypatch.setattr(loading.dist, name, lambda value=value: value)
+    monkeypatch.setattr(loading, "run_everywhere", lambda action: action())
+    monkeypatch.setattr(folders, "verify", verify)
+    with pytest.raises(CheckpointError, match="enough"):
+        loading.load_state(Path("step-1"), {}, about={})
+    assert asked == [(Path("step-1"), 2, 4)]
 
 
 def test_shares_verify_every_byte_once(tmp_path: Path) -> None:

@@ -48,7 +48,10 @@ def oracle(
     for number, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
         if (teacher := number % 3 - 1) < 0:
             continue
-        tokens, mask = torch.from_numpy(batch.tokens[start:end])[None], batch.loss_mask[start + 1 : end]
+        tokens, mask = (
+            torch.from_numpy(batch.tokens[start:end]).long()[None],
+            batch.loss_mask[start + 1 : end],
+        )
         log_p, log_q = (
             (model(tokens).logits[0, :-1] / scenarios.TEMPERATURE).log_softmax(-1)
             for model in (policy, models[teacher])

@@ -30,7 +30,6 @@ from tests.mrl.training.layouts import OneRank, check_family, check_forward
 from tests.resharding.feeding import Feeder, read, stacks
 from tests.resharding.leasing import LeasedRank, spread
 from tests.resharding.vllm.sessions import ASKED, SYNC, described, planned_session, sync_weights
-from tests.support.image_folders import text_twin
 from tests.tiny_models import FAMILIES, write_model
 
 pytestmark = pytest.mark.integration
@@ -115,6 +114,7 @@ def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) 
         assert gap < (5e-5 if has_delta_nets(family) else 1e-5)
         for request, response in zip(ASKED, responses, strict=True):
             require_routes(request, response, folder)
+        assert host.call(driving.lost_asleep) == [], "after it slept on a GPU"
 
 
 def require_routes(request: Request, response: Response, folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_planned_and_gathered_syncs_give_what_an_engine_reads_itself(family: str
     """Another folder's weights and then the folder's, by the plan and by gathering, where whole tensors can be
     brought: to the last bit."""
     folder, other = (write_model(tmp_path / str(n), family, served=True, seed=n) for n in (0, 9))
-    with engine(text_twin(folder, tmp_path / "twin"), real_weights=True) as host:
+    with engine(folder, real_weights=True) as host:
         read_itself = answers(host)
     with engine(folder, real_weights=False) as host, synced(host, folder) as (trainer, feeder, plan):
         for source in (other, folder):

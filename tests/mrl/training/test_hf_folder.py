@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from mrl.errors import CheckpointError, ConfigError
 from mrl.models.families import family_of, require_trainable
-from mrl.models.hf_config import stored_block
 from mrl.models.layout import Layout
 from mrl.training.hf import export
 from mrl.training.hf import folder as hf_folder
-from tests.published import publish, publish_mxfp4
+from tests.published import publish, publish_int4, publish_mxfp4
+from tests.support.image_folders import unpack_experts
 from tests.tiny_models import write_model
 
 LAYOUTS = [
@@ -44,7 +46,7 @@ def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.T
             (local, torch.full(local.shape, 7.0, dtype=torch.bfloat16))
             for local in family.local_tensors(config, layout, place)
         ]
-        hf_folder.load_pieces(targets, files, expected, block=stored_block(config))
+        hf_folder.load_pieces(targets, files, expected)
         loaded |= {(place.rank, local.chunk, local.name): tensor for local, tensor in targets}
     return loaded
 
@@ -96,11 +98,17 @@ def spoiled(folder: Path, tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]
 
 
 def check(folder: Path) -> None:
+    """What is known before a run starts."""
     config = hf_folder.read_config(folder)
-    expected = family_of(config).checkpoint_tensors(config)
-    block = stored_block(config)
-    hf_folder.check_names(hf_folder.tensor_files(folder), expected, folder=folder, tied=False, block=block)
+    hf_folder.check_folder(folder, family_of(config), config)
+
+
+def load(folder: Path) -> None:
     load_all(folder, Layout())
+
+
+Readers = tuple[Callable[[Path], None], ...]
+BOTH: Readers = (check, load)
 
 
 def test_a_missing_tensor_is_named(spoiled: tuple[Path, dict[str, torch.Tensor]]) -> None:
@@ -122,11 +130,32 @@ def test_a_tensor_of_another_shape_is_named(spoiled: tuple[Path, dict[str, torch
     path, tensors = spoiled
     tensors["model.norm.weight"] = torch.zeros(47)
     save_file(tensors, path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"model\.norm\.weight .* is \[47\], config\.json says \[48\]"):
+    for read in BOTH:
+        with pytest.raises(ConfigError, match=r"model\.norm\.weight .* is \[47\], config\.json says \[48\]"):
+            read(path)
+
+
+def test_a_tensor_that_is_not_where_the_index_says_is_named(
+    spoiled: tuple[Path, dict[str, torch.Tensor]],
+) -> None:
+    path, tensors = spoiled
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(tensors, "part.safetensors")})
+    )
+    del tensors["model.norm.weight"]
+    save_file(tensors, path / "part.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"part\.safetensors lacks 1 of .* index .* first \['model\.norm\.weight'\]"
+    ):
         check(path)
 
 
-WIDTHS = {"hidden_size": 320, "moe_intermediate_size": 192, "intermediate_size": 192, "head_dim": 48}
+WIDTHS: dict[str, Any] = {
+    "hidden_size": 320,
+    "moe_intermediate_size": 192,
+    "intermediate_size": 192,
+    "head_dim": 48,
+}
 """Tensors of one, two and three blocks, whole and not; tensor parallelism cuts inside them."""
 
 
@@ -140,7 +169,9 @@ WIDTHS = {"hidden_size": 320, "moe_intermediate_size": 192, "intermediate_size":
 def test_published_float8_weights_load_as_what_they_mean(
     family: str, layout: Layout, powers_of_two: bool, tmp_path: Path
 ) -> None:
-    widths = WIDTHS if family == "qwen3_moe" else {"hidden_size": 320, "moe_intermediate_size": 192}
+    widths: dict[str, Any] = (
+        WIDTHS if family == "qwen3_moe" else {"hidden_size": 320, "moe_intermediate_size": 192}
+    )
     source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **widths)
     publish(source, tmp_path / "published", tmp_path / "wide", powers_of_two=powers_of_two)
     require_trainable(hf_folder.read_config(tmp_path / "published"))
@@ -149,6 +180,134 @@ def test_published_float8_weights_load_as_what_they_mean(
     assert all(torch.equal(published[key], wide[key]) for key in wide)
     coarse = load_all(source, layout)
     assert sum(not torch.equal(coarse[key], wide[key]) for key in wide) > len(wide) / 3
+
+
+DELTA_NETS: dict[str, Any] = WIDTHS | {"linear_key_head_dim": 40, "linear_value_head_dim": 56}
+"""Key heads begin inside blocks, of merged projections too."""
+
+
+@pytest.mark.parametrize(("family", "layout", "packed"), [
+    ("qwen3_next", Layout(), False),
+    ("qwen3_next", Layout(tp=2, pp=2, ep=2), False),
+    ("qwen3_5", Layout(tp=2), False),
+    ("qwen3_5_moe", Layout(tp=2, etp=2, ep=2, pp=2, dp=2), False),
+    ("qwen3_5_moe", Layout(tp=2, etp=2, ep=2, pp=2, dp=2), True),
+], ids=str)  # fmt: skip
+def test_published_float8_delta_nets_load_as_what_they_mean(
+    family: str, layout: Layout, packed: bool, tmp_path: Path
+) -> None:
+    """Experts each by themselves, as Qwen3.5's FP8 folders have them, or as its wide ones do; draft layers stay out."""
+    shared: dict[str, Any] = {} if family == "qwen3_5" else {"shared_expert_intermediate_size": 192}
+    source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **DELTA_NETS, **shared)
+    if not packed:
+        unpack_experts(source)
+    draft = {"mtp.layers.0.mlp.down_proj.weight": torch.ones(48, 48)}
+    save_file(load_file(source / "model.safetensors") | draft, source / "model.safetensors")
+    publish(source, tmp_path / "published", tmp_path / "wide")
+    require_trainable(hf_folder.read_config(tmp_path / "published"))
+    check(tmp_path / "published")
+    published, wide = load_all(tmp_path / "published", layout), load_all(tmp_path / "wide", layout)
+    assert all(torch.equal(published[key], wide[key]) for key in wide)
+    coarse = load_all(source, layout)
+    assert sum(not torch.equal(coarse[key], wide[key]) for key in wide) > len(wide) / 4
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "readers"),
+    [
+        ({"in_proj_qkvz.weight_scale_inv": None}, r"in_proj_qkvz\.weight in .* is F8_E4M3, and the folder lacks .*_inv", BOTH),
+        ({"in_proj_qkvz.weight": None}, r"lacks 1 of .*in_proj_qkvz\.weight'", (check,)),
+        ({"in_proj_qkvz.weight_scale_inv": torch.ones(4, 3)}, r"qkvz\.weight_scale_inv in .* is \[4, 3\], .* says \[5, 3\]", BOTH),
+        ({"in_proj_ba.weight_scale_inv": torch.ones(1, 3)}, r"in_proj_ba\.weight in .* is BF16, and the folder has .*_inv", BOTH),
+        ({"in_proj.weight_scale_inv": torch.ones(1, 3)}, r"does not know, first .*in_proj\.weight_scale_inv'", (check,)),
+    ],
+)  # fmt: skip
+def test_broken_float8_weights_are_named(
+    change: dict[str, torch.Tensor | None], named: str, readers: Readers, tmp_path: Path
+) -> None:
+    source = write_model(tmp_path / "source", "qwen3_next", dtype=torch.bfloat16, **DELTA_NETS)
+    publish(source, tmp_path / "published", tmp_path / "wide")
+    tensors = hf_folder.read_whole(hf_folder.tensor_files(tmp_path / "published"))
+    (tmp_path / "published" / "model.safetensors.index.json").unlink()
+    for name, values in change.items():
+        tensors.pop(f"model.layers.0.linear_attn.{name}", None)
+        tensors |= {} if values is None else {f"model.layers.0.linear_attn.{name}": values}
+    save_file(tensors, tmp_path / "published" / "model.safetensors")
+    for read in readers:
+        with pytest.raises(ConfigError, match=named):
+            read(tmp_path / "published")
+
+
+@pytest.fixture(scope="module")
+def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `published` and `wide`."""
+    folder = tmp_path_factory.mktemp("int4")
+    source = write_model(
+        folder / "source", "kimi_k2", dtype=torch.bfloat16, hidden_size=320, moe_intermediate_size=192
+    )
+    publish_int4(source, folder / "published", folder / "wide")
+    return folder
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=4, etp=2, ep=2, pp=2)], ids=str)
+def test_published_int4_weights_load_as_compressed_tensors_reads_them(layout: Layout, int4: Path) -> None:
+    require_trainable(hf_folder.read_config(int4 / "published"))
+    check(int4 / "published")
+    published, wide = load_all(int4 / "published", layout), load_all(int4 / "wide", layout)
+    assert published.keys() == wide.keys()
+    assert all(torch.equal(published[key], wide[key]) for key in wide)
+    coarse = load_all(int4 / "source", layout)
+    moved = {
+        name
+        for rank, chunk, name in wide
+        if not torch.equal(coarse[rank, chunk, name], wide[rank, chunk, name])
+    }
+    assert moved and all(".experts." in name for name in moved)
+
+
+def test_any_box_of_int4_weights_is_read(int4: Path) -> None:
+    """Columns that begin and end inside a group, one group, one row."""
+    config = hf_folder.read_config(int4 / "published")
+    family, name = family_of(config), "model.layers.1.mlp.experts.5.down_proj.weight"
+    boxes = [
+        (name, ((7, 5), (150, 40))),
+        (name, ((3, 64), (1, 32))),
+        (name, ((0, 33), (320, 1))),
+        (name, ((0, 0), (320, 192))),
+    ]
+    read = [
+        dict(hf_folder.read_boxes(int4 / folder, family, config, torch.bfloat16, boxes))
+        for folder in ("published", "wide")
+    ]
+    assert [read[0][n].shape for n in range(4)] == [(150, 40), (1, 32), (320, 1), (320, 192)]
+    assert all(torch.equal(read[0][n], read[1][n]) for n in range(4))
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "named", "readers"),
+    [
+        ("scale", None, r"lacks 1 of .*experts\.3\.up_proj\.weight_scale'", (check,)),
+        ("packed", None, r"lacks 1 of .*experts\.3\.up_proj\.weight'", (check,)),
+        ("scale", torch.ones(192, 5), r"weight_scale in .* is \[192, 5\], config\.json says \[192, 10\]", BOTH),
+        ("packed", torch.ones(192, 80, dtype=torch.int32), r"weight_packed in .* is \[192, 80\], .* says \[192, 40\]", BOTH),
+        ("shape", torch.tensor([192, 319]), r"weight_shape in .* says \[192, 319\], config\.json says \[192, 320\]", (load,)),
+    ],
+)  # fmt: skip
+def test_broken_int4_weights_are_named(
+    part: str, values: torch.Tensor | None, named: str, readers: Readers, int4: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((int4 / "published" / "config.json").read_text())
+    tensors, name = (
+        load_file(int4 / "published" / "model.safetensors"),
+        "model.layers.1.mlp.experts.3.up_proj.weight",
+    )
+    del tensors[f"{name}_{part}"]
+    save_file(
+        tensors | ({} if values is None else {f"{name}_{part}": values}), tmp_path / "model.safetensors"
+    )
+    for read in readers:
+        with pytest.raises(ConfigError, match=named):
+            read(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +350,11 @@ def test_mxfp4_weights_of_another_shape_or_without_scales_are_named(
     tensors = load_file(published / "model.safetensors")
     cut = tensors[f"{name}_scales"][:, :, :1].contiguous()
     save_file(tensors | {f"{name}_scales": cut}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"gate_up_proj_scales .* is \[8, 192, 1\], .* says \[8, 192, 2\]"):
-        check(tmp_path)
+    for read in BOTH:
+        with pytest.raises(
+            ConfigError, match=r"gate_up_proj_scales .* is \[8, 192, 1\], .* says \[8, 192, 2\]"
+        ):
+            read(tmp_path)
     del tensors[f"{name}_scales"]
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"lacks 1 of .*layers\.0\.mlp\.experts\.gate_up_proj_scales"):
@@ -205,7 +367,7 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
     files = json.loads(index.read_text())["weight_map"]
     del files["model.layers.1.self_attn.o_proj.weight_scale_inv"]
     index.write_text(json.dumps({"weight_map": files}))
-    with pytest.raises(ConfigError, match=r"lacks 1 of .*layers\.1\.self_attn\.o_proj\.weight_scale_inv"):
+    with pytest.raises(ConfigError, match=r"folder lacks .*layers\.1\.self_attn\.o_proj\.weight_scale_inv"):
         check(tmp_path / "published")
 
 

@@ -109,7 +109,13 @@ def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(
     assert [float(copy[0]) for copy in copies if copy is not None] == [-1.0, 0.0]
 
 
-@pytest.mark.parametrize("layout", [{"ep": 2, "dp": 2}, {"tp": 2}], ids=["ep2-dp2", "tp2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"ep": 2, "dp": 2}, id="ep2-dp2"),
+        pytest.param({"tp": 2}, id="tp2", marks=pytest.mark.slow),
+    ],
+)
 def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(
     layout: dict[str, int], model: tuple[Path, str], tmp_path: Path
 ) -> None:

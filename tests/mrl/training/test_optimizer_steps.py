@@ -63,7 +63,10 @@ def oracle_loss(model: Any, batch: TrainBatch) -> torch.Tensor:
     """Cross entropy at the scenarios' temperature over the loss mask, one sample at a time."""
     total = torch.zeros((), dtype=torch.float64)
     for start, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
-        tokens, mask = torch.from_numpy(batch.tokens[start:end]), torch.from_numpy(batch.loss_mask[start:end])
+        tokens, mask = (
+            torch.from_numpy(batch.tokens[start:end]).long(),
+            torch.from_numpy(batch.loss_mask[start:end]),
+        )
         log_p = (model(tokens[None]).logits[0, :-1].double() / scenarios.TEMPERATURE).log_softmax(-1)
         total = total - log_p.gather(1, tokens[1:, None])[mask[1:]].sum()
     return total / int(batch.loss_mask.sum())

@@ -15,8 +15,8 @@ import transformers
 from mrl.config.sections.training import LayoutSection
 from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
-from mrl.loops.tuning.row_logprobs import row_logprobs
-from mrl.models.hf_config import has_score, scored
+from mrl.loops.tuning.row_logprobs import Scores, row_scores
+from mrl.models.hf_config import has_score, num_heads_of_score, require_heads, scored
 from mrl.training.hf import export
 from mrl.training.hf.folder import read_config
 from mrl.training.hf.reward_model import RewardFolder, config_of
@@ -42,13 +42,13 @@ def without_padding() -> tuple[TuneRow, ...]:
 
 
 def scores_and_folder(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
-) -> dict[int, list[float]]:
-    """The scores of a reward model with a head that is not 0, written as a folder; then that folder's own."""
-    at = scenarios.worker(rank, world, port, folder, layout, value_head=True)
-    if not has_score(read_config(folder)):
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, heads: int
+) -> Scores:
+    """The scores of a reward model with a head that is not 0, or with several, written as a folder; then that folder's own."""
+    at = scenarios.worker(rank, world, port, folder, layout, num_value_heads=heads)
+    if heads == 1 and not has_score(read_config(folder)):
         set_head(at.policy)
-    found = row_logprobs(at, without_padding(), batch_rows=4)
+    found = row_scores(at, without_padding(), batch_rows=4)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
     if rank == 0:
@@ -57,7 +57,7 @@ def scores_and_folder(
             Path(out),
             source=Path(folder),
             dtype="float32",
-            reward_model=RewardFolder(config_of(folder, TOKENIZER), {"end_tokens": [1]}),
+            reward_model=RewardFolder(config_of(folder, TOKENIZER, heads=heads), {"end_tokens": [1]}),
         )
     at.close()
     return found
@@ -65,26 +65,29 @@ def scores_and_folder(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("family", "layout"),
+    ("family", "layout", "heads"),
     [
-        ("qwen3_moe", {}),
-        pytest.param("qwen3_moe", {"tp": 2}, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {"pp": 2}, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {"ep": 2, "dp": 2}, marks=pytest.mark.slow),
-        pytest.param("llama_tied", {}, marks=pytest.mark.slow),
-        pytest.param("deepseek_v3", {}, marks=pytest.mark.slow),
+        ("qwen3_moe", {}, 1),
+        ("qwen3_moe", {}, 3),
+        pytest.param("qwen3_moe", {"tp": 2}, 1, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"pp": 2}, 1, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"tp": 2, "pp": 2}, 3, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"ep": 2, "dp": 2}, 1, marks=pytest.mark.slow),
+        pytest.param("llama_tied", {}, 1, marks=pytest.mark.slow),
+        pytest.param("llama_tied", {}, 3, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", {}, 1, marks=pytest.mark.slow),
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else str(value),
 )
 def test_transformers_scores_the_folder_as_megatron_did(
-    family: str, layout: dict[str, int], tmp_path: Path
+    family: str, layout: dict[str, int], heads: int, tmp_path: Path
 ) -> None:
     source, out = write_model(tmp_path / "policy", family), tmp_path / "scores"
     world = LayoutSection(**layout).world_size
-    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out))
-    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"))
+    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out), heads)
+    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"), heads)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
-    assert model.config.num_labels == 1 and model.config.problem_type == "regression"
+    assert model.config.num_labels == heads and model.config.problem_type == "regression"
     responses = [
         (n, i, each.tokens[:-1])
         for n, row in enumerate(without_padding())
@@ -94,11 +97,11 @@ def test_transformers_scores_the_folder_as_megatron_did(
     padded = np.array([np.pad(t, (0, longest - len(t)), constant_values=pad) for _, _, t in responses])
     ids = torch.from_numpy(padded)
     with torch.no_grad():
-        theirs = model(ids, attention_mask=(ids != pad).long()).logits[:, 0].tolist()
-    ours = [found[n][i] for n, i, _ in responses]
-    assert np.std(ours) > 0.05
+        theirs = model(ids, attention_mask=(ids != pad).long()).logits.numpy()
+    ours = np.stack([found[n][i] for n, i, _ in responses])
+    assert (ours.std(axis=0) > 0.05).all() and ours.shape[1] == heads
     assert theirs == pytest.approx(ours, abs=1e-5)
-    assert [again[n][i] for n, i, _ in responses] == pytest.approx(ours, abs=1e-5)
+    assert np.stack([again[n][i] for n, i, _ in responses]) == pytest.approx(ours, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +130,43 @@ def write_config(folder: Path, name: str) -> Path:
 def test_the_class_says_whether_a_folder_is_a_reward_model() -> None:
     policy = {"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 8}
     assert not has_score(policy) and not has_score({})
-    assert scored(policy) == {"architectures": ["Qwen3MoeForSequenceClassification"], "hidden_size": 8}
+    assert scored(policy) == {
+        "architectures": ["Qwen3MoeForSequenceClassification"],
+        "hidden_size": 8,
+        "id2label": {"0": "score"},
+        "label2id": {"score": 0},
+    }
     assert has_score(scored(policy)) and scored(scored(policy)) == scored(policy)
+
+
+def test_the_labels_say_how_many_heads_a_folder_has() -> None:
+    policy = {"architectures": ["Qwen3MoeForCausalLM"]}
+    for heads in (1, 3):
+        assert num_heads_of_score(scored(policy, heads)) == heads
+        require_heads(scored(policy, heads), heads, what="x")
+    assert (
+        num_heads_of_score({"num_labels": 1}) == 1 and num_heads_of_score({}) == 2
+    )  # as transformers reads it
+    require_heads(policy, 3, what="a policy has no head yet")
+    with pytest.raises(
+        ConfigError, match=r"critic.path = f is a reward model of 3 heads, and has to be one of 1"
+    ):
+        require_heads(scored(policy, 3), 1, what="critic.path = f")
+
+
+def with_another_number(rank: int, world: int, port: int, folder: str, heads: int) -> None:
+    scenarios.worker(rank, world, port, folder, {}, num_value_heads=heads)
+
+
+@pytest.mark.integration
+def test_a_folder_of_another_number_of_heads_is_not_loaded(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "policy", "qwen3_moe")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(scored(config, 3)))
+    with pytest.raises(
+        (MrlError, AssertionError), match="is a reward model of 3 heads, and has to be one of 1"
+    ):
+        run_ranks(with_another_number, 1, str(source), 1)
 
 
 @pytest.mark.integration

@@ -1,16 +1,21 @@
-"""One step of a reward model is the same in every layout and for every microbatch size: scores, loss, metrics and gradient."""
+"""One step of a reward model, of one head or several, is the same in every layout and for every microbatch size: scores, loss,
+metrics and gradient."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.sections.training import LayoutSection
 from mrl.config.sections.tune import CenterSection, ObjectiveSection
+from mrl.data.bootstrap import bootstrap_counts
 from mrl.data.tune_rows import batch_of
-from mrl.loops.tuning.row_logprobs import own_share, row_logprobs
+from mrl.loops.tuning.row_logprobs import own_share, row_scores
+from mrl.training.trained_model import TrainedModel
+from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, scored_pairs, told_of
@@ -26,26 +31,37 @@ OBJECTIVES = (
         name="reward_model", margin_scale=0.5, center=CenterSection(kind="batch_sum", weight=1e-3)
     ),
 )
+HEADS = (1, 3)
 
 
 def reward_model_steps(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], microbatch_tokens: int
 ) -> Steps:
-    """Scores of all rows, then each objective's metrics and gradient norm, by weights that stay as they are."""
+    """Of one head and of several: scores of all rows, then each objective's metrics and gradient norm, by weights that stay as they
+    are."""
     at = scenarios.worker(
-        rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens, value_head=True
+        rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens, num_value_heads=1
     )
     set_head(at.policy)
+    told = steps_of(at, 1)
+    place = {"layout": at.layout, "place": at.place, "device": at.device}
+    at.policy = TrainedModel(at.model, at.training, **place, num_value_heads=HEADS[1])
+    at.policy.load_hf(folder)
+    return told + steps_of(at, HEADS[1])
+
+
+def steps_of(at: MegatronWorker, heads: int) -> Steps:
     known = scored_pairs()
-    found = row_logprobs(at, known, batch_rows=4)
-    shard = own_share(batch_of(known, range(len(known))), at)
+    found = row_scores(at, known, batch_rows=4)
+    counts = bootstrap_counts(known, heads, seed=0) if heads > 1 else None
+    shard = own_share(batch_of(known, range(len(known)), bootstrap=counts), at)
     told = [told_of(found)]
-    counts = {
+    denominators = {
         "num_rows": sum(row.weight for row in known),
-        "score_sum": sum(row.weight * sum(found[n]) for n, row in enumerate(known)),
+        "score_sum": np.sum([row.weight * found[n].sum(0) for n, row in enumerate(known)], axis=0).tolist(),
     }
     for section in OBJECTIVES:
-        metrics, _ = at.accumulate(shard, RewardModelObjective(section), counts)
+        metrics, _ = at.accumulate(shard, RewardModelObjective(section), denominators)
         told.append(metrics | at.step(lr=0.0))
     return told
 
@@ -58,9 +74,13 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
 
 def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
     """What is compared below is not all alike: the scores, and the gradients of the objectives."""
-    scores, *steps = one_rank[1]
-    assert len({round(score, 3) for score in scores.values()}) > len(scores) / 2
-    assert len({round(step["grad_norm"], 3) for step in steps}) == len(OBJECTIVES)
+    told = one_rank[1]
+    for heads, first in zip(HEADS, (0, 1 + len(OBJECTIVES)), strict=True):
+        scores, *steps = told[first : first + 1 + len(OBJECTIVES)]
+        assert len(scores) == 2 * len(scored_pairs()) * heads
+        assert len({round(score, 3) for score in scores.values()}) > len(scores) / 2
+        assert len({round(step["grad_norm"], 3) for step in steps}) == len(OBJECTIVES)
+        assert all(("preference/disagreement" in step) == (heads > 1) for step in steps)
 
 
 @LAYOUTS

@@ -1,0 +1,378 @@
+"""Gradients that are summed over replicas during the backward pass are those that are summed after it, and the order in which it
+happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch import Tensor
+
+from mrl.algorithms.objective import cross_entropy
+from mrl.algorithms.tokens import NotFiniteError
+from mrl.config.sections.lora import LoraSection
+from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
+from mrl.samples import TrainBatch
+from mrl.training.trained_model import TrainedModel
+from tests.mrl.training.layouts import OneRank, name_of
+from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
+from tests.ranks import run_ranks
+from tests.support.transformer_engine import FOLDER
+from tests.tiny_models import random_batch
+
+SMALL = 5000
+"""Parameters in a bucket, so that tiny models have several."""
+LORA = LoraSection(rank=4, alpha=8.0, targets=("attention", "routed_experts"))
+PLAIN_STEP = OptimizerSection(lr=1e-3, clip_grad=0.0)
+"""Without clipping: the norm, which is summed over other shards, changes nothing."""
+
+LAYOUTS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("qwen3_moe", {"dp": 2, "ep": 2}, {}),
+    ("qwen3_moe", {"tp": 2, "dp": 2}, {"recompute": "full"}),
+    ("qwen3_moe", {"pp": 2, "vpp": 2, "dp": 2}, {}),
+    ("qwen3_moe", {"dp": 2}, {"lora": LORA}),
+]
+LONG_LAYOUTS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("qwen3_moe", {"dp": 2}, {}),
+    ("qwen3_moe", {"tp": 2}, {}),
+    ("qwen3_moe", {"pp": 2, "dp": 2}, {}),
+    ("qwen3_moe", {"cp": 2}, {}),
+    ("qwen3_moe", {"cp": 2, "dp": 2}, {}),
+    ("qwen3_moe", {"dp": 3}, {}),
+    ("qwen3_moe", {"dp": 2, "ep": 2}, {"recompute": "selective"}),
+    ("qwen3_moe", {"dp": 2, "ep": 2}, {"dtype": "bfloat16"}),
+    ("qwen3_moe", {"tp": 2, "dp": 2, "ep": 2}, {"lora": LORA, "recompute": "full"}),
+    ("qwen3_moe", {"pp": 2, "vpp": 2, "dp": 2}, {"lora": LORA}),
+    ("llama_tied", {"dp": 2}, {}),
+    ("llama_tied", {"pp": 2, "dp": 2}, {}),
+    ("deepseek_v3", {"dp": 2, "ep": 2}, {"recompute": "selective"}),
+    ("minimax_m2", {"dp": 2, "ep": 2}, {}),
+    ("glm4_moe_lite", {"dp": 2, "ep": 2}, {}),
+    ("gpt_oss", {"dp": 2, "ep": 2}, {}),
+    ("qwen3_next", {"dp": 2, "ep": 2}, {"recompute": "full"}),
+    ("qwen3_5_moe", {"tp": 2, "dp": 2}, {}),
+]
+
+
+def name(value: Any) -> str:
+    if isinstance(value, str) or not all(isinstance(each, int) for each in value.values()):
+        return str(value) if isinstance(value, str) else "-".join(value)
+    return name_of(value)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("family", "layout", "changes"),
+    [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
+    ids=name,
+)
+def test_the_sums_are_the_same(
+    family: str, layout: dict[str, int], changes: dict[str, Any], one_rank_of: OneRank
+) -> None:
+    check(one_rank_of.of(family)[0], layout, changes)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "layout", [{"dp": 2}, pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow)], ids=name_of
+)
+def test_a_critic_sums_the_same(layout: dict[str, int], one_rank_of: OneRank) -> None:
+    check(one_rank_of.of("qwen3_moe")[0], layout, {"num_value_heads": 1})
+
+
+def check(
+    folder: Path, layout: dict[str, int], changes: dict[str, Any], stand_ins: Path | None = None
+) -> None:
+    """Rank 0, of the first stage, had several buckets to compare."""
+    world = LayoutSection(**layout).world_size
+    results = run_ranks(compare, world, str(folder), layout, changes, stand_ins=stand_ins)
+    assert results[0] > 1, results
+
+
+def compare(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
+) -> int:
+    """Updates with several buckets beside updates with one sum at the end: gradients and parameters are equal to the bit, where two
+    replicas are added, whose order says nothing; of more replicas gloo begins each element's sum at another. Returns how
+    many buckets there are.
+
+    Of four updates one has dummies on the second replica, one has nothing but dummies there, one is refused by it, and the last is
+    as the first.
+    """
+    heads = changes.get("num_value_heads", 0)
+    at = worker(
+        rank, world, port, folder, layout,
+        optimizer=PLAIN_STEP, overlap_grad_reduce=True, bucket_size=SMALL, **changes,
+    )  # fmt: skip
+    training = at.training.model_copy(update={"overlap_grad_reduce": False, "bucket_size": None})
+    late = TrainedModel(
+        at.model, training, layout=at.layout, place=at.place, device=at.device, num_value_heads=heads
+    )
+    late.load_hf(folder)
+    left = noting_what_is_left(at.policy._reduction)
+    batch = random_batch(10, seed=1)
+    _, shard = shard_of(batch, at)
+    lonely = batch if at.place.dp == 0 else batch.select(np.zeros(0, np.int64))
+    objective = squared_values if heads else cross_entropy
+    refuses = refused if at.place.dp == 1 else objective
+    exact = max(at.layout.dp * at.layout.cp, at.layout.edp) == 2
+    updates = (
+        (shard, objective, 0.0),
+        (lonely, objective, 0.0),
+        (shard, refuses, 1.0),
+        (shard, objective, 0.0),
+    )
+    for share, loss, skipped in updates:
+        outcomes = [accumulate(model, share, loss) for model in (at.policy, late)]
+        assert outcomes[0] == pytest.approx(outcomes[1], rel=1e-6, abs=0, nan_ok=True), outcomes
+        require_equal(gradients(at.policy), gradients(late), exact=exact)
+        steps = [model.step() for model in (at.policy, late)]
+        assert [step["skipped"] for step in steps] == [skipped if at.layout.dp > 1 else 0.0] * 2
+        require_equal(parameters(at.policy), parameters(late), exact=exact)
+        at.policy.offload()  # buckets are views of what goes and comes back
+        at.policy.reload()
+    assert left == [0] * 4  # dummies, adapters and a refused loss bring all gradients too
+    at.close()
+    return sum(len(model.bucket_groups + model.expert_parallel_bucket_groups) for model in at.policy._models)
+
+
+def noting_what_is_left(reduction: Any) -> list[int]:
+    """Grows with every update by the number of sums that start after its backward passes alone."""
+    left, finish = [], reduction.finish
+
+    def noted() -> None:
+        left.append(len(reduction._groups) - reduction._started)
+        finish()
+
+    reduction.finish = noted
+    return left
+
+
+def accumulate(model: TrainedModel, batch: TrainBatch, objective: Any) -> dict[str, float]:
+    return model.accumulate(batch, objective, {"num_tokens": 100}, temperature=TEMPERATURE)[0]
+
+
+def refused(**fields: Any) -> Any:
+    raise NotFiniteError("advantages", "made up")
+
+
+def squared_values(*, values: Tensor, denominators: dict[str, float], **_: Any) -> Any:
+    loss = (values - 1.0).square().sum() / denominators["num_tokens"]
+    return loss, {}
+
+
+def parameters(model: TrainedModel) -> dict[str, Tensor]:
+    return {f"{local.chunk} {local.name}": tensor for local, tensor, *_ in model.local_tensors()}
+
+
+def gradients(model: TrainedModel) -> dict[str, Tensor]:
+    """The summed gradient of each trained parameter, whole: replicas have a share of every bucket."""
+    found = {}
+    for chunk, wrapped in enumerate(model._models):
+        names = {parameter: name for name, parameter in wrapped.module.named_parameters()}
+        for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers):
+            size, rank = buffer.data_parallel_group.size(), buffer.data_parallel_group.rank()
+            for bucket in buffer.buckets:
+                whole = torch.empty_like(bucket.grad_data)
+                own = bucket.grad_data.chunk(size)[rank]
+                dist.all_gather_single(whole, own, group=buffer.data_parallel_group)
+                for parameter, (start, end) in bucket.param_to_index.items():
+                    found[f"{chunk} {names[parameter]}"] = whole[start:end]
+    return found
+
+
+def require_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor], *, exact: bool) -> None:
+    """To the bit, or within 1e-4 of a tensor's largest element: the updates before went apart by the rounding of their sums."""
+    assert ours.keys() == theirs.keys()
+    for key, tensor in ours.items():
+        bound = 0.0 if exact else 1e-4 * float(theirs[key].nan_to_num().abs().max())
+        torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=bound, equal_nan=True)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"tp": 2, "dp": 2}], ids=name_of)
+def test_fused_gradient_sums_are_the_same(layout: dict[str, int], one_rank_of: OneRank) -> None:
+    """Of Transformer Engine's layers, over the stand-in for them."""
+    changes = {"spec": "transformer_engine"}
+    check(one_rank_of.of("qwen3_moe")[0], layout, changes, stand_ins=FOLDER)
+
+
+@pytest.mark.integration
+def test_a_checkpoint_of_several_buckets_goes_on_in_one(one_rank_of: OneRank, tmp_path: Path) -> None:
+    folder = str(one_rank_of.of("qwen3_moe")[0])
+    several, one = {"overlap_grad_reduce": True, "bucket_size": SMALL}, {"overlap_grad_reduce": False}
+    after = [
+        run_ranks(go_on, 2, folder, str(tmp_path / "step"), changes, saves)
+        for changes, saves in ((several, True), (one, False), (several, False))
+    ]
+    assert after[0] == after[1] == after[2]
+
+
+def go_on(
+    rank: int, world: int, port: int, folder: str, path: str, changes: dict[str, Any], saves: bool
+) -> str:
+    """The parameters' digest after two steps and a third, with a checkpoint before the last that is saved or taken from `path`."""
+    at = worker(rank, world, port, folder, {"dp": 2, "ep": 2}, optimizer=PLAIN_STEP, **changes)
+    if saves:
+        train(at, 2)
+        at.save_checkpoint(path, {})
+    else:
+        at.load_checkpoint(path)
+    train(at, 1)
+    digest = digest_parameters(at.policy)
+    at.close()
+    return digest
+
+
+@pytest.mark.integration
+def test_sums_start_before_the_backward_pass_is_over(one_rank_of: OneRank) -> None:
+    """Gradients of the first layer, in the last microbatch, come after the last layer's sum has started, and nothing waits for a
+    sum until all have come; without overlap sums start after all gradients. Both ranks start them in one order, one of which
+    runs a dummy last."""
+    folder = str(one_rank_of.of("qwen3_moe")[0])
+    early, late = (run_ranks(order_of_events, 2, folder, {"dp": 2}, changes) for changes in (
+        {"overlap_grad_reduce": True, "bucket_size": SMALL}, {"overlap_grad_reduce": False},
+    ))  # fmt: skip
+    for events in early:
+        first_layer = [i for i, event in enumerate(events) if event.startswith("gradient decoder.layers.0.")]
+        starts = [i for i, event in enumerate(events) if event.startswith("start")]
+        last_gradient = max(i for i, event in enumerate(events) if event.startswith("gradient"))
+        assert len(starts) > 4 and events.count("microbatch") >= 2, events
+        assert starts[0] > len(events) - 1 - events[::-1].index("microbatch"), (
+            "a sum before the last microbatch"
+        )
+        before = [start for start in starts if start < min(i for i in first_layer if i > starts[0])]
+        assert len(before) > 2, events
+        assert min(i for i, event in enumerate(events) if event == "wait") > last_gradient
+    assert sums_of(early[0]) == sums_of(early[1])
+    for events in late:
+        last_gradient = max(i for i, event in enumerate(events) if event.startswith("gradient"))
+        assert min(i for i, event in enumerate(events) if event.startswith("start")) > last_gradient
+
+
+def sums_of(events: list[str]) -> list[str]:
+    return [event for event in events if event.startswith("start")]
+
+
+def order_of_events(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], changes: dict[str, Any]
+) -> list[str]:
+    """What happens in the second of two updates: microbatches, gradients by their parameters, starts of sums, and waits for them."""
+    at = worker(rank, world, port, folder, layout, **changes)
+    (model,) = at.policy._models
+    _, shard = shard_of(random_batch(10, seed=1), at)
+    accumulate(at.policy, shard, cross_entropy)
+    events: list[str] = []
+
+    def noting(what: str, call: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            events.append(what)
+            return call(*args, **kwargs)
+
+        return noted
+
+    model.module.register_forward_pre_hook(lambda *_: events.append("microbatch"))
+    for parameter_name, parameter in model.module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(noting(f"gradient {parameter_name}", lambda _: None))
+    for number, group in enumerate(model.bucket_groups + model.expert_parallel_bucket_groups):
+        group.start_grad_sync = noting(f"start {number}", group.start_grad_sync)
+        group.finish_grad_sync = noting("wait", group.finish_grad_sync)
+    accumulate(at.policy, shard, cross_entropy)
+    at.close()
+    return events
+
+
+@pytest.mark.integration
+def test_a_microbatch_without_gradients_delays_the_sums_alone(one_rank_of: OneRank) -> None:
+    """One replica's last microbatch brings no gradient at all: its sums are the other's, started last, in the order of all."""
+    run_ranks(one_sided, 2, str(one_rank_of.of("qwen3")[0]))
+
+
+def one_sided(rank: int, world: int, port: int, folder: str) -> None:
+    at = worker(rank, world, port, folder, {"dp": 2}, overlap_grad_reduce=True, bucket_size=SMALL)
+    batch = random_batch(4, seed=1)
+    accumulate(at.policy, batch, cross_entropy)
+    both = {key: gradient.clone() for key, gradient in gradients(at.policy).items()}
+    accumulate(at.policy, batch, cross_entropy if rank == 0 else constant)
+    require_equal({key: 2 * gradient for key, gradient in gradients(at.policy).items()}, both, exact=True)
+    reduction: Any = (
+        at.policy._reduction
+    )  # as that pass left it: every gradient had come on rank 0, none on rank 1
+    if rank == 1:
+        return
+    with pytest.raises(RuntimeError, match="twice in one microbatch"):
+        reduction.take(at.policy.chunks.models[0].head_weight())
+    at.close()
+
+
+def constant(**_: Any) -> Any:
+    """A loss that nothing of the model's enters."""
+    return torch.zeros((), requires_grad=True), {}
+
+
+@pytest.mark.integration
+def test_parameters_are_gathered_once_while_the_experts_are_stepped(one_rank_of: OneRank) -> None:
+    for events, buckets in run_ranks(gathers, 2, str(one_rank_of.of("qwen3_moe")[0])):
+        assert events.count("gather") == buckets > 4, events
+        assert "gather" in events[events.index("step") : len(events) - 1 - events[::-1].index("step")], events
+
+
+def gathers(rank: int, world: int, port: int, folder: str) -> tuple[list[str], int]:
+    """Steps of Megatron's optimizers and gathered buckets in one update, and the number of buckets; every rank has the same
+    parameters when step() returns."""
+    at = worker(rank, world, port, folder, {"dp": 2}, overlap_grad_reduce=True, bucket_size=SMALL)
+    events: list[str] = []
+    gather, parts = dist.all_gather_single, at.policy.optimizer.parts()
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        events.append("gather")
+        return gather(*args, **kwargs)
+
+    def stepping(step: Any) -> Any:
+        def stepped() -> Any:
+            events.append("step")
+            return step()
+
+        return stepped
+
+    for part in parts:
+        part.step_with_ready_grads = stepping(part.step_with_ready_grads)
+    accumulate(at.policy, random_batch(4, seed=1), cross_entropy)
+    dist.all_gather_single = noted
+    at.policy.step()
+    dist.all_gather_single = gather
+    for tensor in parameters(at.policy).values():
+        other = tensor.detach().clone()
+        dist.broadcast(other, src=0)
+        assert torch.equal(tensor, other)
+    at.close()
+    return events, sum(len(buffer.buckets) for part in parts for buffer in part.buffers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bucket"),
+    [
+        ({}, None),
+        ({"layout": {"dp": 2}}, 40_000_000),
+        ({"layout": {"cp": 2}}, 40_000_000),
+        ({"layout": {"tp": 2}}, 40_000_000),  # experts have two replicas
+        ({"layout": {"tp": 2, "ep": 2}}, None),
+        ({"layout": {"dp": 64}}, 64_000_000),
+        ({"layout": {"dp": 2}, "bucket_size": 7}, 7),
+        ({"layout": {"dp": 2}, "overlap_grad_reduce": False}, None),
+        ({"overlap_grad_reduce": True}, 40_000_000),
+    ],
+)  # fmt: skip
+def test_auto_is_on_where_there_are_replicas(changes: dict[str, Any], bucket: int | None) -> None:
+    assert TrainingSection.model_validate(changes).summed_bucket() == bucket
+
+
+def test_a_bucket_size_without_overlap_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"bucket_size = 7 .* leave bucket_size out"):
+        TrainingSection(overlap_grad_reduce=False, bucket_size=7)
